@@ -1,0 +1,432 @@
+"""Every error that coterie raises: what happened to what, and what to do.
+
+    CoterieError                     .message .hint .code .retryable
+    ├── ClusterError                 .reason
+    │   ├── MailboxFull  RunnerFull  SendTimeout (also TimeoutError)  RunnerUnavailable  EntityNotAssigned
+    │   ├── AlreadyProcessing  MalformedMessage  UnknownEntity  KeyConflict  ReentrantCall  MessageDead
+    │   └── MessageExpired  TransactionTimeout  PersistenceError  NotStarted  ShuttingDown  Forked
+    ├── RemoteError                  an undeclared exception in a handler
+    ├── SingletonError               .reason .singleton
+    │   └── StateLoadFailed  StatePersistFailed  SchemaDecodeFailed  HeartbeatFailed  LeaderHandoffFailed
+    ├── LeadershipLost
+    ├── ClusterContextRequired
+    ├── ScheduleError
+    ├── ConfigurationError
+    └── WorkflowError
+        └── StepDiverged  DeferredTimeout (also TimeoutError)  DeferredRejected  AlreadyResolved
+            WorkflowFailed  WorkflowInterrupted
+
+The text lives in the class: an annotation declares a fact, `text` and `advice` are filled from the facts.
+`raise MailboxFull(entity="Account/alice", waiting=1000)` is all that the place of the failure says. Facts are
+plain values, so an error survives pickling (for users' process pools) and the wire (`to_wire`, `from_wire`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Outcome = Literal["refused", "unreachable", "unknown"]
+
+
+@dataclass_transform(kw_only_default=True)
+class CoterieError(Exception):
+    """The root of everything that coterie raises on purpose."""
+
+    text: ClassVar[str] = "{problem}"
+    advice: ClassVar[str] = ""
+    code: ClassVar[str] = "coterie_error"
+    retryable: ClassVar[bool] = False
+
+    _facts: ClassVar[tuple[str, ...]] = ()
+    _known: ClassVar[dict[str, type[CoterieError]]] = {}
+
+    hint: str = ""
+
+    if not TYPE_CHECKING:  # checkers derive the signature from the annotations
+
+        def __init__(self, **facts: Any) -> None:
+            unknown = [name for name in facts if name not in self._facts and name != "hint"]
+            missing = [name for name in self._facts if name not in facts and not hasattr(type(self), name)]
+            if unknown or missing:
+                raise TypeError(f"{type(self).__name__}: unknown {unknown}, missing {missing}")
+            for name, value in facts.items():
+                setattr(self, name, value)
+            if not self.hint:
+                self.hint = self.advice.format(**self.facts)
+            super().__init__(self.message)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declared = [name for name, kind in cls.__annotations__.items() if "ClassVar" not in str(kind)]
+        cls._facts = (*cls._facts, *(name for name in declared if name not in cls._facts and name != "hint"))
+        if "code" not in cls.__dict__:
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        if cls.__module__ == __name__:  # what arrives over the wire can only name errors of ours
+            CoterieError._known[cls.code] = cls
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the text is made of, by name."""
+        return {name: getattr(self, name) for name in self._facts}
+
+    @property
+    def message(self) -> str:
+        """What happened to what, with the figures."""
+        return self.text.format(**self.facts)
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), {**self.facts, "hint": self.hint})
+
+    def to_wire(self) -> tuple[str, dict[str, Any]]:
+        """The code and the facts, for `from_wire` at the other end."""
+        return self.code, {**self.facts, "hint": self.hint}
+
+    @staticmethod
+    def from_wire(code: str, facts: Mapping[str, Any]) -> CoterieError:
+        """The error that `to_wire` described. A code or facts of another version become a `RemoteError`."""
+        kind = CoterieError._known.get(code)
+        if kind is not None:
+            known = {name: value for name, value in facts.items() if name in kind._facts or name == "hint"}
+            try:
+                return _rebuild(kind, known)
+            except TypeError:
+                pass
+        return RemoteError(type_name=code, problem=str(dict(facts)), remote_traceback="")
+
+
+def _rebuild(kind: type[CoterieError], facts: dict[str, Any]) -> CoterieError:
+    return kind(**facts)
+
+
+class ClusterError(CoterieError):
+    """A call, a message or the cluster's own work that could not be done."""
+
+    @property
+    def reason(self) -> str:
+        """The name of the error, for matching and for labels."""
+        return type(self).__name__
+
+
+class MailboxFull(ClusterError):
+    """An entity's bounded queue has no room."""
+
+    text = "mailbox of {entity} is full ({waiting} waiting)"
+    advice = "slow the senders, or raise mailbox= on the entity"
+    retryable = True
+    entity: str
+    waiting: int
+
+
+class RunnerFull(ClusterError):
+    """A runner holds as many entities as it may."""
+
+    text = "runner {runner} holds {resident} entities, the most it may, so {entity} cannot be activated"
+    advice = "add a runner, shorten max_idle, or raise resident_entities"
+    retryable = True
+    runner: str
+    entity: str
+    resident: int
+
+
+class SendTimeout(ClusterError, TimeoutError):
+    """No reply within the call's deadline. The handler may have run."""
+
+    text = "no reply from {target} within {waited_s:g}s"
+    advice = "raise timeout=, or look at what the handler waits for"
+    retryable = True
+    target: str
+    waited_s: float
+
+
+class RunnerUnavailable(ClusterError):
+    """The runner that should answer cannot be reached. A volatile call may have run once."""
+
+    text = "runner {runner} cannot be reached for {target}: {problem}"
+    advice = "the call may have run; send it again if that is safe"
+    retryable = True
+    runner: str
+    target: str
+    problem: str
+
+
+class EntityNotAssigned(ClusterError):
+    """Nobody holds the entity's shard at the moment."""
+
+    text = "shard {shard} of {entity} has no owner"
+    advice = "is a runner of its group up? coterie shards shows who owns what"
+    retryable = True
+    entity: str
+    shard: str
+
+
+class AlreadyProcessing(ClusterError):
+    """The message has started, so it can no longer be taken back."""
+
+    text = "message {message_id} to {target} has already started"
+    advice = "its result will come; cancel works only before the start"
+    message_id: str
+    target: str
+
+
+class MalformedMessage(ClusterError):
+    """A value does not fit the declared type."""
+
+    text = "{what}: {problem}"
+    what: str
+    problem: str
+
+
+class UnknownEntity(ClusterError):
+    """No live runner knows this entity type or method."""
+
+    text = "no runner knows {target}"
+    advice = "is the program that defines it deployed? coterie runners list shows what each one knows"
+    target: str
+
+
+class KeyConflict(ClusterError):
+    """The same key was used before with another payload."""
+
+    text = "key {key!r} of {target} was used before with another payload (message {message_id})"
+    advice = "use a new key for a new request, or send the same payload again"
+    target: str
+    key: str
+    message_id: str
+
+
+class ReentrantCall(ClusterError):
+    """An awaited call to an entity that waits for this very call."""
+
+    text = "{target} is already in this chain of calls ({chain}) and would wait for itself"
+    advice = "give it to cluster.send(…) instead of awaiting it, or call the method on self"
+    target: str
+    chain: str
+
+
+class MessageDead(ClusterError):
+    """The message was set aside after its attempts."""
+
+    text = "message {message_id} to {target} is dead after {attempts} attempts: {problem}"
+    advice = "coterie messages show {message_id} tells each attempt, coterie messages retry {message_id} runs it again"
+    message_id: str
+    target: str
+    attempts: int
+    problem: str
+
+
+class MessageExpired(ClusterError):
+    """The message is unknown: its retention has passed, or it never existed."""
+
+    text = "message {message_id} is unknown: its retention has passed, or it never existed"
+    advice = "results are kept for the setting retention after completion"
+    message_id: str
+
+
+class TransactionTimeout(ClusterError):
+    """A user's transaction was open for longer than it may be."""
+
+    text = "transaction of {target} was open for {waited_s:g}s, longer than the limit of {limit_s:g}s, and was rolled back"
+    advice = "await other services before or after the block, or raise transaction_limit"
+    target: str
+    waited_s: float
+    limit_s: float
+
+
+class PersistenceError(ClusterError):
+    """The database did not do what was asked.
+
+    `outcome` says what is known: "refused" (rolled back, nothing was written), "unreachable" (nothing was
+    sent), "unknown" (the connection broke while the commit was under way: it may have happened).
+    """
+
+    text = "cannot {doing}: {problem}"
+    advice = "is the database up? coterie doctor checks it"
+    retryable = True
+    doing: str
+    problem: str
+    outcome: Outcome = "refused"
+
+
+class NotStarted(ClusterError):
+    """Used before it was started."""
+
+    text = "{what} is not started"
+    advice = "use it inside `async with cluster:` (a runner) or `async with cluster.connect():` (a client)"
+    what: str
+
+
+class ShuttingDown(ClusterError):
+    """Used while or after it stops."""
+
+    text = "{what} is stopping or has stopped"
+    advice = "send it from a process that stays"
+    what: str
+
+
+class Forked(ClusterError):
+    """Used in a child process that inherited it by fork."""
+
+    text = "{what} was opened in process {parent} and inherited by process {child} through a fork"
+    advice = "open it after the fork, or start processes with spawn"
+    what: str
+    parent: int
+    child: int
+
+
+class RemoteError(CoterieError):
+    """An undeclared exception in a handler, with its remote traceback."""
+
+    text = "{type_name}: {problem}"
+    type_name: str
+    problem: str
+    remote_traceback: str
+
+    def __str__(self) -> str:
+        return f"{self.message}\n\n{self.remote_traceback}" if self.remote_traceback else self.message
+
+
+class SingletonError(CoterieError):
+    """A singleton could not do its own housekeeping."""
+
+    singleton: str
+    problem: str
+
+    @property
+    def reason(self) -> str:
+        """The name of the error, for matching and for labels."""
+        return type(self).__name__
+
+
+class StateLoadFailed(SingletonError):
+    """The state could not be read."""
+
+    text = "state of {singleton!r} cannot be loaded: {problem}"
+    advice = "it is tried again; nothing was changed"
+    retryable = True
+
+
+class StatePersistFailed(SingletonError):
+    """The state could not be saved."""
+
+    text = "state of {singleton!r} cannot be saved: {problem}"
+    advice = "it is tried again while this runner leads"
+    retryable = True
+
+
+class SchemaDecodeFailed(SingletonError):
+    """The stored state does not fit the program's type."""
+
+    text = "state of {singleton!r} does not fit this program: {problem}"
+    advice = "roll the program forward, or add a migration; the stored state was not touched"
+
+
+class HeartbeatFailed(SingletonError):
+    """The sign of life could not be written."""
+
+    text = "heartbeat of {singleton!r} cannot be written: {problem}"
+    advice = "it is written again with the next one"
+
+
+class LeaderHandoffFailed(SingletonError):
+    """A hook failed or hung while leadership changed hands."""
+
+    text = "hand-over of {singleton!r} did not go cleanly: {problem}"
+    advice = "leadership moved all the same; look at the hook"
+
+
+class LeadershipLost(CoterieError):
+    """The epoch is no longer ours."""
+
+    text = "leadership of {singleton!r} is lost: epoch {epoch} is no longer ours"
+    advice = "stop writing; this body is being cancelled"
+    singleton: str
+    epoch: int
+
+
+class ClusterContextRequired(CoterieError):
+    """Asked for the context outside of cluster work."""
+
+    text = "there is no cluster context here"
+    advice = "call it from a handler, singleton or cron, or open one with within_cluster(…)"
+
+
+class ScheduleError(CoterieError):
+    """A cron expression or a time zone that cannot be read."""
+
+    text = "cannot read {expression!r}: {problem}"
+    expression: str
+    problem: str
+    position: int = 0
+
+
+class ConfigurationError(CoterieError):
+    """A setting or an environment that cannot be used."""
+
+    text = "{problem}"
+    problem: str
+
+
+class WorkflowError(CoterieError):
+    """A workflow, a step or a deferred that did not go as it should."""
+
+
+class StepDiverged(WorkflowError):
+    """The code took another path than the one that is stored."""
+
+    text = "{unit}: step {found!r} was reached where {stored!r} is stored"
+    advice = "the code changed while this ran; guard the change with patched(…). Nothing was changed"
+    unit: str
+    found: str
+    stored: str
+
+
+class DeferredTimeout(WorkflowError, TimeoutError):
+    """The value did not come in time."""
+
+    text = "deferred {name!r} of {unit} got no value within {waited_s:g}s"
+    unit: str
+    name: str
+    waited_s: float
+
+
+class DeferredRejected(WorkflowError):
+    """Somebody rejected it."""
+
+    text = "deferred {name!r} of {unit} was rejected: {problem}"
+    unit: str
+    name: str
+    problem: str
+
+
+class AlreadyResolved(WorkflowError):
+    """The first value wins."""
+
+    text = "deferred {name!r} of {unit} has a value already"
+    advice = "the first one stays"
+    unit: str
+    name: str
+
+
+class WorkflowFailed(WorkflowError):
+    """The workflow ended with an error."""
+
+    text = "workflow {workflow}/{id} failed: {problem}"
+    workflow: str
+    id: str
+    problem: str
+
+
+class WorkflowInterrupted(WorkflowError):
+    """The workflow was interrupted."""
+
+    text = "workflow {workflow}/{id} was interrupted"
+    advice = "handle.resume() lets it go on"
+    workflow: str
+    id: str

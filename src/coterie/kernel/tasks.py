@@ -1,0 +1,48 @@
+"""Tasks that belong to somebody: named, kept alive, their failures reported, all gone when the group stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+log = logging.getLogger("coterie")
+
+
+class Tasks:
+    """A group of tasks that outlives each of them.
+
+    asyncio keeps only weak references to tasks and drops the errors of those nobody awaits; this keeps both.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict, since the order of a set is not repeatable
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str, report: bool = True) -> asyncio.Task[Any]:
+        """Run `work` as a task of this group; an error that ends it is logged unless somebody awaits it."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}/{name}")
+        self._tasks[task] = None
+        task.add_done_callback(self._ended if report else self._forget)
+        return task
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def stop(self) -> None:
+        """Cancel what still runs and wait until it has ended."""
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._forget(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task %s ended by %r", task.get_name(), error, exc_info=error)

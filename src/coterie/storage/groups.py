@@ -1,0 +1,107 @@
+"""Group commit: writes that arrive while a commit is under way share the next one [REVIEW M3].
+
+One task per process folds what has queued. Nobody waits for a timer: a lone write is committed at once, and a
+busy queue makes large groups by itself. Members stay independent: each gets its own result, and a group that
+the database refuses as a whole is run again member by member, so nobody sees a neighbour's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import PersistenceError
+from coterie.kernel.service import Service
+from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    Commit = Callable[[Sequence[Write]], Awaitable[Sequence[Any]]]
+
+
+class GroupWriter(Service):
+    """Folds concurrent writes into few transactions.
+
+    Args:
+        commit: Runs a group in one transaction and returns one result per member, in order. It raises
+            `PersistenceError`; with the outcome "refused" nothing of the group was written.
+        takes: How many of the queued writes the next group takes, given the queue; at least one.
+
+    Promise:
+        A write whose `write()` returned is durable. A caller that is cancelled leaves its write in the queue:
+        it may or may not happen, like any write whose caller is gone.
+    """
+
+    def __init__(self, commit: Commit, *, most: int = GROUP_MOST, waiting_most: int = WAITING_MOST) -> None:
+        super().__init__(what="group writer")
+        self._commit = commit
+        self._most = most
+        self._waiting_most = waiting_most
+        self._queue: deque[tuple[Write, asyncio.Future[Any]]] = deque()
+        self._idle: asyncio.Future[None] | None = None
+        self.groups = 0
+        self.members = 0
+        self.reruns = 0
+
+    async def write(self, write: Write) -> Any:
+        """Return the write's result once it is durable."""
+        self.require_running()
+        if len(self._queue) >= self._waiting_most:
+            raise PersistenceError(
+                doing="queue a write",
+                problem=f"{len(self._queue)} writes are waiting already",
+                hint="slow down, or wait for earlier writes first",
+            )
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queue.append((write, done))
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        return await done
+
+    async def _start(self) -> None:
+        self._folding = self.tasks.spawn(self._fold(), name="fold")
+
+    async def _stop(self) -> None:
+        stopped = PersistenceError(doing="write", problem="the process is shutting down", outcome="unreachable")
+        while self._queue:
+            _, done = self._queue.popleft()
+            if not done.done():
+                done.set_exception(stopped)
+
+    async def _fold(self) -> None:
+        while True:
+            if not self._queue:
+                self._idle = asyncio.get_running_loop().create_future()
+                await self._idle
+            group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
+            await self._write(group)
+
+    async def _write(self, group: Sequence[tuple[Write, asyncio.Future[Any]]]) -> None:
+        self.groups += 1
+        self.members += len(group)
+        try:
+            results = await self._commit([write for write, _ in group])
+        except PersistenceError as error:
+            if error.outcome == "refused" and len(group) > 1:
+                self.reruns += 1
+                for member in group:
+                    await self._write([member])
+            else:
+                _fail(group, error)
+        except asyncio.CancelledError:
+            _fail(group, PersistenceError(doing="write", problem="the process is shutting down", outcome="unknown"))
+            raise
+        except Exception as error:  # noqa: BLE001 a bug in an engine must not leave callers waiting for ever
+            _fail(group, error)
+        else:
+            for (_, done), result in zip(group, results, strict=True):
+                if not done.done():
+                    done.set_result(result)
+
+
+def _fail(group: Sequence[tuple[Write, asyncio.Future[Any]]], error: Exception) -> None:
+    for _, done in group:
+        if not done.done():
+            done.set_exception(error)

@@ -1,0 +1,35 @@
+"""From a URL to the engine behind it. Engines are imported here only, and only the one that is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coterie.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.clock import Clock
+    from coterie.settings import Settings
+    from coterie.storage.interface import Storage
+
+
+def open_storage(settings: Settings, *, incarnation: str, clock: Clock, chance: Chance) -> Storage:
+    """The storage of one process, not started yet."""
+    scheme = settings.url.partition(":")[0]
+    if scheme == "sqlite":
+        from coterie.storage.sqlite import SqliteStorage
+
+        return SqliteStorage(settings, incarnation=incarnation, clock=clock, chance=chance)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from coterie.storage.postgres import PostgresStorage
+        except ImportError as error:
+            raise ConfigurationError(
+                problem="PostgreSQL needs the asyncpg package, which is not installed",
+                hint='pip install "coterie[postgres]"',
+            ) from error
+        return PostgresStorage(settings, incarnation=incarnation, chance=chance)
+    raise ConfigurationError(
+        problem=f"url begins with {scheme!r}, which is no database that coterie knows",
+        hint="write sqlite:///file.db, sqlite:// (memory) or postgresql://user@host/database",
+    )
