@@ -1,0 +1,136 @@
+"""A handful of Python processes that act as one.
+
+Names are imported when they are first used, so that the command line starts fast.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coterie.cluster import Cluster
+    from coterie.durable.keyvalue import KeyValueStore
+    from coterie.errors import (
+        AlreadyProcessing,
+        AlreadyResolved,
+        ClusterContextRequired,
+        ClusterError,
+        ConfigurationError,
+        CoterieError,
+        DeferredRejected,
+        DeferredTimeout,
+        EntityNotAssigned,
+        Forked,
+        HeartbeatFailed,
+        KeyConflict,
+        LeaderHandoffFailed,
+        LeadershipLost,
+        MailboxFull,
+        MalformedMessage,
+        MessageDead,
+        MessageExpired,
+        NotStarted,
+        PersistenceError,
+        ReentrantCall,
+        RemoteError,
+        RunnerFull,
+        RunnerUnavailable,
+        ScheduleError,
+        SchemaDecodeFailed,
+        SendTimeout,
+        ShuttingDown,
+        SingletonError,
+        StateLoadFailed,
+        StatePersistFailed,
+        StepDiverged,
+        TransactionTimeout,
+        UnknownEntity,
+        WorkflowError,
+        WorkflowFailed,
+        WorkflowInterrupted,
+    )
+    from coterie.kernel.addresses import MessageId, ShardId
+    from coterie.kernel.context import ClusterContext, current, within_cluster
+    from coterie.kernel.durations import Duration
+    from coterie.kernel.retry import Breaker, Retry
+    from coterie.kernel.snowflakes import Snowflake
+    from coterie.settings import Settings
+
+__all__ = [
+    "AlreadyProcessing",
+    "AlreadyResolved",
+    "Breaker",
+    "Cluster",
+    "ClusterContext",
+    "ClusterContextRequired",
+    "ClusterError",
+    "ConfigurationError",
+    "CoterieError",
+    "DeferredRejected",
+    "DeferredTimeout",
+    "Duration",
+    "EntityNotAssigned",
+    "Forked",
+    "HeartbeatFailed",
+    "KeyConflict",
+    "KeyValueStore",
+    "LeaderHandoffFailed",
+    "LeadershipLost",
+    "MailboxFull",
+    "MalformedMessage",
+    "MessageDead",
+    "MessageExpired",
+    "MessageId",
+    "NotStarted",
+    "PersistenceError",
+    "ReentrantCall",
+    "RemoteError",
+    "Retry",
+    "RunnerFull",
+    "RunnerUnavailable",
+    "ScheduleError",
+    "SchemaDecodeFailed",
+    "SendTimeout",
+    "Settings",
+    "ShardId",
+    "ShuttingDown",
+    "SingletonError",
+    "Snowflake",
+    "StateLoadFailed",
+    "StatePersistFailed",
+    "StepDiverged",
+    "TransactionTimeout",
+    "UnknownEntity",
+    "WorkflowError",
+    "WorkflowFailed",
+    "WorkflowInterrupted",
+    "current",
+    "within_cluster",
+]
+
+_HOMES = {
+    "Breaker": "kernel.retry",
+    "Cluster": "cluster",
+    "ClusterContext": "kernel.context",
+    "Duration": "kernel.durations",
+    "KeyValueStore": "durable.keyvalue",
+    "MessageId": "kernel.addresses",
+    "Retry": "kernel.retry",
+    "Settings": "settings",
+    "ShardId": "kernel.addresses",
+    "Snowflake": "kernel.snowflakes",
+    "current": "kernel.context",
+    "within_cluster": "kernel.context",
+}
+"""Where the public names live that are not errors."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'coterie' has no attribute {name!r}")
+    value: object = getattr(import_module(f"coterie.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -32,8 +32,30 @@ if TYPE_CHECKING:
 Outcome = Literal["refused", "unreachable", "unknown"]
 
 
+def quoted(text: str) -> str:
+    """A user's text as our messages show it: in double quotes, on one line, whatever it contains."""
+    safe = text.replace("\\", "\\\\").replace('"', '\\"')
+    if safe.isprintable():
+        return f'"{safe}"'
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in safe)
+    return f'"{"".join(shown)}"'
+
+
+class _Shown(str):
+    """A fact as `text` and `advice` see it: `{key!r}` gives the quotes of our messages, not Python's."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return quoted(self)
+
+
 @dataclass_transform(kw_only_default=True)
-class CoterieError(Exception):
+class _Declared(Exception):
+    """Tells checkers that annotations make the signature. Apart: the class so marked has no fields itself."""
+
+
+class CoterieError(_Declared):
     """The root of everything that coterie raises on purpose."""
 
     text: ClassVar[str] = "{problem}"
@@ -56,7 +78,7 @@ class CoterieError(Exception):
             for name, value in facts.items():
                 setattr(self, name, value)
             if not self.hint:
-                self.hint = self.advice.format(**self.facts)
+                self.hint = self._fill(self.advice)
             super().__init__(self.message)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -68,6 +90,10 @@ class CoterieError(Exception):
         if cls.__module__ == __name__:  # what arrives over the wire can only name errors of ours
             CoterieError._known[cls.code] = cls
 
+    @classmethod
+    def _known_of(cls, facts: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in facts.items() if name in cls._facts or name == "hint"}
+
     @property
     def facts(self) -> dict[str, Any]:
         """What the text is made of, by name."""
@@ -76,7 +102,11 @@ class CoterieError(Exception):
     @property
     def message(self) -> str:
         """What happened to what, with the figures."""
-        return self.text.format(**self.facts)
+        return self._fill(self.text)
+
+    def _fill(self, template: str) -> str:
+        facts = self.facts.items()
+        return template.format(**{name: _Shown(v) if isinstance(v, str) else v for name, v in facts})
 
     def __str__(self) -> str:
         return f"{self.message}: {self.hint}" if self.hint else self.message
@@ -85,20 +115,24 @@ class CoterieError(Exception):
         return _rebuild, (type(self), {**self.facts, "hint": self.hint})
 
     def to_wire(self) -> tuple[str, dict[str, Any]]:
-        """The code and the facts, for `from_wire` at the other end."""
-        return self.code, {**self.facts, "hint": self.hint}
+        """The code, and the facts with the finished text, for `from_wire` at the other end."""
+        return self.code, {**self.facts, "hint": self.hint, "message": self.message}
 
     @staticmethod
     def from_wire(code: str, facts: Mapping[str, Any]) -> CoterieError:
-        """The error that `to_wire` described. A code or facts of another version become a `RemoteError`."""
+        """The error that `to_wire` described.
+
+        What a program of another version cannot rebuild (a code it does not know, facts that do not fit)
+        becomes a `RemoteError` with the sender's text. Never raises, whatever arrived.
+        """
         kind = CoterieError._known.get(code)
         if kind is not None:
-            known = {name: value for name, value in facts.items() if name in kind._facts or name == "hint"}
             try:
-                return _rebuild(kind, known)
-            except TypeError:
-                pass
-        return RemoteError(type_name=code, problem=str(dict(facts)), remote_traceback="")
+                return _rebuild(kind, kind._known_of(facts))  # noqa: SLF001 a subclass of ours
+            except (TypeError, ValueError, LookupError):
+                pass  # facts are missing, or of types that the text cannot show
+        told = facts.get("message")
+        return RemoteError(type_name=code, problem=told if isinstance(told, str) else "", remote_traceback="")
 
 
 def _rebuild(kind: type[CoterieError], facts: dict[str, Any]) -> CoterieError:
@@ -214,7 +248,10 @@ class MessageDead(ClusterError):
     """The message was set aside after its attempts."""
 
     text = "message {message_id} to {target} is dead after {attempts} attempts: {problem}"
-    advice = "coterie messages show {message_id} tells each attempt, coterie messages retry {message_id} runs it again"
+    advice = (
+        "coterie messages show {message_id} tells each attempt, "
+        "coterie messages retry {message_id} runs it again"
+    )
     message_id: str
     target: str
     attempts: int
@@ -232,7 +269,10 @@ class MessageExpired(ClusterError):
 class TransactionTimeout(ClusterError):
     """A user's transaction was open for longer than it may be."""
 
-    text = "transaction of {target} was open for {waited_s:g}s, longer than the limit of {limit_s:g}s, and was rolled back"
+    text = (
+        "transaction of {target} was open for {waited_s:g}s, longer than the limit of {limit_s:g}s, "
+        "and was rolled back"
+    )
     advice = "await other services before or after the block, or raise transaction_limit"
     target: str
     waited_s: float
@@ -295,6 +335,7 @@ class RemoteError(CoterieError):
 class SingletonError(CoterieError):
     """A singleton could not do its own housekeeping."""
 
+    text = "singleton {singleton!r}: {problem}"
     singleton: str
     problem: str
 

@@ -11,11 +11,12 @@ at once from several tasks, and before or during `start`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from typing import Self
 
 from coterie.errors import NotStarted, ShuttingDown
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.tasks import Tasks, log
 
 
 class State(enum.Enum):
@@ -32,8 +33,10 @@ class Service:
     """Something that starts and stops. Subclasses fill in `_start` and `_stop`.
 
     Promise:
-        `_stop` runs exactly once if `_start` was entered, whether `_start` succeeded, failed or was cancelled,
-        so it must cope with a half-started service. It is not cut short by the cancellation of a caller.
+        `_stop` runs exactly once if `_start` was entered, whether `_start` succeeded, failed or was cancelled
+        (so it must cope with a half-started service); else it does not run. It begins after `_start` and the
+        service's tasks have ended, and is not cut short by the cancellation of a caller. No task of the
+        service is left when `stop` returns.
     """
 
     def __init__(self, *, what: str) -> None:
@@ -41,6 +44,7 @@ class Service:
         self.tasks = Tasks(what)
         self._state = State.NEW
         self._starting: asyncio.Task[None] | None = None
+        self._start_entered = False
         self._ending: asyncio.Task[None] | None = None
         self._lifecycle = Tasks(what)
 
@@ -58,32 +62,35 @@ class Service:
         raise ShuttingDown(what=self.what)
 
     async def start(self) -> None:
-        """Return when the service works; raise what kept it from doing so (it is then stopped)."""
-        if self._state is not State.NEW:
+        """Return when the service works; raise what kept it from doing so (it is then stopped).
+
+        Raises:
+            ShuttingDown: Somebody stopped it before it worked.
+            RuntimeError: It was started before.
+        """
+        if self._starting is not None:
             raise RuntimeError(f"{self.what} was started before: a service lives once")
+        if self._state is not State.NEW:
+            raise ShuttingDown(what=self.what)
         self._state = State.STARTING
         self._starting = self._lifecycle.spawn(self._begin(), name="start", report=False)
-        try:
-            await asyncio.shield(self._starting)
-        except asyncio.CancelledError:
-            await self.stop()
-            if self._starting.cancelled() and not _cancelled_from_outside():
-                raise ShuttingDown(what=self.what) from None  # stopped by somebody else while starting
-            raise
-        except BaseException:
-            await self.stop()
-            raise
+        await self._started(self._starting)
 
     async def stop(self) -> None:
-        """Return when the service has stopped."""
+        """Return when the service has stopped; raise what `_stop` raised to all who wait for it.
+
+        A task of the service itself may call this too: it is cancelled here, like all of them.
+        """
         if self._state is State.NEW:
             self._state = State.STOPPED
         if self._state is State.STOPPED:
             return
         if self._ending is None:
             self._state = State.STOPPING
-            self._ending = self._lifecycle.spawn(self._end(), name="stop", report=False)
-        await asyncio.shield(self._ending)
+            # Reported in any case: those who wait for it may all be cancelled before it fails.
+            self._ending = self._lifecycle.spawn(self._end(), name="stop")
+        if not self._is_waited_for(asyncio.current_task()):
+            await asyncio.shield(self._ending)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -98,24 +105,65 @@ class Service:
     async def _stop(self) -> None:
         """End, in whatever state `_start` left things. Runs at most once, after the service's tasks ended."""
 
+    async def _started(self, starting: asyncio.Task[None]) -> None:
+        cancels = _cancels()
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await self._stop_for_another_reason()
+            if _cancels() > cancels:  # the caller of start() was cancelled
+                _report(starting)
+                raise
+            raise ShuttingDown(what=self.what) from None  # stopped by somebody else while starting
+        except BaseException:
+            await self._stop_for_another_reason()
+            raise
+        if self._state is not State.RUNNING:  # stopped between the last step of _start and here
+            await self._stop_for_another_reason()
+            raise ShuttingDown(what=self.what)
+
+    async def _stop_for_another_reason(self) -> None:
+        """Stop, without letting an error in `_stop`, which is logged, hide why."""
+        with contextlib.suppress(Exception):
+            await self.stop()
+
     async def _begin(self) -> None:
+        self._start_entered = True
         await self._start()
         if self._state is State.STARTING:
             self._state = State.RUNNING
 
     async def _end(self) -> None:
-        if self._starting is not None and not self._starting.done():
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
         try:
+            if self._starting is not None and not self._starting.done():
+                self._starting.cancel()
+                await asyncio.gather(self._starting, return_exceptions=True)
             await self.tasks.stop()
-            await self._stop()
+            if self._start_entered:
+                await self._stop()
         finally:
-            self._state = State.STOPPED
+            try:
+                await self.tasks.stop()  # what _stop began
+            finally:
+                self._state = State.STOPPED
+
+    def _is_waited_for(self, task: asyncio.Task[object] | None) -> bool:
+        """Whether the end waits for this task, which then cannot wait for the end: it must be let go.
+
+        Until it is cancelled it may wait, since that is what the end does to it first.
+        """
+        if task is None or task is self._ending:
+            return True
+        return (task is self._starting or task in self.tasks) and task.cancelling() > 0
 
 
-def _cancelled_from_outside() -> bool:
+def _cancels() -> int:
+    """How often the running task has been cancelled: more than before means from outside."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task is not None else 0
 
 
+def _report(starting: asyncio.Task[None]) -> None:
+    """Log an error of `_start` that its cancelled caller will never see."""
+    if starting.done() and not starting.cancelled() and (error := starting.exception()) is not None:
+        log.error("task %s ended by %r", starting.get_name(), error, exc_info=error)

@@ -1,4 +1,4 @@
-"""Tasks that belong to somebody: named, kept alive, their failures reported, all gone when the group stops."""
+"""Tasks that belong to somebody: named, kept alive, failures reported, all gone when the group stops."""
 
 from __future__ import annotations
 
@@ -32,12 +32,21 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def __contains__(self, task: object) -> bool:
+        return task in self._tasks
+
     async def stop(self) -> None:
-        """Cancel what still runs and wait until it has ended."""
-        running = list(self._tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        """Cancel what still runs and wait until it has ended, and what it began while ending, too.
+
+        It waits without a deadline: to go on while a task still runs would break the promise that it is gone.
+        Whoever runs code of users here bounds that code. Cancelled itself, it does not cancel the tasks a
+        second time, which would cut short their cleaning up.
+        """
+        assert asyncio.current_task() not in self._tasks, f"a task of {self._owner} cannot wait for itself"
+        while running := list(self._tasks):
+            for task in running:
+                task.cancel()
+            await asyncio.shield(asyncio.gather(*running, return_exceptions=True))
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)

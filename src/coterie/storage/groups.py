@@ -27,7 +27,8 @@ class GroupWriter(Service):
     Args:
         commit: Runs a group in one transaction and returns one result per member, in order. It raises
             `PersistenceError`; with the outcome "refused" nothing of the group was written.
-        takes: How many of the queued writes the next group takes, given the queue; at least one.
+        most: Members of one group at most.
+        waiting_most: Writes that may wait; the next one is refused.
 
     Promise:
         A write whose `write()` returned is durable. A caller that is cancelled leaves its write in the queue:

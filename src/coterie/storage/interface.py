@@ -9,8 +9,9 @@ Every failure is a `PersistenceError` whose `outcome` says what is known: "refus
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from coterie.kernel.service import Service
 
@@ -27,8 +28,7 @@ WAITING_MOST = 20_000
 """Writes that may wait for their group: a bound on memory; the next one is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A key's value as stored. The stamp is new with each write and never used twice."""
 
     key: str
@@ -36,8 +36,7 @@ class Entry:
     stamp: int
 
 
-@dataclass(frozen=True, slots=True)
-class KvPut:
+class KvPut(msgspec.Struct, frozen=True, gc=False):
     """Set a key, whatever it was. The result is None."""
 
     key: str
@@ -46,8 +45,7 @@ class KvPut:
     ttl_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KvSwap:
+class KvSwap(msgspec.Struct, frozen=True, gc=False):
     """Replace a key's value if its stamp is still `expected` (None: if the key is absent or expired).
 
     A value of None removes the key. The result is True if it was replaced, False if somebody was faster.
@@ -60,8 +58,7 @@ class KvSwap:
     ttl_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KvRemove:
+class KvRemove(msgspec.Struct, frozen=True, gc=False):
     """Remove a key. The result is True if it was there (and not expired)."""
 
     key: str

@@ -13,13 +13,21 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Storage
 
 
-def open_storage(settings: Settings, *, incarnation: str, clock: Clock, chance: Chance) -> Storage:
-    """The storage of one process, not started yet."""
+def open_storage(
+    settings: Settings, *, incarnation: str, clock: Clock, chance: Chance, check_schema: bool = True
+) -> Storage:
+    """The storage of one process, not started yet.
+
+    Args:
+        check_schema: Off for the command that migrates: it starts on any schema and sets nothing up.
+    """
     scheme = settings.url.partition(":")[0]
     if scheme == "sqlite":
         from coterie.storage.sqlite import SqliteStorage
 
-        return SqliteStorage(settings, incarnation=incarnation, clock=clock, chance=chance)
+        return SqliteStorage(
+            settings, incarnation=incarnation, clock=clock, chance=chance, check_schema=check_schema
+        )
     if scheme in ("postgresql", "postgres"):
         try:
             from coterie.storage.postgres import PostgresStorage
@@ -28,7 +36,7 @@ def open_storage(settings: Settings, *, incarnation: str, clock: Clock, chance: 
                 problem="PostgreSQL needs the asyncpg package, which is not installed",
                 hint='pip install "coterie[postgres]"',
             ) from error
-        return PostgresStorage(settings, incarnation=incarnation, chance=chance)
+        return PostgresStorage(settings, incarnation=incarnation, chance=chance, check_schema=check_schema)
     raise ConfigurationError(
         problem=f"url begins with {scheme!r}, which is no database that coterie knows",
         hint="write sqlite:///file.db, sqlite:// (memory) or postgresql://user@host/database",

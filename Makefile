@@ -1,0 +1,105 @@
+# `make` alone lists the targets. Everything is installed into .venv from pinned requirements.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+UV := uv==0.13.7
+SEEDS ?= 200
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit processes nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+# ── set-up ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+.venv/uv.stamp:
+	@echo "set-up: creating .venv"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coterie needs Python 3.11 or newer")'
+	@$(PYTHON) -m venv .venv
+	@$(PY) -m pip install --quiet --disable-pip-version-check $(UV)
+	@touch $@
+
+.venv/run.stamp: .venv/uv.stamp requirements/run.txt pyproject.toml
+	@echo "set-up: installing what coterie needs (requirements/run.txt)"
+	@$(PY) -m uv pip install --quiet --python $(PY) -r requirements/run.txt
+	@$(PY) -m uv pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/dev.stamp: .venv/run.stamp requirements/dev.txt
+	@echo "set-up: installing what the tests need (requirements/dev.txt)"
+	@$(PY) -m uv pip install --quiet --python $(PY) -r requirements/dev.txt
+	@touch $@
+
+# ── the two commands of the README ──────────────────────────────────────────────────────────────────────────────
+
+demo: .venv/run.stamp ## two processes change one SQLite file at once, and nothing is lost
+	@$(PY) examples/kv.py
+
+test: lint types unit processes ## everything that CI runs: lint, types, unit and contract tests, real processes
+
+# ── the parts of `make test` ────────────────────────────────────────────────────────────────────────────────────
+
+lint: .venv/dev.stamp ## format, rules of the house, which room may import which
+	@echo "lint"
+	@$(PY) -m ruff format --check --quiet .
+	@$(PY) -m ruff check --quiet .
+	@.venv/bin/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+
+types: .venv/dev.stamp ## mypy strict
+	@echo "types"
+	@$(PY) -m mypy --no-error-summary
+
+unit: .venv/dev.stamp ## unit and contract tests, with coverage
+	@rm -f .coverage .coverage.*
+	@$(PY) -m coverage run -m pytest -q tests -m "not processes and not nightly"
+	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report --format=total | sed 's/^/coverage: /; s/$$/ %/'
+
+processes: .venv/dev.stamp ## tests that start and kill real processes (a sample)
+	@$(PY) -m pytest -q tests -m "processes and not nightly"
+
+# ── longer ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+nightly: .venv/dev.stamp ## what takes too long for every change: 200 rounds of kill -9 on each engine
+	@$(PY) -m pytest -q tests -m nightly --timeout 3600
+
+bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="--json" for machines
+	@$(PY) -m bench $(ARGS)
+
+coverage: unit ## unit tests, then what they do not reach
+	@$(PY) -m coverage report
+
+matrix: ## unit and contract tests on Python 3.11, 3.12 and 3.13
+	@for version in 3.11 3.12 3.13; do \
+	    echo "Python $$version"; \
+	    test -x .venv-$$version/bin/python || python$$version -m venv .venv-$$version || exit 1; \
+	    .venv-$$version/bin/python -m pip install --quiet --disable-pip-version-check $(UV) && \
+	    .venv-$$version/bin/python -m uv pip install --quiet --python .venv-$$version/bin/python -r requirements/run.txt -r requirements/dev.txt && \
+	    .venv-$$version/bin/python -m uv pip install --quiet --python .venv-$$version/bin/python --no-deps --no-build-isolation -e . && \
+	    .venv-$$version/bin/python -m pytest -q tests -m "not processes and not nightly" || exit 1; \
+	done
+
+matrix-postgres: .venv/dev.stamp ## the tests that need PostgreSQL, on 16 and on 18
+	@for version in 16 18; do \
+	    echo "PostgreSQL $$version"; \
+	    COTERIE_TEST_POSTGRES_VERSION=$$version $(PY) -m pytest -q tests -m "postgres and not processes and not nightly" || exit 1; \
+	done
+
+# ── keeping house ───────────────────────────────────────────────────────────────────────────────────────────────
+
+format: .venv/dev.stamp ## format and mend what can be mended
+	@$(PY) -m ruff format .
+	@$(PY) -m ruff check --fix .
+
+settings-docs: .venv/dev.stamp ## write docs/settings.md and .env.example from the declarations
+	@$(PY) -m coterie.settings
+
+requirements: .venv/uv.stamp ## pin the newest versions anew
+	@$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --generate-hashes --upgrade \
+	    --custom-compile-command "make requirements" --extra all requirements/run.in pyproject.toml -o requirements/run.txt
+	@$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --generate-hashes --upgrade \
+	    --custom-compile-command "make requirements" -c requirements/run.txt requirements/dev.in -o requirements/dev.txt
+
+clean: ## remove everything that was installed or built
+	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* dist build

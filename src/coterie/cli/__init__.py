@@ -1,0 +1,67 @@
+"""The `coterie` command: one file per noun, each imported only when it is asked for.
+
+Data goes to stdout, talk to stderr. Exit codes: 0 yes, 1 the answer is no, 2 the question is wrong, 3 nobody
+answered, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+COMMANDS = {"config": "coterie.cli.config", "migrate": "coterie.cli.migrate"}
+"""Command names and the modules that hold them as `command`: a fixed table, nothing is imported by hearsay."""
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command  # noqa: TID251 a fixed table
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="coterie", message="%(version)s")
+def cli() -> None:
+    """A handful of Python processes that act as one.
+
+    \b
+    Example:
+      coterie migrate --url postgresql://app@db.internal/app --plan
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """The entry point: run a command, turn errors into two lines and an exit code."""
+    from coterie.errors import CoterieError
+
+    try:
+        outcome: Any = cli.main(args=args, standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except CoterieError as error:
+        sys.exit(_report(error))
+    sys.exit(outcome if isinstance(outcome, int) else 0)
+
+
+def _report(error: Any) -> int:
+    from coterie.errors import ConfigurationError, PersistenceError
+
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint:  {error.hint}", err=True)
+    if isinstance(error, ConfigurationError):
+        return 2
+    return 3 if isinstance(error, PersistenceError) else 1

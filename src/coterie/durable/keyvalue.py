@@ -1,0 +1,164 @@
+"""The key-value store that users see: typed values, prefix views, expiry, atomic changes (K1)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from coterie.errors import MalformedMessage
+from coterie.kernel.codec import codec_for
+from coterie.kernel.durations import to_timedelta
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from coterie.durable.changes import KeyValues
+    from coterie.kernel.codec import Codec
+    from coterie.kernel.durations import Duration
+
+V = TypeVar("V")
+T = TypeVar("T")
+
+KEY_MOST_BYTES = 1024
+VALUE_MOST_BYTES = 8 * 1024 * 1024
+RESERVED = "singleton-state:"
+
+
+class KeyValueStore(Generic[V]):
+    """Keys and values, shared by all processes of the cluster and durable when a call returns.
+
+    A value is anything the codec takes; None is no value, it means that a key is absent. Keys are texts of up
+    to 1,024 bytes; they are listed in the order of their UTF-8 bytes.
+
+    Example:
+        ```python
+        await cluster.kv.set("greeting", "hello", ttl="1h")
+        settings = cluster.kv.prefix("settings:").typed(Theme)
+        await cluster.kv.modify("visits", lambda n: (n or 0) + 1)
+        ```
+
+    Promise:
+        `modify` is atomic against every other writer of the key, in this process and in all others.
+    Not promised:
+        A `PersistenceError` with the outcome "unknown" means that the write may or may not have happened.
+        `items`, `size` and `clear` are no snapshot: what changes meanwhile may or may not be part of it.
+    """
+
+    def __init__(self, source: Callable[[], KeyValues], codec: Codec[V], *, prefix: str = "") -> None:
+        self._source = source
+        self._codec = codec
+        self._prefix = prefix
+
+    async def get(self, key: str) -> V | None:
+        """The value, or None if the key is absent or expired."""
+        full = self._key(key)
+        return self._decode(full, await self._source().get(full))
+
+    async def set(self, key: str, value: V, *, ttl: Duration | None = None) -> None:
+        """Set the value; with `ttl` it expires after that time, without it never does."""
+        full = self._writable(key)
+        await self._source().set(full, self._encode(full, value), ttl_s=_seconds(ttl))
+
+    async def remove(self, key: str) -> bool:
+        """Remove the key; whether it was there."""
+        return await self._source().remove(self._writable(key))
+
+    async def has(self, key: str) -> bool:
+        """Whether the key is there."""
+        return await self._source().get(self._key(key)) is not None
+
+    async def is_empty(self) -> bool:
+        """Whether no key is there."""
+        async for _ in self._source().scan(self._prefix, most=1):
+            return False
+        return True
+
+    async def size(self) -> int:
+        """How many keys there are."""
+        return await self._source().count(self._prefix)
+
+    async def clear(self) -> int:
+        """Remove all keys of this view; how many it were."""
+        return await self._source().clear(self._prefix)
+
+    async def modify(self, key: str, fn: Callable[[V | None], V | None], *, ttl: Duration | None = None) -> V | None:
+        """Replace the value by `fn(value)`, atomically; the new value.
+
+        Args:
+            fn: Gets the value, None if there is none; what it returns is stored, None removes the key. A plain
+                function without side effects: it runs again whenever somebody else was faster.
+            ttl: As for `set`: the new value expires after that time; without it, it never does.
+        """
+        full = self._writable(key)
+
+        def apply(old: bytes | None) -> bytes | None:
+            new = fn(self._decode(full, old))
+            if inspect.iscoroutine(new):
+                new.close()
+                raise TypeError("modify takes a plain function: await what you need before, then modify")
+            return None if new is None else self._encode(full, new)
+
+        return self._decode(full, await self._source().modify(full, apply, ttl_s=_seconds(ttl)))
+
+    async def items(self) -> AsyncIterator[tuple[str, V]]:
+        """Keys (without this view's prefix) and values, in key order."""
+        async for entry in self._source().scan(self._prefix):
+            yield entry.key[len(self._prefix) :], self._codec.decode(entry.value, what=_what(entry.key))
+
+    def prefix(self, prefix: str) -> KeyValueStore[V]:
+        """A view of the keys that start with `prefix`, named without it. Views of views add up."""
+        if not isinstance(prefix, str):
+            raise TypeError(f"a prefix is a text, not {type(prefix).__name__}")
+        return KeyValueStore(self._source, self._codec, prefix=self._prefix + prefix)
+
+    def typed(self, type: type[T]) -> KeyValueStore[T]:
+        """The same keys with values of one type: what does not fit is refused on both ways."""
+        return KeyValueStore(self._source, codec_for(type), prefix=self._prefix)
+
+    def _key(self, key: str) -> str:
+        return _checked(key, self._prefix + key if isinstance(key, str) else key)
+
+    def _writable(self, key: str) -> str:
+        full = self._key(key)
+        if full.startswith(RESERVED):
+            raise ValueError(f"key {full!r} is a singleton's state: change it in the singleton")
+        return full
+
+    def _encode(self, full: str, value: V) -> bytes:
+        if value is None:
+            raise ValueError(f"None is no value for key {full!r}: remove the key instead")
+        data = self._codec.encode(value)
+        if len(data) > VALUE_MOST_BYTES:
+            raise MalformedMessage(
+                what=_what(full),
+                problem=f"its value has {len(data):,} bytes, more than the {VALUE_MOST_BYTES:,} that are allowed",
+            )
+        return data
+
+    def _decode(self, full: str, data: bytes | None) -> V | None:
+        return None if data is None else self._codec.decode(data, what=_what(full))
+
+
+def _what(full: str) -> str:
+    return f"key {full!r}"
+
+
+def _seconds(ttl: Duration | None) -> float | None:
+    return None if ttl is None else to_timedelta(ttl, what="ttl").total_seconds()
+
+
+def _checked(key: Any, full: Any) -> str:
+    """The key as stored, if both databases can give it back exactly."""
+    if not isinstance(full, str):
+        raise TypeError(f"a key is a text, not {type(full).__name__}")
+    if not key:
+        raise ValueError("a key has at least one character")
+    if "\0" in full:
+        raise ValueError(f"key {full!r} has a NUL character, which PostgreSQL cannot store")
+    try:
+        size = len(full.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"key {full!r} is not valid Unicode") from error
+    if size > KEY_MOST_BYTES:
+        raise ValueError(f"key {full[:40]!r}… has {size:,} bytes, more than the {KEY_MOST_BYTES:,} that are allowed")
+    return full

@@ -1,0 +1,234 @@
+"""From values to bytes and back, by declared type: msgpack, data only, never code.
+
+Types: dataclasses, msgspec Structs, attrs classes, TypedDicts, pydantic models (when installed) and plain
+values. Maps may have keys that are not text. NaN is a number. Instants travel as the timestamp of the msgpack
+standard; every other msgpack extension is refused.
+
+Decoding is best-effort about fields (S4): unknown ones are dropped, missing ones take their defaults. It is
+strict about types: `"500"` is no whole number (pydantic models decide that for themselves).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Generic, NoReturn, TypeVar, get_origin, overload
+
+import msgspec
+
+from coterie.errors import ConfigurationError, MalformedMessage
+from coterie.kernel.canonical import Walk
+from coterie.kernel.refusals import NESTED_MOST, TOO_DEEP, misfit, unencodable
+from coterie.kernel.shapes import dump_model, is_model_type, make_model, private_attrs_field
+
+T = TypeVar("T")
+
+ACCEPTED = (
+    "use dataclasses, msgspec Structs, attrs classes, TypedDicts, pydantic models or plain values: "
+    "text, numbers, bytes, lists, maps, instants"
+)
+
+_BASES = (str, int, float)  # subclasses of these travel as what they extend
+_HEADS = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # the bytes that begin a list or a map
+_ANYTHING = (msgspec.inspect.AnyType, msgspec.inspect.CustomType)
+_NOT_HEADS = bytes(byte for byte in range(256) if byte not in _HEADS)
+
+
+class Codec(Generic[T]):
+    """Encodes and decodes values of one type. `codec_for` gives the one of a type.
+
+    Args:
+        type: The declared type. One that cannot be decoded is refused here, not when data is at stake.
+
+    Promise:
+        Every failure is a `MalformedMessage` that says which part is wrong, whatever the bytes are; no input
+        leads to a `RecursionError`, to code looked up by name, or to more memory than its size warrants.
+
+    Not promised:
+        A limit on the size: that is the caller's, before it decodes.
+    """
+
+    def __init__(self, type: type[T] | Any) -> None:
+        self.type = type
+        self.name = _type_name(type)
+        self._decoder, self._open = _decoder(type, self.name)
+
+    def encode(self, value: T, *, what: str | None = None) -> bytes:
+        """The value as bytes. Not checked against the type: see `checked`.
+
+        Args:
+            value: The value.
+            what: What is encoded, for the error; the type's name if left out.
+        """
+        try:
+            data = _ENCODER.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            problem = unencodable(value, _ENCODER.encode, error)
+            hint = ACCEPTED if "not data" in problem else ""
+            raise MalformedMessage(what=what or self.name, problem=problem, hint=hint) from error
+        if _too_deep(data):
+            raise MalformedMessage(what=what or self.name, problem=TOO_DEEP)
+        return data
+
+    def decode(self, data: bytes, *, what: str | None = None) -> T:
+        """The value that the bytes hold."""
+        if _too_deep(data):
+            raise MalformedMessage(what=what or self.name, problem=TOO_DEEP)
+        try:
+            decoded: T = self._decoder.decode(data)
+        except Exception as error:  # a class's own __post_init__ may raise anything (P24)
+            raise MalformedMessage(what=what or self.name, problem=misfit(error, data)) from error
+        return decoded
+
+    def checked(self, value: T, *, what: str | None = None) -> bytes:
+        """The value as bytes that are known to decode: for what is stored, or sent to somebody else."""
+        data = self.encode(value, what=what)
+        self.decode(data, what=what)
+        return data
+
+    def copy(self, value: T, *, what: str | None = None) -> T:
+        """The value as the other side would get it, sharing nothing with this one."""
+        return self.decode(self.encode(value, what=what), what=what)
+
+    def canonical(self, value: T, *, what: str | None = None) -> bytes:
+        """Bytes that are equal for equal values, for comparing payloads [M4].
+
+        Promise:
+            The same in every process, whatever the order of maps, sets and fields. Fields at their default
+            are left out, so that a caller whose class has one more field, with a default, compares equal.
+            Numbers compare by value: 1 and 1.0 are equal.
+
+        Not promised:
+            That values differ when a default was changed between two versions of a class. Classes under `Any`
+            are maps, without defaults.
+        """
+        data = self.encode(value, what=what)  # refuses what the walks could not bear
+        if self._open:
+            data = _FULL.bytes_of(value)  # a set under Any would become a list in the order of its hashes
+        return _BARE.bytes_of(self.decode(data, what=what))
+
+
+@overload
+def codec_for(type: type[T], /) -> Codec[T]: ...
+@overload
+def codec_for(type: Any, /) -> Codec[Any]: ...
+def codec_for(type: Any, /) -> Codec[Any]:
+    """The codec of a type, made once.
+
+    >>> codec_for(list[int]).decode(codec_for(list[int]).encode([1, 2]))
+    [1, 2]
+
+    Raises:
+        ConfigurationError: The type, or a part of it, cannot be encoded and decoded.
+    """
+    try:
+        return _cached(type)
+    except TypeError:  # not hashable: an Annotated[…] with a list in it
+        return Codec(type)
+
+
+@lru_cache(maxsize=1024)
+def _cached(type: Any) -> Codec[Any]:
+    return Codec(type)
+
+
+def _enc_hook(value: Any) -> Any:
+    """What msgspec does not know by itself."""
+    if is_model_type(type(value)):
+        return dump_model(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise TypeError(f"{type(value).__name__} is not data")
+
+
+def _dec_hook(kind: Any, value: Any) -> Any:
+    if is_model_type(kind):
+        return make_model(kind, value)
+    made = get_origin(kind) or kind
+    base = next((base for base in _BASES if issubclass(made, base)), object)
+    if not isinstance(value, base):
+        raise TypeError(f"Expected `{base.__name__}`, got `{type(value).__name__}`")
+    return value if made is object else made(value)
+
+
+def _refuse_extension(code: int, _: object) -> NoReturn:
+    raise msgspec.ValidationError(f"msgpack extension {code} is not accepted")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
+_FULL = Walk(_ENCODER.encode, bare=False)
+_BARE = Walk(_ENCODER.encode, bare=True)
+
+
+def _decoder(type: Any, name: str) -> tuple[msgspec.msgpack.Decoder[Any], bool]:
+    """The decoder of a type, and whether there are parts of it that can be anything."""
+    seen: dict[int, Any] = {}
+    try:
+        _check(msgspec.inspect.type_info(type), seen)
+        decoder = msgspec.msgpack.Decoder(type, dec_hook=_dec_hook, ext_hook=_refuse_extension)
+    except (TypeError, ValueError, NameError, RuntimeError) as error:
+        raise ConfigurationError(
+            problem=f"values of type {name} cannot be stored or sent: {error}", hint=ACCEPTED
+        ) from error
+    return decoder, any(isinstance(info, _ANYTHING) for info in seen.values())
+
+
+def _check(info: Any, seen: dict[int, Any]) -> None:
+    """Raise `TypeError` if a part of the type could be encoded but not decoded, or would be lost."""
+    if id(info) in seen:
+        return
+    seen[id(info)] = info
+    kind = getattr(info, "cls", None)
+    if isinstance(info, msgspec.inspect.CustomType) and not _understood(kind):
+        raise TypeError(f"{_type_name(kind)} is not data")
+    if isinstance(info, msgspec.inspect.ExtType | msgspec.inspect.RawType):
+        raise TypeError("raw msgpack and its extensions are not accepted")
+    if isinstance(kind, type) and (private := private_attrs_field(kind)):
+        raise TypeError(f"field {private} of {kind.__name__} begins with an underscore, which attrs hides")
+    for part in _parts(info):
+        _check(part, seen)
+
+
+def _parts(info: Any) -> list[Any]:
+    named = [getattr(info, name, None) for name in ("item_type", "key_type", "value_type", "type")]
+    several = [*getattr(info, "item_types", ()), *getattr(info, "types", ()), *getattr(info, "fields", ())]
+    return [
+        part for part in [*named, *several] if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)
+    ]
+
+
+def _understood(kind: Any) -> bool:
+    return kind is object or is_model_type(kind) or (isinstance(kind, type) and issubclass(kind, _BASES))
+
+
+def _too_deep(data: bytes) -> bool:
+    """Whether lists and maps nest deeper than they may, at next to no cost for data that cannot.
+
+    Each level takes a byte that begins a list or a map, so data with few such bytes is done with. Many of
+    them may also stand inside texts and numbers: then the levels are counted.
+    """
+    if len(data) <= NESTED_MOST or len(data.translate(None, _NOT_HEADS)) <= NESTED_MOST:
+        return False
+    try:
+        level = [msgspec.msgpack.decode(data)]
+    except RecursionError:
+        return True
+    except ValueError:  # not readable: decoding by type will say why
+        return False
+    for _ in range(NESTED_MOST):
+        inner = [part for outer in level for part in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [part for part in inner if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _type_name(type: Any) -> str:
+    """As it stands in the program, without the modules: `list[Item]`, `Item | None`."""
+    if get_origin(type) is None and isinstance(name := getattr(type, "__name__", None), str):
+        return name
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(type))

@@ -1,0 +1,100 @@
+"""The cluster context: who runs this, for whom, as what, known in every handler without being passed [K4]."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from coterie.errors import ClusterContextRequired
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from datetime import datetime
+
+    from coterie.kernel.addresses import MessageId, ShardId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterContext:
+    """What is known about the work that runs here. What does not apply to it is None."""
+
+    runner_id: str | None = None
+    """The incarnation of the runner."""
+    shard: ShardId | None = None
+    entity_type: str | None = None
+    entity_id: str | None = None
+    name: str | None = None
+    """Of the singleton, cron or workflow."""
+    is_leader: bool = False
+    epoch: int | None = None
+    """The fencing token: give it to resources of your own that can compare numbers."""
+    message_id: MessageId[Any] | None = None
+    key: str | None = None
+    """The idempotency key that the caller gave."""
+    attempt: int | None = None
+    """From 1."""
+    deadline: datetime | None = None
+    """When the caller stops waiting."""
+    trace_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None and self.deadline.tzinfo is None:
+            raise ValueError(f"deadline {self.deadline} has no time zone: add one, as in datetime.now(UTC)")
+
+
+class ContextFields(TypedDict, total=False):
+    """The fields of `ClusterContext`, as arguments of `within_cluster`."""
+
+    runner_id: str | None
+    shard: ShardId | None
+    entity_type: str | None
+    entity_id: str | None
+    name: str | None
+    is_leader: bool
+    epoch: int | None
+    message_id: MessageId[Any] | None
+    key: str | None
+    attempt: int | None
+    deadline: datetime | None
+    trace_id: str | None
+
+
+_current: ContextVar[ClusterContext] = ContextVar("coterie_context")
+
+
+def current() -> ClusterContext:
+    """The context of the work that runs here.
+
+    Raises:
+        ClusterContextRequired: This is no cluster work, nor inside of `within_cluster`.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise ClusterContextRequired from None
+
+
+def within_cluster(**fields: Unpack[ContextFields]) -> AbstractContextManager[ClusterContext]:
+    """Open a context by hand, for threads and tests. Inside another one, what is not given is inherited.
+
+        >>> with within_cluster(entity_type="Account", entity_id="alice"):
+        ...     current().entity_id
+        'alice'
+
+    Promise:
+        It is seen by the block and by tasks begun in it, never by tasks begun before or by other threads.
+    """
+    return _within(fields)
+
+
+@contextmanager
+def _within(fields: ContextFields) -> Iterator[ClusterContext]:
+    outer = _current.get(None) or ClusterContext()
+    token = _current.set(replace(outer, **fields))
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)

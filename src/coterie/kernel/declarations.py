@@ -1,0 +1,165 @@
+"""Settings declared once: what is said about each, where its value came from, and the pages made of that.
+
+A frozen dataclass declares its fields with `setting(…)` and calls `take_values` in `__post_init__`. The
+fields then hold values that were read by their `Kind`, and each knows its origin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from coterie.errors import ConfigurationError, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from coterie.kernel.readings import Kind
+
+Scope = Literal["process", "cluster"]
+
+PREFIX = "COTERIE_"
+_OURS = "COTERIE_TEST_"  # variables that belong to our own tests and are no settings
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value on its way into a field, and its origin: "argument", a variable's name, or "default"."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """All that is said about one setting. `why` is the reason for the default."""
+
+    kind: Kind
+    default: Any
+    about: str
+    why: str
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting as help, documentation and `coterie config` show it. Secrets and passwords are hidden."""
+
+    name: str
+    variable: str
+    default: str
+    about: str
+    why: str
+    accepts: str
+    scope: Scope
+    value: str
+    origin: str
+
+
+def setting(kind: Kind, default: Any, about: str, *, why: str, scope: Scope = "process") -> Any:
+    """A field of a dataclass, with all that is to be said about it."""
+    declared = Declaration(kind, default, about, why, scope)
+    return field(default_factory=lambda: Given(default, "default"), metadata={"setting": declared})
+
+
+def declarations(kind: type) -> Mapping[str, Declaration]:
+    """What a dataclass declares, by the name of the field."""
+    return {one.name: one.metadata["setting"] for one in fields(kind)}
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def take_values(target: Any) -> dict[str, str]:
+    """Read what the fields of a dataclass under construction were given, in place; their origins."""
+    origins = {}
+    for name, declared in declarations(type(target)).items():
+        given = getattr(target, name)
+        given = given if isinstance(given, Given) else Given(given, "argument")
+        object.__setattr__(target, name, _read(name, declared, given))
+        origins[name] = given.origin
+    return origins
+
+
+def gather(
+    kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str], *, where: str
+) -> dict[str, Given]:
+    """What was given for which field: the argument, else the variable. Unknown ones are refused.
+
+    An empty variable counts as not set. So does an argument of None where None is no value.
+    """
+    known = declarations(kind)
+    _refuse_unknown(arguments, known, where)
+    variables = {variable(name): name for name in known}
+    ours = [key for key in environ if key.startswith(PREFIX) and not key.startswith(_OURS)]
+    _refuse_unknown(ours, variables, "the environment")
+    given = {variables[key]: Given(environ[key], key) for key in ours if environ[key].strip()}
+    for name, value in arguments.items():
+        if value is not None or known[name].kind.optional:
+            given[name] = Given(value, "argument")
+    return given
+
+
+def rows(kind: type, values: object, origins: Mapping[str, str]) -> list[Row]:
+    """Everything about every setting, with the values of `values`."""
+    return [
+        Row(
+            name=name,
+            variable=variable(name),
+            default=_default_text(declared),
+            about=declared.about,
+            why=declared.why,
+            accepts=declared.kind.expected,
+            scope=declared.scope,
+            value=declared.kind.text(getattr(values, name)),
+            origin=origins[name],
+        )
+        for name, declared in declarations(kind).items()
+    ]
+
+
+def markdown_table(table: Iterable[Row]) -> str:
+    """The settings as a table of a documentation page."""
+    lines = [
+        "| setting | variable | default | what it is | why this default | accepted |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in table:
+        about = f"{row.about} (the same on all runners)" if row.scope == "cluster" else row.about
+        cells = (f"`{row.name}`", f"`{row.variable}`", f"`{row.default}`", about, row.why, row.accepts)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def env_lines(table: Iterable[Row]) -> str:
+    """The settings as a file of variables, all commented out."""
+    return "\n".join(f"# {row.about}\n# {row.why}\n#{row.variable}={row.default}\n" for row in table)
+
+
+def _read(name: str, declared: Declaration, given: Given) -> Any:
+    what = given.origin if given.origin.startswith(PREFIX) else name
+    try:
+        return declared.kind.read(given.value, what=what)
+    except ConfigurationError as error:
+        hint = error.hint or f"the default is {_default_text(declared)}"
+        raise ConfigurationError(problem=error.problem, hint=hint) from None
+
+
+def _default_text(declared: Declaration) -> str:
+    return declared.kind.text(declared.kind.read(declared.default, what="the default"))
+
+
+def _refuse_unknown(names: Iterable[str], known: Mapping[str, object], where: str) -> None:
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is None:
+        return
+    import difflib  # only here: refusing is rare, and the command line has to start fast
+
+    close = difflib.get_close_matches(unknown, known, n=1)
+    meant = f"did you mean {quoted(close[0])}? " if close else ""
+    raise ConfigurationError(
+        problem=f"unknown setting {quoted(unknown)} in {where}",
+        hint=f"{meant}coterie config lists all {len(known)}",
+    )

@@ -1,0 +1,308 @@
+"""How a setting's value is read, from Python or from the text of a variable, and shown again.
+
+A `Kind` is one way to read. Each constructor below makes one: `duration("1s", "5m")`, `whole(1, 100)`, …
+They take both what a program passes and what a variable holds: `8MiB` means the same in either place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from coterie.errors import ConfigurationError, quoted
+from coterie.kernel.durations import format_duration, to_timedelta
+from coterie.kernel.retry import Retry
+from coterie.kernel.secret import Secret, redacted_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+_ON, _OFF = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
+_SIZE = re.compile(r"(?P<count>[0-9]{1,15}) ?(?P<unit>B|KiB|MiB|GiB)?")
+_SIZE_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SECRET_LEAST = 16
+_SHOWN_MOST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to read a value and to show it.
+
+    Args:
+        parse: Gives the value, or raises `ValueError` (it is refused with `accepts`) or `ConfigurationError`.
+        accepts: What `parse` accepts.
+        show: The value as text that `parse` reads.
+        hidden: Whether the value must not appear in an error.
+        optional: Whether none at all is accepted, written as `off` in a variable.
+    """
+
+    parse: Callable[[Any, str], Any]
+    accepts: str
+    show: Callable[[Any], str] = str
+    hidden: bool = False
+    optional: bool = False
+
+    def read(self, value: object, *, what: str) -> Any:
+        """The value, or `ConfigurationError` naming `what`, the value and what would be accepted."""
+        value = value.strip() if isinstance(value, str) else value
+        if self.optional and (value is None or value == "off"):
+            return None
+        try:
+            return self.parse(value, what)
+        except ValueError:
+            refuse(what, "(hidden)" if self.hidden else _shown(value), f"expected {self.expected}")
+
+    @property
+    def expected(self) -> str:
+        """All that is accepted, to follow the word "expected"."""
+        return f"{self.accepts}, or off" if self.optional else self.accepts
+
+    def text(self, value: Any) -> str:
+        """The value as it would be written in a variable, secrets hidden."""
+        return "off" if value is None and self.optional else self.show(value)
+
+
+def refuse(what: str, shown: str, problem: str, *, hint: str = "") -> NoReturn:
+    """Raise the error of a setting that cannot be used."""
+    raise ConfigurationError(problem=f"{what} is {shown}: {problem}", hint=hint) from None
+
+
+def optional(kind: Kind) -> Kind:
+    """The same, or none at all: None, `off` in a variable."""
+    return replace(kind, optional=True)
+
+
+def duration(least: str, most: str) -> Kind:
+    """A length of time within bounds."""
+    low, high = to_timedelta(least, what="", allow_zero=True), to_timedelta(most, what="")
+
+    def parse(value: Any, what: str) -> timedelta:
+        length = to_timedelta(value, what=what, allow_zero=True)
+        return length if low <= length <= high else _fail()
+
+    return Kind(parse, f"a duration from {least} to {most}", format_duration)
+
+
+def whole(least: int, most: int) -> Kind:
+    """A whole number within bounds."""
+    return Kind(lambda value, _: _number(value, int, least, most), f"a whole number from {least} to {most}")
+
+
+def number(least: float, most: float) -> Kind:
+    """A number within bounds."""
+    return Kind(
+        lambda value, _: _number(value, float, least, most),
+        f"a number from {least:g} to {most:g}",
+        "{:g}".format,
+    )
+
+
+def size(least: int, most: int) -> Kind:
+    """A number of bytes within bounds: 8388608, or `8MiB`."""
+
+    def parse(value: Any, _: str) -> int:
+        if isinstance(value, str):
+            match = _SIZE.fullmatch(value) or _fail()
+            value = int(match["count"]) * _SIZE_UNITS[match["unit"] or "B"]
+        return int(_number(value, int, least, most))
+
+    return Kind(
+        parse, f'a size from {format_size(least)} to {format_size(most)}, such as "8MiB"', format_size
+    )
+
+
+def flag() -> Kind:
+    """True or false; `on` or `off` in a variable."""
+
+    def parse(value: Any, _: str) -> bool:
+        if isinstance(value, bool):
+            return value
+        word = value.lower() if isinstance(value, str) else _fail()
+        return word in _ON if word in _ON + _OFF else _fail()
+
+    return Kind(parse, "on or off", lambda value: "on" if value else "off")
+
+
+def choice(*words: str, unset: str | None = None) -> Kind:
+    """One of a few words. `unset` is how "none of them was chosen" is written, if that is possible."""
+
+    def parse(value: Any, _: str) -> str | None:
+        if unset is not None and value in (None, unset):
+            return None
+        return value if isinstance(value, str) and value in words else _fail()
+
+    return Kind(parse, _either([*words, *([unset] if unset else [])]), lambda value: str(value or unset))
+
+
+def name() -> Kind:
+    """A name that can be part of keys, file names and `group:number`."""
+    return Kind(lambda value, _: _match(_NAME, value)[0], '1-64 of letters, digits, "_", "." and "-"')
+
+
+def names() -> Kind:
+    """One or several names: a sequence, or `a,b`."""
+
+    def parse(value: Any, _: str) -> tuple[str, ...]:
+        found = tuple(_match(_NAME, one)[0] for one in _several(value))
+        return found if found and len(set(found)) == len(found) else _fail()
+
+    return Kind(
+        parse, 'names apart by commas, no two alike, each 1-64 of letters, digits, "_", "." and "-"', ",".join
+    )
+
+
+def address(*, port_least: int = 0) -> Kind:
+    """Where to listen or to connect: `host:port`."""
+
+    def parse(value: Any, _: str) -> str:
+        _, port = split_address(value if isinstance(value, str) else _fail())
+        return str(value) if port >= port_least else _fail()
+
+    return Kind(
+        parse, f'host:port with a port from {port_least} to 65535, such as "127.0.0.1:7650" or "[::1]:7650"'
+    )
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host (without brackets) and port of `host:port`; `ValueError` if it is none."""
+    match = _match(_ADDRESS, text)
+    port = int(match["port"])
+    return match["host"].strip("[]"), port if port <= 65535 else _fail()
+
+
+def file_path() -> Kind:
+    """The path of a file. Whether it is there is found out by who opens it."""
+    return Kind(
+        lambda value, _: str(value) if isinstance(value, str | Path) and str(value) else _fail(),
+        "the path of a file",
+    )
+
+
+def url() -> Kind:
+    """The database's address. Which ones exist is the business of the storage."""
+    accepts = "a URL: sqlite:///file.db, sqlite:// (memory) or postgresql://user@host/database"
+
+    def parse(value: Any, what: str) -> str:
+        if isinstance(value, str) and "://" in value:
+            return value
+        safe = isinstance(value, str) and not set(value) & set(":@=")  # else there may be a password in it
+        refuse(what, _shown(value) if safe else "(hidden)", f"expected {accepts}")
+
+    return Kind(parse, accepts, redacted_url)
+
+
+def retry() -> Kind:
+    """A `Retry`, or its arguments: `attempts=5,base=100ms`, or `never`."""
+    return Kind(
+        _retry,
+        '"never", or some of attempts, base, factor, max and jitter as in "attempts=5,base=100ms"',
+        _retry_text,
+    )
+
+
+def secrets(*, most: int) -> Kind:
+    """Up to `most` secrets: `a,b`, a sequence, `file:` and a path, or a function that gives them."""
+
+    def parse(value: Any, what: str) -> tuple[Secret, ...]:
+        if value is None or value in ("off", ()):
+            return ()
+        found = tuple(
+            one if isinstance(one, Secret) else Secret(one) for one in _several(_fetched(value, what))
+        )
+        sound = all(isinstance(one.reveal(), str) and len(one.reveal()) >= _SECRET_LEAST for one in found)
+        return found if sound and len(found) <= most else _fail()
+
+    count = "one text" if most == 1 else f"up to {most} texts apart by commas, each"
+    accepts = f'{count} of at least {_SECRET_LEAST} characters, or "file:" and the path of a file with that'
+    return Kind(parse, accepts, lambda value: ",".join(map(str, value)) or "off", hidden=True)
+
+
+def secret() -> Kind:
+    """One secret, or none."""
+    several = secrets(most=1)
+    return optional(replace(several, parse=lambda value, what: several.parse(value, what)[0], show=str))
+
+
+def format_size(count: int) -> str:
+    """The text that reads back as this many bytes: `8MiB`."""
+    unit = next(unit for unit, size_bytes in _SIZE_UNITS.items() if count % size_bytes == 0)
+    return f"{count // _SIZE_UNITS[unit]}{unit}" if count else "0B"
+
+
+def _fail() -> NoReturn:
+    raise ValueError
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        value = redacted_url(value)
+        return quoted(value if len(value) <= _SHOWN_MOST else f"{value[:_SHOWN_MOST]}…")
+    text = repr(value)
+    return text if len(text) <= _SHOWN_MOST else f"{text[:_SHOWN_MOST]}…"
+
+
+def _number(value: Any, kind: type[int] | type[float], least: float, most: float) -> Any:
+    if isinstance(value, str):
+        value = kind(value)
+    fits = isinstance(value, int | kind) and not isinstance(value, bool)
+    return kind(value) if fits and least <= value <= most else _fail()  # NaN is in no range
+
+
+def _match(pattern: re.Pattern[str], value: object) -> re.Match[str]:
+    return (pattern.fullmatch(value) if isinstance(value, str) else None) or _fail()
+
+
+def _either(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _several(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _fetched(value: Any, what: str) -> Any:
+    """Secrets may lie in a file (as orchestrators mount them) or come from a function."""
+    if callable(value):
+        return value()
+    if isinstance(value, str) and value.startswith("file:"):
+        path = value.removeprefix("file:")
+        try:
+            return Path(path).read_text("utf-8").strip()
+        except OSError as error:
+            refuse(what, quoted(value), f"that file cannot be read ({error.strerror})")
+    return value
+
+
+def _retry(value: Any, what: str) -> Retry:
+    if isinstance(value, Retry):
+        return value
+    if value == "never":
+        return Retry.never
+    pairs = dict(part.split("=", 1) for part in _several(value if isinstance(value, str) else _fail()))
+    readers: dict[str, Callable[[str], Any]] = {
+        "attempts": int,
+        "factor": float,
+        "jitter": float,
+        "base": str,
+        "max": str,
+    }
+    if not pairs.keys() <= readers.keys():
+        _fail()
+    try:
+        return Retry(**{key: readers[key](text.strip()) for key, text in pairs.items()})
+    except ConfigurationError as error:
+        refuse(what, quoted(value), error.problem, hint=error.hint)
+
+
+def _retry_text(policy: Retry) -> str:
+    base, most = format_duration(policy.base), format_duration(policy.max)
+    return (
+        f"attempts={policy.attempts},base={base},factor={policy.factor:g},max={most},jitter={policy.jitter:g}"
+    )

@@ -1,0 +1,458 @@
+"""Every setting once: type, default with its reason, bounds, scope. Help and documentation come from here.
+
+A value comes from the argument, else from the variable `COTERIE_<NAME>`, else it is the default; `origin`
+tells which. `make settings-docs` writes docs/settings.md and .env.example from this file.
+"""
+
+# ruff: noqa: RUF009  setting(…) gives a dataclasses.field
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+
+from coterie.errors import ConfigurationError
+from coterie.kernel import readings
+from coterie.kernel.declarations import (
+    Row,
+    declarations,
+    env_lines,
+    gather,
+    markdown_table,
+    rows,
+    setting,
+    take_values,
+)
+from coterie.kernel.durations import Duration, format_duration
+from coterie.kernel.retry import Retry
+from coterie.kernel.secret import Secret, redacted_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = [
+    "Row",
+    "Secret",
+    "Settings",
+    "SettingsOverrides",
+    "env_example",
+    "help_rows",
+    "redacted_url",
+    "settings_page",
+]
+
+log = logging.getLogger("coterie")
+
+_REPLACED_WITHIN = timedelta(seconds=10)  # B2: a dead, frozen or blocked owner is replaced within this time
+_TAKEOVER = timedelta(seconds=1)  # the part of it that is left for acquiring seats and starting their work
+
+_PAGE_HEAD = """\
+# Settings
+
+Each is an argument of `Cluster(…)` and a variable. The argument wins over the variable, the variable over the
+default; `coterie config` shows every value and where it came from. An unknown one is refused.
+
+Durations are a `timedelta`, seconds, or text with a unit: `250ms`, `30s`, `10m`, `1h30m`, `7d`. In a variable
+the unit is needed. An empty variable counts as not set. A secret can be given as `file:` and the path of a
+file that holds it, so that it need not stand in the environment.
+
+This page is made from the declarations: `make settings-docs`.
+
+"""
+_ENV_HEAD = """\
+# Every variable that coterie reads, with its default. Made from the declarations: make settings-docs
+
+"""
+
+Web = Literal["off", "read", "act"]
+LogFormat = Literal["text", "json"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Settings:
+    """How a process runs. Values are checked here, together too; nothing checks them again.
+
+    Durations are kept as `timedelta`, sizes as bytes, whatever form they were given in.
+
+        >>> Settings.load({"heartbeat": "5s"}, environ={}).heartbeat
+        datetime.timedelta(seconds=5)
+    """
+
+    url: str = setting(
+        readings.url(),
+        "sqlite:///coterie.db",
+        "the database",
+        why="the file ./coterie.db: nothing to install on a laptop, and the same program takes PostgreSQL",
+    )
+    name: str = setting(
+        readings.name(),
+        "default",
+        "the cluster's name, part of every key: clusters of other names in the same database are strangers",
+        why="most databases hold one cluster",
+    )
+    runner_name: str | None = setting(
+        readings.optional(readings.name()),
+        None,
+        "what people call this runner; its identity is drawn anew at each start",
+        why="off: host name and process id, which tell where to look",
+    )
+    groups: tuple[str, ...] = setting(
+        readings.names(),
+        ("default",),
+        "the shard groups that this runner serves",
+        why="entities, singletons and crons live in the group default unless told otherwise",
+    )
+    weight: float = setting(
+        readings.number(0.01, 100),
+        1.0,
+        "this runner's share of the shards, relative to the others",
+        why="equal machines, equal shares",
+    )
+    lease_ttl: timedelta = setting(  # M16
+        readings.duration("100ms", "5m"),
+        "6s",
+        "how long a runner may go without renewing before others may take what it holds",
+        why="the longest that still replaces a frozen runner within 10 s",
+        scope="cluster",
+    )
+    lease_renew: timedelta = setting(
+        readings.duration("10ms", "1m"),
+        "1s",
+        "the time between two renewals of the lease",
+        why="four tries before trust ends, one small write a second",
+    )
+    lease_margin: timedelta = setting(  # P3
+        readings.duration("0s", "1m"),
+        "1500ms",
+        "how long before the lease runs out a runner stops trusting it",
+        why="longer than the pauses that C code in a thread causes, which reach a second",
+    )
+    stall_limit: timedelta = setting(  # M16
+        readings.duration("100ms", "5m"),
+        "8s",
+        "how long the event loop may be blocked before the runner gives up its seats",
+        why="blocking for seconds is common in Python and must not cost the lease; later is too late",
+    )
+    drain: timedelta = setting(  # P12
+        readings.duration("0s", "1h"),
+        "20s",
+        "how long work in flight may go on after SIGTERM",
+        why="Kubernetes kills after 30 s; handing over needs some of them",
+    )
+    heartbeat: timedelta = setting(  # S10
+        readings.duration("100ms", "1d"),
+        "30s",
+        "the time between two signs of life of a singleton; unhealthy after two are missed",
+        why="a minute until a probe turns red is soon enough, and costs two small writes a minute",
+    )
+    call_timeout: timedelta = setting(
+        readings.duration("10ms", "1d"),
+        "30s",
+        "how long a call waits for its reply unless told otherwise",
+        why="three times what the replacement of a dead owner takes, so that a call outlives it",
+    )
+    shards: int = setting(
+        readings.whole(1, 10_000),
+        100,
+        "shards per group; cannot change while the cluster exists",
+        why="fine enough to share work among some thirty runners, and few enough to look at",
+        scope="cluster",
+    )
+    listen: str = setting(
+        readings.address(),
+        "127.0.0.1:0",
+        "where other runners connect to this one; port 0 takes a free one",
+        why="nothing is reachable from other machines unless told so",
+    )
+    advertise: str | None = setting(
+        readings.optional(readings.address(port_least=1)),
+        None,
+        "the address that other runners are told, where it differs from listen",
+        why="off: the address that listen has bound",
+    )
+    secret: tuple[Secret, ...] = setting(
+        readings.secrets(most=2),
+        (),
+        "what runners prove to each other that they belong together; two during rotation, the new one first",
+        why="off: the cluster draws one and keeps it in its database",
+    )
+    tls_cert: str | None = setting(
+        readings.optional(readings.file_path()),
+        None,
+        "the certificate of this runner, in PEM form",
+        why="off: loopback needs none; elsewhere each start warns",
+    )
+    tls_key: str | None = setting(
+        readings.optional(readings.file_path()),
+        None,
+        "the key of tls_cert, in PEM form",
+        why="off: as tls_cert",
+    )
+    tls_ca: str | None = setting(
+        readings.optional(readings.file_path()),
+        None,
+        "the authority that must have signed the certificates of other runners",
+        why="off: as tls_cert; a private authority only, so there is no default",
+    )
+    http_listen: str | None = setting(
+        readings.optional(readings.address()),
+        "127.0.0.1:7650",
+        "where probes, metrics and the page are served; off serves none of them",
+        why="loopback, until told otherwise: a kubelet needs 0.0.0.0:7650",
+    )
+    web: Web | None = setting(
+        readings.choice("off", "read", "act", unset="auto"),
+        None,
+        "what the page may do",
+        why="auto: act on loopback, read elsewhere",
+    )
+    pool_size: int = setting(
+        readings.whole(1, 1000),
+        8,
+        "connections to PostgreSQL for work, besides the one for ownership",
+        why="writes share few of them; ten runners stay below the 100 that a server allows by default",
+    )
+    retention: timedelta = setting(  # m17
+        readings.duration("10ms", "3650d"),
+        "1d",
+        "how long the result of a message is kept after its completion",
+        why="whoever asks for a result does so within a day; not shorter than call_timeout",
+    )
+    key_retention: timedelta = setting(
+        readings.duration("10ms", "3650d"),
+        "7d",
+        "how long a key and the result under it are remembered after completion",
+        why="longer than the week-end that a stuck sender may take to try again",
+    )
+    resident_entities: int = setting(
+        readings.whole(1, 10_000_000),
+        10_000,
+        "entities that a runner keeps in memory at most",
+        why="some hundred megabytes at ten kilobytes each",
+    )
+    max_idle: timedelta = setting(
+        readings.duration("10ms", "3650d"),
+        "10m",
+        "how long an entity without calls stays in memory",
+        why="sessions pause for minutes; activating again costs one read",
+    )
+    retry: Retry = setting(
+        readings.retry(),
+        Retry(),
+        "when work that failed is tried again, unless its definition says otherwise",
+        why="five attempts over 1.5 s outlast a dropped connection and a change of owner",
+    )
+    frame_limit: int = setting(
+        readings.size(64 * 2**10, 2**30),
+        "8MiB",
+        "the largest message between runners",
+        why="data, not files: larger ones hold up their neighbours; put them elsewhere and send their name",
+    )
+    transaction_limit: timedelta = setting(  # m18
+        readings.duration("10ms", "1m"),
+        "2s",
+        "how long a handler's own transaction may be open",
+        why="whatever moves a seat waits for it",
+    )
+    sqlite_kill_frozen: bool = setting(  # C3
+        readings.flag(),
+        True,
+        "whether a runner that froze inside a commit on our SQLite file is ended",
+        why="otherwise it holds up all others until somebody ends it by hand",
+    )
+    http_token: Secret | None = setting(
+        readings.secret(),
+        None,
+        "what acts and details over HTTP need from other machines, in the Authorization header",
+        why="off: elsewhere than on loopback the page only reads",
+    )
+    migrate: bool = setting(
+        readings.flag(),
+        True,
+        "whether an empty database is set up, and missing tables are added, at start",
+        why="the first start needs no other command; switch it off where the role may not create tables",
+    )
+    audit: bool = setting(
+        readings.flag(),
+        False,
+        "whether every grant and fenced write is recorded, for coterie check",
+        why="it costs a row for each; switch it on to prove something",
+    )
+    log_format: LogFormat = setting(
+        readings.choice("text", "json"),
+        "text",
+        "how log lines are written: key=value text, or one JSON object each",
+        why="people read it first",
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_origins", take_values(self))
+        _refuse_together(self)
+
+    @classmethod
+    def load(
+        cls,
+        overrides: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        where: str = "Cluster(…)",
+    ) -> Self:
+        """The settings of this process: arguments, else `COTERIE_*` variables, else defaults.
+
+        Args:
+            overrides: The arguments, by name.
+            environ: The variables; those of the process if left out.
+            where: Where the arguments were written, for the error.
+
+        Raises:
+            ConfigurationError: One is unknown, cannot be read, is out of bounds, or does not fit another.
+        """
+        given: dict[str, Any] = gather(
+            cls, overrides or {}, os.environ if environ is None else environ, where=where
+        )
+        settings = cls(**given)
+        for warning in settings.warnings():
+            log.warning("%s", warning)
+        return settings
+
+    def origin(self, name: str) -> str:
+        """Where a value came from: "argument", the name of the variable, or "default"."""
+        origins: dict[str, str] = self.__dict__["_origins"]
+        return origins[name]
+
+    def warnings(self) -> list[str]:
+        """What works, but breaks the promise that an owner is replaced within 10 s [M16]."""
+        lease = self.lease_ttl + 2 * self.lease_renew + _TAKEOVER
+        stall = self.stall_limit + 2 * self.lease_renew
+        said = [
+            (lease, "lease_ttl + 2 lease_renew + 1s", "a frozen or unreachable runner"),
+            (stall, "stall_limit + 2 lease_renew", "a runner whose loop is blocked"),
+        ]
+        return [
+            f"{formula} is {format_duration(length)}: {who} is replaced later than the promised 10s"
+            for length, formula, who in said
+            if length > _REPLACED_WITHIN
+        ]
+
+    def __repr__(self) -> str:
+        shown = [row for row in help_rows(self) if row.origin != "default" or row.name == "url"]
+        return f"Settings({', '.join(f'{row.name}={row.value}' for row in shown)})"
+
+
+class SettingsOverrides(TypedDict, total=False):
+    """The settings as arguments of `Cluster`, for checkers and editors: all but url and name."""
+
+    runner_name: str | None
+    groups: Sequence[str]
+    weight: float
+    lease_ttl: Duration
+    lease_renew: Duration
+    lease_margin: Duration
+    stall_limit: Duration
+    drain: Duration
+    heartbeat: Duration
+    call_timeout: Duration
+    shards: int
+    listen: str
+    advertise: str | None
+    secret: str | Secret | Sequence[str | Secret] | Callable[[], str]
+    tls_cert: str | Path | None
+    tls_key: str | Path | None
+    tls_ca: str | Path | None
+    http_listen: str | None
+    web: Web | None
+    pool_size: int
+    retention: Duration
+    key_retention: Duration
+    resident_entities: int
+    max_idle: Duration
+    retry: Retry
+    frame_limit: int | str
+    transaction_limit: Duration
+    sqlite_kill_frozen: bool
+    http_token: str | Secret | Callable[[], str] | None
+    migrate: bool
+    audit: bool
+    log_format: LogFormat
+
+
+def help_rows(settings: Settings | None = None) -> list[Row]:
+    """Every setting with its value and origin, for `coterie config`; the defaults if none are given."""
+    values = settings or Settings()
+    return rows(Settings, values, {name: values.origin(name) for name in declarations(Settings)})
+
+
+def settings_page() -> str:
+    """docs/settings.md."""
+    return _PAGE_HEAD + markdown_table(help_rows())
+
+
+def env_example() -> str:
+    """.env.example."""
+    return _ENV_HEAD + env_lines(help_rows())
+
+
+def write_pages(root: Path) -> None:
+    """Write the files that are made from the declarations."""
+    (root / "docs").mkdir(exist_ok=True)
+    (root / "docs" / "settings.md").write_text(settings_page(), "utf-8")
+    (root / ".env.example").write_text(env_example(), "utf-8")
+
+
+def _refuse_together(settings: Settings) -> None:
+    """Refuse values that are fine one by one and cannot work together."""
+    trusted = settings.lease_ttl - settings.lease_margin
+    if trusted <= timedelta():
+        _refuse(settings, "lease_margin", "not shorter than", "lease_ttl", "a lease would never be trusted")
+    if 2 * settings.lease_renew >= trusted:
+        _refuse(
+            settings,
+            "lease_renew",
+            "too long for",
+            "lease_ttl",
+            "two renewals must fit into lease_ttl - lease_margin, so that one may fail",
+        )
+    if settings.stall_limit <= settings.lease_renew:
+        _refuse(
+            settings,
+            "stall_limit",
+            "not longer than",
+            "lease_renew",
+            "the loop is looked at with each renewal",
+        )
+    for kept in ("retention", "key_retention"):  # m17
+        if getattr(settings, kept) < settings.call_timeout:
+            _refuse(
+                settings,
+                kept,
+                "shorter than",
+                "call_timeout",
+                "results would be gone while callers wait",
+            )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        missing = "tls_key" if settings.tls_key is None else "tls_cert"
+        raise ConfigurationError(
+            problem=f"{missing} is missing: tls_cert and tls_key go together",
+            hint=f"set {missing}, or neither",
+        )
+    if settings.tls_ca is not None and settings.tls_cert is None:
+        raise ConfigurationError(
+            problem="tls_ca is set without tls_cert: each end proves who it is",
+            hint="set tls_cert and tls_key too",
+        )
+
+
+def _refuse(settings: Settings, one: str, relation: str, other: str, reason: str) -> None:
+    shown = {row.name: row.value for row in help_rows(settings)}
+    raise ConfigurationError(
+        problem=f"{one} is {shown[one]}, {relation} {other}, {shown[other]}",
+        hint=f"change one of them: {reason}",
+    )
+
+
+if __name__ == "__main__":
+    write_pages(Path.cwd())

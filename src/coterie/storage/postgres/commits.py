@@ -1,0 +1,149 @@
+"""The one writer connection: a group becomes one transaction, and each way to fail gets its outcome [M3].
+
+What is known after a failure:
+
+    the server answered with an error         refused        it rolled back; tried again where that helps
+    lost before the commit could have left    unreachable    nothing was written; tried again in time
+    lost with the commit under way            unknown        it may have happened
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from coterie.storage import statements
+from coterie.storage.postgres import folding
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
+from coterie.storage.postgres.sessions import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coterie.kernel.chance import Chance
+    from coterie.storage.interface import Write
+    from coterie.storage.postgres.connections import Connector, Limits
+    from coterie.storage.postgres.sessions import Session
+
+SQL = statements.load("coterie.storage.postgres.sql", "kv.sql")
+
+AGAIN_MOST = 4
+"""Tries of a group that met a deadlock or, alone, a lock, before it is refused."""
+
+
+class Committer:
+    """Commits groups on a session of its own, which it replaces when it is lost."""
+
+    def __init__(self, connector: Connector, *, cluster: str, chance: Chance, limits: Limits) -> None:
+        self._connector = connector
+        self._cluster = cluster
+        self._chance = chance
+        self._limits = limits
+        self._session: Session | None = None
+        self._down = False
+        self._doing = f"write to {connector.address}"
+
+    def adopt(self, session: Session) -> None:
+        """Take over a session that was opened elsewhere, as a writer."""
+        self._session = session
+
+    async def close(self) -> None:
+        """Let go of the session."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def commit(self, writes: Sequence[Write]) -> Sequence[Any]:
+        """Write a group in one transaction; one result per member, in order.
+
+        Raises:
+            PersistenceError: With what is known of the outcome, for all members alike.
+        """
+        over = deadline(self._limits.call_s)
+        tries = 0
+        while True:
+            tries += 1
+            session = await self._connected(over=over)
+            try:
+                return await self._run(session, writes, over=over)
+            except Lost as lost:
+                if lost.sent:
+                    raise loss(lost, doing=self._doing, outcome="unknown") from lost
+                if deadline(0) >= over:
+                    raise loss(lost, doing=self._doing, outcome="unreachable") from lost
+            except DatabaseRefusal as error:
+                if not self._worth_another_try(error, tries=tries, alone=len(writes) == 1, over=over):
+                    raise refusal(error, doing=self._doing) from error
+            await asyncio.sleep(self._chance.between(0.001, 0.005 * 2 ** min(tries, 5)))
+
+    def _worth_another_try(self, error: Exception, *, tries: int, alone: bool, over: float) -> bool:
+        verdict = judge(error)
+        if deadline(0) >= over or verdict == "refused":
+            return False
+        if verdict == "elsewhere":
+            self._drop()
+            return True
+        # A group that meets a stranger's lock is not tried again as a whole: its members are, one by one.
+        return tries < AGAIN_MOST and (verdict == "again" or alone)
+
+    async def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> list[Any]:
+        buckets = folding.fold(writes)
+        outcome: list[Any] = [None] * len(writes)
+        if len(buckets) == 1:
+            await self._fill(session, buckets[0], writes, outcome, over=over)
+            return outcome
+        try:
+            await session.execute("begin", over=over)
+            for bucket in buckets:
+                await self._fill(session, bucket, writes, outcome, over=over)
+        except Lost as lost:
+            raise Lost(lost.problem, sent=False) from lost  # no commit has left: the server rolls back
+        except BaseException:
+            await _roll_back(session, over=over)
+            raise
+        await session.execute("commit", over=over)
+        return outcome
+
+    async def _fill(
+        self,
+        session: Session,
+        bucket: folding.Bucket,
+        writes: Sequence[Write],
+        outcome: list[Any],
+        *,
+        over: float,
+    ) -> None:
+        arrays = folding.values(bucket, writes)
+        rows = await session.fetch(SQL[bucket.shape], self._cluster, *arrays, over=over)
+        found = folding.results(bucket, writes, rows)
+        for place, result in zip(bucket.places, found, strict=True):
+            outcome[place] = result
+
+    async def _connected(self, *, over: float) -> Session:
+        if self._session is not None and (self._session.closed or self._session.standby):
+            self._drop()
+        if self._session is None:
+            self._session = await self._reconnect(over=over)
+        return self._session
+
+    async def _reconnect(self, *, over: float) -> Session:
+        # In an outage the queued groups would wait for their deadlines one after another: the first one waits
+        # in full, later ones get a single try after a short pause, so that a long queue is told soon.
+        if self._down:
+            await asyncio.sleep(self._chance.between(0.05, 0.2))
+        tries = 1 if self._down else None
+        self._down = True
+        session = await self._connector.connect("writer", over=over, tries=tries)
+        self._down = False
+        return session
+
+    def _drop(self) -> None:
+        if self._session is not None:
+            self._session.abort()
+            self._session = None
+
+
+async def _roll_back(session: Session, *, over: float) -> None:
+    try:
+        await session.execute("rollback", over=over)
+    except (Lost, *DatabaseRefusal):
+        session.abort()

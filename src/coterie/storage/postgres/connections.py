@@ -1,0 +1,178 @@
+"""How a session is opened: tries with pauses between, and a set-up of one round trip."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from coterie.errors import ConfigurationError, PersistenceError
+from coterie.kernel.secret import redacted_url
+from coterie.storage.postgres import forks
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, hopeless
+from coterie.storage.postgres.sessions import Session, deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from coterie.kernel.chance import Chance
+
+Role = Literal["work", "writer", "dedicated", "migration"]
+
+OLDEST = 14
+"""Servers before it are refused: they do not say whether they are a standby, and are no longer maintained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long what may take. Nothing waits without one of these."""
+
+    connect_s: float = 3.0  # one try, set-up included
+    tries: int = 3  # at start; later as many as the call's own deadline leaves room for
+    backoff_s: float = 0.5  # before the second try, doubled for each further one, jittered
+    call_s: float = 5.0  # one call with all its retries; below the lease's TTL
+    lock_s: float = 0.25  # the writer's wait for a row: a stranger's lock must not hold up a group [M3]
+    transaction_s: float = 2.0  # an open transaction that does nothing [M12]
+    migration_s: float = 600.0
+
+
+class Connector:
+    """Opens sessions on one database."""
+
+    def __init__(self, url: str, *, incarnation: str, chance: Chance, limits: Limits) -> None:
+        self.address = without_password(url)
+        self._url = url
+        self._name = application_name(incarnation)
+        self._chance = chance
+        self._limits = limits
+        self._guard = forks.Guard(f"the connection to {self.address}")
+
+    async def connect(
+        self, role: Role, *, over: float | None = None, tries: int | None = None, standby: bool = False
+    ) -> Session:
+        """A session, after some tries with growing pauses between. A standby is a failed try unless allowed.
+
+        Args:
+            role: What the session is for; decides about its settings.
+            over: When to give up, on the loop's clock.
+            tries: After how many tries to give up. One of the two is needed.
+            standby: Whether a standby will do.
+
+        Raises:
+            PersistenceError: "unreachable", with the number of tries and the time they took.
+        """
+        self._guard.check()
+        assert over is not None or tries is not None, "it would try for ever"
+        began, number = deadline(0), 0
+        while True:
+            number += 1
+            once = deadline(self._limits.connect_s)
+            try:
+                return await self._try(role, over=once if over is None else min(once, over), standby=standby)
+            except (OSError, Lost, asyncpg.InternalClientError, *DatabaseRefusal) as error:
+                pause_s = self._chance.between(0.5, 1.0) * self._limits.backoff_s * 2 ** min(number - 1, 4)
+                late = over is not None and deadline(pause_s) >= over
+                if number == tries or late or hopeless(error):
+                    raise self._unreachable(error, tries=number, took_s=deadline(0) - began) from error
+            await asyncio.sleep(pause_s)
+
+    async def _try(self, role: Role, *, over: float, standby: bool) -> Session:
+        session = Session(await self._open(over), what=f"the connection to {self.address}")
+        try:
+            require_version(session.version, address=self.address)
+            if session.standby and not standby:
+                raise Lost("the server is a standby", sent=False)
+            session.keep_alive(_tcp_options(self._limits))
+            await session.execute(
+                session_settings(role, application=self._name, limits=self._limits), over=over
+            )
+        except BaseException:
+            session.abort()
+            raise
+        return session
+
+    async def _open(self, over: float) -> asyncpg.Connection[Any]:
+        within_s = over - deadline(0)
+        several = "," in urlsplit(self._url).netloc and "target_session_attrs" not in self._url
+        options: dict[str, Any] = {"target_session_attrs": "read-write"} if several else {}
+        try:
+            async with asyncio.timeout_at(over):
+                # No cache of the driver's: our sessions keep their own prepared statements, by text.
+                raw: asyncpg.Connection[Any] = await asyncpg.connect(
+                    self._url, timeout=within_s + 1, statement_cache_size=0, **options
+                )
+                return raw
+        except TimeoutError as error:
+            raise Lost(f"no answer within {within_s:.3g}s", sent=False) from error
+
+    def _unreachable(self, error: Exception, *, tries: int, took_s: float) -> PersistenceError:
+        many = f"{tries} tries" if tries > 1 else "1 try"
+        running = "is the server running? coterie doctor checks the address; "
+        return PersistenceError(
+            doing=f"connect to {self.address}",
+            problem=f"{describe(error)} ({many} in {took_s:.1f}s)",
+            outcome="unreachable",
+            hint=hopeless(error) or running + "without COTERIE_URL a local file is used",
+        )
+
+
+def session_settings(role: Role, *, application: str, limits: Limits) -> str:
+    """The script that sets up a session. Not as start-up parameters, which poolers refuse or drop."""
+    statement_s = (
+        limits.migration_s if role == "migration" else 0.9 * limits.call_s
+    )  # the server gives up first
+    lock_s = limits.lock_s if role == "writer" else min(limits.call_s / 2, 2.0)
+    settings: Mapping[str, str] = {
+        "application_name": application,
+        "search_path": "pg_catalog",
+        "timezone": "UTC",
+        "default_transaction_isolation": "read committed",  # whatever the database's default [m4]
+        "statement_timeout": _ms(statement_s),
+        "lock_timeout": _ms(lock_s),
+        "idle_in_transaction_session_timeout": _ms(limits.transaction_s),
+        "tcp_keepalives_idle": "5",
+        "tcp_keepalives_interval": "2",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": _ms(2 * limits.call_s),
+        "jit": "off",
+        # Plans by rule, since the planner's figures are stale just when a table starts to grow: our
+        # statements find rows by key, in key order (a bitmap scan locks them in page order: deadlocks).
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_mergejoin": "off",
+    }
+    return "; ".join(f"set {name} = '{value}'" for name, value in settings.items())
+
+
+def application_name(incarnation: str) -> str:
+    """What our sessions are called in pg_stat_activity: `coterie/<incarnation>`, 63 characters at most."""
+    return re.sub(r"[^A-Za-z0-9._:/-]", "_", f"coterie/{incarnation}")[:63]
+
+
+def without_password(url: str) -> str:
+    """A URL fit to be printed: user, hosts and database."""
+    return redacted_url(url).partition("?")[0].replace(":***@", "@", 1)
+
+
+def require_version(major: int, *, address: str) -> None:
+    """Refuse servers that are too old."""
+    if major < OLDEST:
+        raise ConfigurationError(
+            problem=f"{address} runs PostgreSQL {major}, coterie needs {OLDEST} or newer",
+            hint=f"upgrade the server to PostgreSQL {OLDEST} or newer",
+        )
+
+
+def _tcp_options(limits: Limits) -> Mapping[str, int]:
+    """Notice a silent network within seconds, instead of the system's hours."""
+    silent_ms = int(2000 * limits.call_s)
+    return {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": silent_ms}
+
+
+def _ms(seconds: float) -> str:
+    return f"{max(seconds * 1000, 1):.0f}"  # zero would mean no limit

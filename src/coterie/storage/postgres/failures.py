@@ -1,0 +1,95 @@
+"""What a failure of the driver means: gone or refused, worth another try or not, and its words. Pure."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Literal
+
+import asyncpg
+
+from coterie.errors import Outcome, PersistenceError
+
+Verdict = Literal["again", "locked", "elsewhere", "refused"]
+
+_AGAIN = {"40001", "40P01"}  # serialization failure, deadlock: the database asks for another try
+_LOCKED = {"55P03"}  # lock_timeout: somebody else holds the row
+_ELSEWHERE = {
+    "57P01",  # the server is being shut down
+    "57P02",  # it crashed
+    "57P03",  # it is starting up
+    "25006",  # it has become read-only: a former primary
+    "26000",  # our prepared statement is not there: another session than ours answered
+    "0A000",  # a cached plan no longer fits the table
+}
+
+# Another try does not help: a person has to change something. SQLSTATE to hint.
+_HOPELESS = {
+    "28P01": "check the password in the url",
+    "28000": "check user and access rules (pg_hba.conf) of the server",
+    "3D000": "create the database first, or correct its name in the url",
+    "42501": "the role may not connect to this database",
+}
+
+DatabaseRefusal = (asyncpg.PostgresError, asyncpg.InterfaceError)
+"""What the driver raises while the connection stays usable: the server said no, or a value cannot be sent."""
+
+
+class Lost(Exception):
+    """The connection is gone. `sent`: the statement had left, so it may have taken effect."""
+
+    def __init__(self, problem: str, *, sent: bool) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.sent = sent
+
+
+def judge(error: Exception) -> Verdict:
+    """What to do about a refusal: try again at once, name the lock, try another connection, or give up."""
+    state = getattr(error, "sqlstate", None)
+    if state in _AGAIN:
+        return "again"
+    if state in _LOCKED:
+        return "locked"
+    return "elsewhere" if state in _ELSEWHERE else "refused"
+
+
+def refusal(error: Exception, *, doing: str) -> PersistenceError:
+    """The server answered with an error: it has rolled back."""
+    return PersistenceError(doing=doing, problem=describe(error), outcome="refused", hint=_hint(error))
+
+
+def loss(lost: Lost, *, doing: str, outcome: Outcome) -> PersistenceError:
+    """The connection is gone for good, or too late to try another one."""
+    return PersistenceError(doing=doing, problem=lost.problem, outcome=outcome)
+
+
+def hopeless(error: Exception) -> str | None:
+    """The hint for a failed connect that another try cannot mend; None if it may."""
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return "correct the url"
+    return _HOPELESS.get(getattr(error, "sqlstate", None) or "")
+
+
+def describe(error: BaseException) -> str:
+    """An error in the words of an operator."""
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate:
+        return f"{error.args[0] if error.args else error} (SQLSTATE {error.sqlstate})"
+    if isinstance(error, ConnectionRefusedError) or re.search(r"Errno (111|61)\b", str(error)):
+        return "connection refused"
+    if isinstance(error, socket.gaierror):
+        return f"the host name cannot be resolved ({error.strerror})"
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _hint(error: Exception) -> str:
+    state = getattr(error, "sqlstate", None)
+    if state in _LOCKED:
+        return "another session holds a lock on it; pg_stat_activity shows open transactions"
+    if state == "42501":
+        return "grant select, insert, update, delete on all tables in schema coterie to the role"
+    if state == "57014":
+        return "the server is overloaded, or another session holds what it needs"
+    if state == "25006":
+        return "the server is a standby or was made read-only; point the url to the primary"
+    return ""

@@ -1,0 +1,115 @@
+"""The key-value part of the storage: writes go to the group writer, reads to the pool."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, cast
+
+from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
+from coterie.storage.postgres.commits import SQL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coterie.storage.groups import GroupWriter
+    from coterie.storage.postgres.forks import Guard
+    from coterie.storage.postgres.pool import Pool
+
+CLEAR_STEP = 5000
+"""Rows that one statement of `clear` removes: a large prefix must not hold locks for long."""
+
+
+class PostgresKv:
+    """Keys and values of one cluster on PostgreSQL."""
+
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, guard: Guard) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._writer = writer
+        self._guard = guard
+
+    async def get(self, key: str) -> Entry | None:
+        """The entry, or None if it is absent or expired."""
+        self._check()
+        rows = await self._pool.read(SQL["get"], self._cluster, key)
+        return Entry(*rows[0]) if rows else None
+
+    async def put(self, write: KvPut) -> None:
+        """Durable when it returns."""
+        self._check()
+        await self._writer.write(write)
+
+    async def swap(self, write: KvSwap) -> bool:
+        """Durable when it returns; see `KvSwap`."""
+        self._check()
+        return cast("bool", await self._writer.write(write))
+
+    async def remove(self, write: KvRemove) -> bool:
+        """Durable when it returns; see `KvRemove`."""
+        self._check()
+        return cast("bool", await self._writer.write(write))
+
+    async def count(self, prefix: str) -> int:
+        """How many keys start with `prefix`."""
+        self._check()
+        low, high = span(prefix, after=None)
+        sql, bounds = (SQL["count_from"], (low,)) if high is None else (SQL["count"], (low, high))
+        rows = await self._pool.read(sql, self._cluster, *bounds)
+        return cast("int", rows[0][0])
+
+    async def page(self, prefix: str, *, after: str | None, most: int) -> Sequence[Entry]:
+        """The next entries whose keys start with `prefix`, in order, past the key `after`."""
+        self._check()
+        low, high = span(prefix, after=after)
+        sql, bounds = (SQL["page_from"], (low,)) if high is None else (SQL["page"], (low, high))
+        rows = await self._pool.read(sql, self._cluster, most, *bounds)
+        return [Entry(*row) for row in rows]
+
+    async def clear(self, prefix: str) -> int:
+        """Remove all keys that start with `prefix`; how many there were (expired ones do not count).
+
+        Not promised:
+            One instant: it goes in steps, and a key set meanwhile may stay.
+        """
+        self._check()
+        removed: int = 0
+        after: str | None = None
+        while True:
+            low, high = span(prefix, after=after)
+            sql, bounds = (SQL["clear_from"], (low,)) if high is None else (SQL["clear"], (low, high))
+            rows = await self._pool.write(sql, self._cluster, CLEAR_STEP, *bounds)
+            removed += rows[0]["removed"]
+            if rows[0]["seen"] < CLEAR_STEP:
+                return removed
+            after = rows[0]["last"]
+
+    async def purge(self, *, most: int) -> int:
+        """Delete up to `most` expired entries for good; how many it were."""
+        self._check()
+        rows = await self._pool.write(SQL["purge"], self._cluster, most)
+        return cast("int", rows[0][0])
+
+    def _check(self) -> None:
+        self._guard.check()
+        self._writer.require_running()
+
+
+def span(prefix: str, *, after: str | None) -> tuple[str, str | None]:
+    """The range of keys that start with `prefix` and come past `after`: from the first on, before the second.
+
+    Keys are ordered by code points. Without a second there is no end: nothing comes past the prefix.
+    """
+    if after is not None and after >= prefix:
+        return f"{after}\x01", _past(prefix)  # PostgreSQL has no U+0000 in texts, so this is the next one
+    return prefix, _past(prefix)
+
+
+def _past(prefix: str) -> str | None:
+    """The smallest text past all that start with `prefix`."""
+    stem = prefix.rstrip(chr(sys.maxunicode))
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    if 0xD800 <= following <= 0xDFFF:  # surrogates are no characters
+        following = 0xE000
+    return stem[:-1] + chr(following)

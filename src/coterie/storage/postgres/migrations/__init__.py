@@ -1,0 +1,1 @@
+"""The steps of this engine's schema, as `NNNN_phase_name.sql` files."""

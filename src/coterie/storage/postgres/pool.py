@@ -1,0 +1,135 @@
+"""The pool for work: sessions lent to one call at a time, opened when needed, dropped when in doubt [P7]."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import PersistenceError, ShuttingDown
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
+from coterie.storage.postgres.sessions import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import asyncpg
+
+    from coterie.kernel.chance import Chance
+    from coterie.storage.postgres.connections import Connector, Limits
+    from coterie.storage.postgres.sessions import Session
+
+
+class Pool:
+    """At most `size` sessions. The one used last is lent first, so that idle ones stay idle.
+
+    Our own instead of the driver's: that one waits politely for cancelled calls, resets each session on its
+    way back (a round trip, and our settings gone) and knows no deadline for a call with all its retries.
+    """
+
+    def __init__(self, connector: Connector, *, size: int, chance: Chance, limits: Limits) -> None:
+        self.size = size
+        self._connector = connector
+        self._chance = chance
+        self._limits = limits
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[Session] = []
+        self._lent: dict[Session, None] = {}
+        self._closed = False
+
+    @property
+    def open(self) -> int:
+        """Sessions that are open, lent or idle."""
+        return sum(not session.closed for session in (*self._idle, *self._lent))
+
+    def adopt(self, session: Session) -> None:
+        """Take over a session that was opened elsewhere."""
+        self._idle.append(session)
+
+    async def read(self, sql: str, *values: Any) -> Sequence[asyncpg.Record]:
+        """The rows of a statement that changes nothing; tried again on another session while time is left."""
+        return await self._call(sql, values, doing=f"read from {self._connector.address}", repeat=True)
+
+    async def write(self, sql: str, *values: Any) -> Sequence[asyncpg.Record]:
+        """Run one statement that changes something, in a transaction of its own.
+
+        For the rare ones; the rest goes through the group writer.
+        """
+        return await self._call(sql, values, doing=f"write to {self._connector.address}", repeat=False)
+
+    async def _call(
+        self, sql: str, values: Sequence[Any], *, doing: str, repeat: bool
+    ) -> Sequence[asyncpg.Record]:
+        over = deadline(self._limits.call_s)
+        while True:
+            try:
+                async with self.session(over=over) as session:
+                    return await session.fetch(sql, *values, over=over)
+            except Lost as lost:
+                if lost.sent and not repeat:
+                    raise loss(lost, doing=doing, outcome="unknown") from lost
+                if deadline(0) >= over:
+                    raise loss(lost, doing=doing, outcome="unreachable") from lost
+            except DatabaseRefusal as error:
+                if judge(error) not in ("again", "elsewhere") or deadline(0) >= over:
+                    raise refusal(error, doing=doing) from error
+            await asyncio.sleep(self._chance.between(0.005, 0.05))
+
+    @asynccontextmanager
+    async def session(self, *, over: float) -> AsyncIterator[Session]:
+        """Lend a session. It comes back if it is fit for others, and is dropped otherwise."""
+        await self._wait_for_room(over)
+        try:
+            session = self._take() or await self._connector.connect("work", over=over)
+            self._lent[session] = None
+            try:
+                yield session
+            except DatabaseRefusal as error:
+                if judge(error) == "elsewhere":
+                    session.abort()
+                raise
+            finally:
+                del self._lent[session]
+                self._give_back(session)
+        finally:
+            self._free.release()
+
+    async def close(self) -> None:
+        """Let go of all sessions; whoever still uses one fails."""
+        self._closed = True
+        for session in list(self._lent):
+            session.abort()
+        await asyncio.gather(*(session.close() for session in self._idle))
+        self._idle.clear()
+
+    async def _wait_for_room(self, over: float) -> None:
+        if self._closed:
+            raise ShuttingDown(what=f"the pool of {self._connector.address}")
+        try:
+            async with asyncio.timeout_at(over):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise PersistenceError(
+                doing=f"use {self._connector.address}",
+                problem=f"all {self.size} connections were busy for {self._limits.call_s:g}s",
+                outcome="unreachable",
+                hint="raise pool_size, or look at what the database is busy with",
+            ) from error
+
+    def _take(self) -> Session | None:
+        if self._closed:
+            raise ShuttingDown(what=f"the pool of {self._connector.address}")
+        while self._idle:
+            session = self._idle.pop()
+            if not session.closed and not session.standby:
+                return session
+            session.abort()
+        return None
+
+    def _give_back(self, session: Session) -> None:
+        if session.closed:
+            return
+        if self._closed or session.in_transaction:
+            session.abort()
+        else:
+            self._idle.append(session)

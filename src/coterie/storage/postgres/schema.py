@@ -1,0 +1,123 @@
+"""The tables in the schema `coterie`: what is applied, and applying what is missing under a lock."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coterie.errors import ConfigurationError
+from coterie.storage import migrations
+from coterie.storage.migrations import Migration
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
+from coterie.storage.postgres.inspection import SQL, require_grants
+from coterie.storage.postgres.locks import lock_key
+from coterie.storage.postgres.sessions import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from coterie.storage.migrations import Phase
+    from coterie.storage.postgres.connections import Connector, Limits
+    from coterie.storage.postgres.sessions import Session
+
+log = logging.getLogger("coterie")
+
+T = TypeVar("T")
+
+KNOWN = migrations.load("coterie.storage.postgres.migrations")
+LOCK = lock_key("migrations")  # of the database, not of a cluster: clusters share the tables
+
+
+class PostgresSchema:
+    """The migrations of one database. Each call opens a session of its own, as it is asked for so rarely."""
+
+    def __init__(self, connector: Connector, *, limits: Limits, known: Sequence[Migration] = KNOWN) -> None:
+        self.known = known
+        self._connector = connector
+        self._limits = limits
+        self._doing = f"migrate {connector.address}"
+
+    async def applied(self) -> Sequence[Migration]:
+        """What has been applied, in order; empty for an empty database."""
+        return await self._with_session(self._read)
+
+    async def pending(self, phase: Phase | None = None) -> Sequence[Migration]:
+        """What this program knows and the database lacks, in order."""
+        return migrations.pending(self.known, await self.applied(), phase)
+
+    async def apply(self, phase: Phase | None = None) -> Sequence[Migration]:
+        """Apply what is pending under a lock, each in a transaction; what was applied here.
+
+        Promise:
+            Safe from several processes at once, and after a crash at any point: a migration and its record
+            are one transaction.
+        """
+        done: list[Migration] = []
+
+        async def apply(session: Session) -> None:
+            for migration in migrations.pending(self.known, await self._read(session), phase):
+                if await self._apply(session, migration):
+                    done.append(migration)
+                    log.info("applied migration %s to %s", migration, self._connector.address)
+
+        await self._with_session(apply)
+        return done
+
+    async def require_usable(self, *, migrate: bool) -> None:
+        """Set up an empty database if asked and allowed to, then refuse what this program cannot work on."""
+        await self._with_session(lambda session: self._require_usable(session, migrate=migrate))
+
+    async def _require_usable(self, session: Session, *, migrate: bool) -> None:
+        if not await self._is_empty(session):
+            await self._require_grants(session)
+        elif not migrate or not (await self._fetch(session, "role"))[0]["creates"]:
+            why = "this role may not create it" if migrate else "migrate is off"
+            raise ConfigurationError(
+                problem=f"{self._connector.address} has no schema of coterie yet, and {why}",
+                hint="run as a role that may: coterie migrate --apply",
+            )
+        else:
+            await self.apply()
+            await self._require_grants(session)
+        migrations.require_usable(self.known, await self._read(session), address=self._connector.address)
+
+    async def _require_grants(self, session: Session) -> None:
+        role = (await self._fetch(session, "role"))[0]
+        may = {row["name"]: row["may"] for row in await self._fetch(session, "tables")}
+        require_grants(may, enters=role["enters"], role=role["name"], address=self._connector.address)
+
+    async def _is_empty(self, session: Session) -> bool:
+        return "migrations" not in {row["name"] for row in await self._fetch(session, "tables")}
+
+    async def _read(self, session: Session) -> Sequence[Migration]:
+        if await self._is_empty(session):
+            return []
+        return [Migration(*row) for row in await self._fetch(session, "applied")]
+
+    async def _apply(self, session: Session, migration: Migration) -> bool:
+        """Whether it was applied here; somebody else may have been faster."""
+        over = deadline(self._limits.migration_s)
+        await session.execute(f"begin; set local lock_timeout = '{self._limits.migration_s:.0f}s'", over=over)
+        await self._fetch(session, "lock_migrations", LOCK)
+        mine = migration.number not in {m.number for m in await self._read(session)}
+        if mine:
+            # A table that is in use must not be waited for with everybody queued behind us.
+            await session.execute("set local lock_timeout = '5s'", over=over)
+            await session.execute(migration.sql, over=over)
+            await self._fetch(session, "record", migration.number, migration.phase, migration.name)
+        await session.execute("commit", over=over)
+        return mine
+
+    async def _fetch(self, session: Session, name: str, *values: Any) -> Sequence[Any]:
+        return await session.fetch(SQL[name], *values, over=deadline(self._limits.migration_s))
+
+    async def _with_session(self, work: Callable[[Session], Awaitable[T]]) -> T:
+        session = await self._connector.connect("migration", tries=self._limits.tries)
+        try:
+            return await work(session)
+        except Lost as lost:
+            raise loss(lost, doing=self._doing, outcome="unknown") from lost
+        except DatabaseRefusal as error:
+            raise refusal(error, doing=self._doing) from error
+        finally:
+            await session.close()  # an open transaction goes with it

@@ -1,0 +1,130 @@
+"""One connection: every call on it comes to an end, and in doubt the connection does too [P7, P8]."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from coterie.storage.postgres import forks
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from asyncpg.prepared_stmt import PreparedStatement
+
+
+class Session:
+    """One connection and what is prepared on it, for one task at a time.
+
+    Calls take the time by which they must be `over`, on the loop's clock (see `deadline`).
+
+    Promise:
+        Every call ends by then: the transport is aborted, without waiting for a polite cancel. A session on
+        which a call was cancelled or ran out of time is closed and never used again.
+    """
+
+    def __init__(self, raw: asyncpg.Connection[Any], *, what: str) -> None:
+        self._raw = raw
+        self._prepared: dict[str, PreparedStatement[Any]] = {}
+        self._guard = forks.Guard(what)
+        self._expired: str | None = None
+        # The driver sets TCP_NODELAY only, and has no public way to its socket.
+        self._socket: socket.socket | None = raw._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # noqa: SLF001
+        forks.watch(self)
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 once it is closed."""
+        return -1 if self._socket is None or self.closed else self._socket.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._raw.is_closed()
+
+    @property
+    def standby(self) -> bool:
+        """Whether the server said, at connecting or since, that it is a standby. No round trip."""
+        return getattr(self._raw.get_settings(), "in_hot_standby", "off") == "on"
+
+    @property
+    def version(self) -> int:
+        """The server's major version."""
+        return self._raw.get_server_version().major
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open here."""
+        return self._raw.is_in_transaction()
+
+    async def fetch(self, sql: str, *values: Any, over: float) -> Sequence[asyncpg.Record]:
+        """The rows of one statement. Raises `Lost` or what the server said."""
+        statement = self._prepared.get(sql)
+        if statement is None:
+            with self._limited(over, sent=False):  # what is lost here has not begun
+                statement = self._prepared[sql] = await self._raw.prepare(sql)
+        with self._limited(over, sent=True):
+            rows: Sequence[asyncpg.Record] = await statement.fetch(*values)
+            return rows
+
+    async def execute(self, script: str, *, over: float) -> None:
+        """Run a script without parameters and results, in one round trip."""
+        with self._limited(over, sent=True):
+            await self._raw.execute(script)
+
+    def abort(self) -> None:
+        """Drop the connection now, whatever the server does."""
+        self._raw.terminate()
+
+    async def close(self, *, within_s: float = 1.0) -> None:
+        """Say goodbye, or drop the connection if the server does not answer."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._raw.close()
+        except (TimeoutError, OSError, *DatabaseRefusal):
+            pass
+        finally:
+            self.abort()
+
+    def keep_alive(self, options: Mapping[str, int]) -> None:
+        """Set TCP options by name where the connection is TCP and the system has them."""
+        if self._socket is None or self._socket.family == getattr(socket, "AF_UNIX", None):
+            return
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options.items():
+            if (number := getattr(socket, option, None)) is not None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, number, value)
+
+    @contextmanager
+    def _limited(self, over: float, *, sent: bool) -> Iterator[None]:
+        self._guard.check()
+        loop = asyncio.get_running_loop()
+        if self.closed or loop.time() >= over:
+            raise Lost("the connection was closed" if self.closed else "no time is left", sent=False)
+        timer = loop.call_at(over, self._expire, over - loop.time())
+        try:
+            yield
+        except (OSError, asyncpg.InternalClientError, *DatabaseRefusal) as error:
+            if isinstance(error, asyncpg.InternalClientError):
+                self.abort()  # the two ends no longer understand each other
+            if not self.closed:
+                raise
+            raise Lost(self._expired or describe(error), sent=sent) from error
+        except BaseException:
+            self.abort()  # cancelled (or a bug): what is still under way must not meet the next caller
+            raise
+        finally:
+            timer.cancel()
+
+    def _expire(self, within_s: float) -> None:
+        self._expired = f"no answer within {within_s:.3g}s"
+        self.abort()
+
+
+def deadline(within_s: float) -> float:
+    """The moment so many seconds from now, on the loop's clock."""
+    return asyncio.get_running_loop().time() + within_s

@@ -1,0 +1,1 @@
+"""The statements of this engine, as `.sql` files."""

@@ -1,0 +1,111 @@
+-- Writes in the name of seats [C1]. Each statement proves the seats it writes for: the runner's own row `for key
+-- share`, then the seats' rows `for share` in name order, with holder and epoch. Whatever changes hands waits for
+-- these locks. Every part that writes joins `held`: one that does not is not fenced at all [M3].
+--
+-- The sort below the lock makes `me` come first in every plan: it ends before the first seat is locked.
+
+-- name: verify
+-- Which of these (seat, epoch) are mine.
+with me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+)
+select s.name, s.epoch
+from unnest($3::text[], $4::bigint[]) as u (seat, epoch)
+    join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+    cross join me
+where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+order by s.name
+for share of s;
+
+-- name: write_states
+-- Write states whose version is still the expected one (0: none yet). Per key, once each: was the seat held, was it
+-- written. Held and not written: another version is there [M4].
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::bigint[])
+        as u (seat, epoch, key, value, version)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), inserted as (
+    insert into coterie.states (cluster, key, seat, value, version, epoch)
+    select $1, i.key, i.seat, i.value, 1, i.epoch
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    where i.version = 0
+    order by i.key
+    on conflict (cluster, key) do nothing
+    returning key
+), updated as (
+    update coterie.states as t
+    set value = i.value, version = t.version + 1, epoch = i.epoch, seat = i.seat
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    where t.cluster = $1 and t.key = any($5::text[]) and t.key = i.key
+        and t.version = i.version and t.epoch <= i.epoch
+    returning t.key
+)
+select i.key, held.name is not null as held, written.key is not null as written
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join (select key from inserted union all select key from updated) as written on written.key = i.key;
+
+-- name: claim_states
+-- Load states for a new holder, marking the rows with its epoch. Per key: is the seat held, then value and version
+-- (null and 0: none yet).
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[]) as u (seat, epoch, key)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), claimed as (
+    update coterie.states as t
+    set epoch = i.epoch, seat = i.seat
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    where t.cluster = $1 and t.key = any($5::text[]) and t.key = i.key and t.epoch <= i.epoch
+    returning t.key, t.value, t.version
+)
+select i.key, held.name is not null as held, claimed.value, coalesce(claimed.version, 0) as version
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join claimed on claimed.key = i.key;
+
+-- name: put_kv
+-- Set keys of the key-value store, whatever they were. Keys come once each; per key, was the seat held, was it written.
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::bigint[], $8::float8[])
+        as u (seat, epoch, key, value, stamp, ttl_s)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), written as (
+    insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
+    select $1, i.key, i.value, i.stamp, clock_timestamp() + make_interval(secs => i.ttl_s)
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    order by i.key
+    on conflict (cluster, key) do update
+    set value = excluded.value, stamp = excluded.stamp, expires_at = excluded.expires_at
+    returning kv.key
+)
+select i.key, held.name is not null as held, written.key is not null as written
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join written on written.key = i.key;

@@ -1,0 +1,52 @@
+-- name: now
+-- The database's clock.
+select clock_timestamp();
+
+-- name: facts
+-- What decides whether this server keeps our promises.
+select
+    pg_is_in_recovery() as standby,
+    current_setting('synchronous_commit') as synchronous_commit,
+    current_setting('fsync') as fsync,
+    current_setting('full_page_writes') as full_page_writes;
+
+-- name: whose
+-- Which server session answers, and the mark that we left on it.
+select pg_backend_pid() as pid, current_setting('coterie.session', true) as mark;
+
+-- name: tables
+-- Our tables and what this role may do with them, readable without any right of ours.
+select c.relname as name, array_remove(array[
+    case when has_table_privilege(c.oid, 'select') then 'select' end,
+    case when has_table_privilege(c.oid, 'insert') then 'insert' end,
+    case when has_table_privilege(c.oid, 'update') then 'update' end,
+    case when has_table_privilege(c.oid, 'delete') then 'delete' end
+], null) as may
+from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
+where n.nspname = 'coterie' and c.relkind in ('r', 'p');
+
+-- name: role
+-- Who we are, and whether we may look into our schema or create it.
+select
+    quote_ident(current_user) as name,
+    coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace where nspname = 'coterie'), false) as enters,
+    coalesce(
+        (select has_schema_privilege(oid, 'create') from pg_namespace where nspname = 'coterie'),
+        has_database_privilege(current_database(), 'create')
+    ) as creates;
+
+-- name: applied
+-- The migrations that are there.
+select number, phase, name from coterie.migrations order by number;
+
+-- name: record
+-- One more migration is there.
+insert into coterie.migrations (number, phase, name) values ($1, $2, $3);
+
+-- name: lock_migrations
+-- One process at a time changes the schema; the lock goes with the transaction.
+select pg_advisory_xact_lock($1);
+
+-- name: hold
+-- Take a lock that goes with the session; false if another session has it.
+select pg_try_advisory_lock($1);

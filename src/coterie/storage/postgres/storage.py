@@ -1,0 +1,120 @@
+"""One cluster's PostgreSQL database: the start with its refusals, the parts, and the end."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+from coterie.storage.groups import GroupWriter
+from coterie.storage.interface import Storage
+from coterie.storage.postgres import forks, inspection
+from coterie.storage.postgres.commits import Committer
+from coterie.storage.postgres.connections import Connector, Limits
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
+from coterie.storage.postgres.kv import PostgresKv
+from coterie.storage.postgres.locks import Dedicated
+from coterie.storage.postgres.pool import Pool
+from coterie.storage.postgres.schema import PostgresSchema
+from coterie.storage.postgres.sessions import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from datetime import datetime
+
+    from coterie.kernel.chance import Chance
+    from coterie.settings import Settings
+
+
+class PostgresStorage(Storage):
+    """A cluster's data on a PostgreSQL server (14 or newer).
+
+    Args:
+        settings: The url, the cluster's name, the size of the pool, whether to set up an empty database.
+        incarnation: The identity of this process, seen as application_name on the server.
+        chance: For pauses between tries, and for telling sessions apart.
+        check_schema: Off for the command that migrates: it starts on any schema and sets nothing up.
+        limits: How long what may take.
+    """
+
+    kv: PostgresKv
+    schema: PostgresSchema
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        incarnation: str,
+        chance: Chance,
+        check_schema: bool = True,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits or Limits(transaction_s=settings.transaction_limit.total_seconds())
+        self._connector = Connector(settings.url, incarnation=incarnation, chance=chance, limits=self._limits)
+        super().__init__(what=f"the storage at {self.address}")
+        self._guard = forks.Guard(self.what)
+        self._chance = chance
+        self._migrate = settings.migrate
+        self._check_schema = check_schema
+        self._committer = Committer(
+            self._connector, cluster=settings.name, chance=chance, limits=self._limits
+        )
+        self.writer = GroupWriter(self._committer.commit)
+        self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
+        self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, guard=self._guard)
+        self.schema = PostgresSchema(self._connector, limits=self._limits)
+
+    @property
+    def address(self) -> str:
+        """The url without its password."""
+        return self._connector.address
+
+    async def now(self) -> datetime:
+        """The database's clock."""
+        self._guard.check()
+        self.require_running()
+        return cast("datetime", (await self.pool.read(inspection.SQL["now"]))[0][0])
+
+    @asynccontextmanager
+    async def dedicated(self) -> AsyncIterator[Dedicated]:
+        """A connection of one's own, for ownership: outside of the pool, on the loop of whoever opens it."""
+        self._guard.check()
+        session = await self._connector.connect("dedicated", tries=self._limits.tries)
+        held = Dedicated(session, address=self.address, within_s=self._limits.call_s)
+        try:
+            yield held
+        finally:
+            await held.close()
+
+    async def start(self) -> None:
+        """Connect, check, and refuse what would break promises."""
+        self._guard.check()
+        await super().start()
+
+    async def stop(self) -> None:
+        """Let go of all connections."""
+        self._guard.check()
+        await super().stop()
+
+    async def _start(self) -> None:
+        ours = await self._connector.connect("work", tries=self._limits.tries, standby=True)
+        self.pool.adopt(ours)
+        try:
+            over = deadline(self._limits.call_s)
+            await inspection.require_fit_server(ours, address=self.address, over=over)
+            other = await self._connector.connect("writer", tries=self._limits.tries)
+            self._committer.adopt(other)
+            mark = self._chance.token(8).hex()
+            over = deadline(self._limits.call_s)
+            await inspection.require_sessions(ours, other, mark=mark, address=self.address, over=over)
+        except Lost as lost:
+            raise loss(lost, doing=f"start on {self.address}", outcome="unreachable") from lost
+        except DatabaseRefusal as error:
+            raise refusal(error, doing=f"start on {self.address}") from error
+        if self._check_schema:
+            await self.schema.require_usable(migrate=self._migrate)
+        await self.writer.start()
+
+    async def _stop(self) -> None:
+        await self.writer.stop()
+        await self._committer.close()
+        await self.pool.close()

@@ -1,0 +1,163 @@
+"""Who runs the SQL: a thread that owns one connection, or whoever the simulator puts in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from coterie.errors import PersistenceError
+from coterie.kernel.service import Service
+from coterie.storage.interface import WAITING_MOST
+from coterie.storage.sqlite.forks import Origin
+
+if TYPE_CHECKING:
+    import apsw
+
+T = TypeVar("T")
+
+Role = Literal["writer", "reader", "leases"]
+
+
+class Executor(Protocol):
+    """Runs plain functions on the one connection it owns, one after the other."""
+
+    async def start(self) -> None:
+        """Open the connection."""
+        ...
+
+    async def stop(self) -> None:
+        """Run what was accepted, then close the connection."""
+        ...
+
+    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+        """The result of `work`, or its error."""
+        ...
+
+
+Executors = Callable[[Role, "Callable[[], apsw.Connection]"], Executor]
+"""Makes the executor of a role from what opens its connection; a simulator's may share one for all."""
+
+
+def threads(role: Role, connect: Callable[[], apsw.Connection]) -> Executor:
+    """The executors of real life: a thread each."""
+    return ThreadExecutor(connect, what=f"SQLite {role}")
+
+
+class ThreadExecutor(Service):
+    """One thread and one connection, which nothing else touches.
+
+    Use it from the loop that started it. Results are handed over once per turn of that loop, however many
+    there are, so the price of crossing threads is paid per batch.
+
+    Promise:
+        A caller that is cancelled does not disturb the work of others; its own work is left out if it has not
+        begun, and runs to its end otherwise. `stop` returns when the connection is closed.
+    """
+
+    def __init__(
+        self, connect: Callable[[], apsw.Connection], *, what: str, waiting_most: int = WAITING_MOST
+    ) -> None:
+        super().__init__(what=what)
+        self._connect = connect
+        self._waiting_most = waiting_most
+        self._waiting = 0
+        self._inbox: queue.SimpleQueue[tuple[Callable[[apsw.Connection], Any], asyncio.Future[Any]] | None]
+        self._inbox = queue.SimpleQueue()
+        self._outbox: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._delivering = False
+        self._thread: threading.Thread | None = None
+        self._origin = Origin(what)
+
+    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+        """The result of `work`, or its error."""
+        self._origin.require_same()
+        self.require_running()
+        if self._waiting >= self._waiting_most:
+            raise PersistenceError(
+                doing=f"queue work for the {self.what}",
+                problem=f"{self._waiting} pieces are waiting already",
+                outcome="unreachable",
+                hint="slow down, or wait for earlier work first",
+            )
+        done: asyncio.Future[T] = self._loop.create_future()
+        self._waiting += 1
+        self._inbox.put((work, done))
+        return await done
+
+    async def _start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._origin.set()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._waiting += 1
+        self._thread = threading.Thread(target=self._live, args=(opened,), name=self.what, daemon=True)
+        self._thread.start()
+        await opened
+
+    async def _stop(self) -> None:
+        self._origin.require_same()
+        if self._thread is None:
+            return
+        self._inbox.put(None)
+        await self._ended
+        self._thread.join()
+
+    # What follows runs in the thread, but for `_deliver`. The connection is a local there: a forked child
+    # has no such thread, so nothing in it ever lets go of the connection, which would close it [P13].
+
+    def _live(self, opened: asyncio.Future[None]) -> None:
+        try:
+            connection = self._connect()
+        except BaseException as error:  # noqa: BLE001 whatever it is belongs to the one who starts
+            self._post(opened, None, error)
+        else:
+            self._post(opened, None, None)
+            try:
+                self._serve(connection)
+            finally:
+                connection.close()
+        finally:
+            self._post(self._ended, None, None)
+
+    def _serve(self, connection: apsw.Connection) -> None:
+        while (job := self._inbox.get()) is not None:
+            work, done = job
+            if done.cancelled():
+                self._post(done, None, None)
+                continue
+            try:
+                result, problem = work(connection), None
+            except BaseException as error:  # noqa: BLE001 whatever it is belongs to the caller
+                result, problem = None, error
+            self._post(done, result, problem)
+            # Hold on to nothing while waiting for the next piece.
+            del job, work, done, result, problem
+
+    def _post(self, done: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+        self._outbox.append((done, result, error))
+        # Set before the hand-over is asked for and cleared before it empties the outbox: an entry is never
+        # left.
+        if not self._delivering:
+            self._delivering = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._delivering = False
+        while self._outbox:
+            done, result, error = self._outbox.popleft()
+            if done is not self._ended:
+                self._waiting -= 1
+            if done.done():
+                continue
+            if error is None:
+                done.set_result(result)
+            elif isinstance(error, StopIteration):  # which a future refuses
+                done.set_exception(RuntimeError(f"the work of {self.what} raised {error!r}"))
+            else:
+                done.set_exception(error)

@@ -1,0 +1,146 @@
+"""The files that this process holds open, and the audit hook that keeps others here away from them [C2].
+
+POSIX locks belong to the process and go when *any* descriptor of the file is closed. Whoever opens and
+closes our file through another library (the stdlib's `sqlite3`, a backup script's `open`) drops the locks
+that we hold, and two processes write at once: committed rows vanish without an error. So Python's own ways
+of opening are refused.
+
+Not promised: C extensions that open files by themselves, and `os.open` relative to a `dir_fd`, are not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from coterie.errors import Forked, PersistenceError
+from coterie.storage.sqlite.location import beside
+from coterie.storage.sqlite.locks import write_lock_holder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Identity = tuple[int, int]
+
+_ENDINGS = ("", "-wal", "-shm")
+
+_lock = threading.Lock()
+_held: dict[Path, Held] = {}
+_identities: dict[Identity, Path] = {}
+_inherited: dict[Path, int] = {}
+_hooked = False
+
+
+@dataclass(slots=True)
+class Held:
+    """A file that connections of this process have open; the last `release` must follow their closing."""
+
+    path: Path
+    shm: int
+    """A descriptor of the -shm file, to ask about locks. Closing it drops ours, so it stays until the end."""
+    holders: int = 1
+
+    def write_lock_holder(self) -> int | None:
+        """The id of the other process that holds the write lock, if there is one that we can see."""
+        return write_lock_holder(self.shm)
+
+    def release(self) -> None:
+        """Let go: the connections of this holder are closed."""
+        with _lock:
+            self.holders -= 1
+            if self.holders == 0:
+                _forget(self)
+
+
+def require_not_inherited(path: Path) -> None:
+    """Raise in a child that was forked while its parent had the file open.
+
+    The child has inherited SQLite's book of locks for that file, but not the locks: even a new connection of
+    its own would believe that it holds them.
+    """
+    if path in _inherited:
+        raise Forked(what=str(path), parent=_inherited[path], child=os.getpid())
+
+
+def hold(path: Path) -> Held:
+    """Guard a file (a resolved path) that this process has just opened in WAL mode."""
+    with _lock:
+        _hook()
+        held = _held.get(path)
+        if held is not None:
+            held.holders += 1
+            return held
+        # Opened before its identity is known below, so that our own hook lets it pass.
+        files = beside(path, _ENDINGS)
+        identities = {_identity(file): file for file in files}
+        held = _held[path] = Held(path, os.open(files[-1], os.O_RDWR | os.O_CLOEXEC))
+        _identities.update(identities)
+        return held
+
+
+def _forget(held: Held) -> None:
+    del _held[held.path]
+    ours = set(beside(held.path, _ENDINGS))
+    for identity in [identity for identity, file in _identities.items() if file in ours]:
+        del _identities[identity]
+    os.close(held.shm)
+
+
+def _hook() -> None:
+    global _hooked  # a hook cannot be taken out again, so there is one per process
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_audit)
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    # Runs at every audited event of the interpreter: the first line decides nearly always.
+    if (event != "open" and event != "sqlite3.connect") or not _identities:
+        return
+    target = args[0]
+    if isinstance(target, int) or target is None:
+        return
+    _refuse(target)
+    if event == "sqlite3.connect" and (named := _from_uri(os.fsdecode(target))):
+        _refuse(named)
+
+
+def _refuse(target: Any) -> None:
+    try:
+        file = _identities.get(_identity(target))
+    except (OSError, ValueError, TypeError):
+        return  # what cannot be found is not ours
+    if file is not None:
+        raise PersistenceError(
+            doing=f"open {os.fsdecode(target)}",
+            problem=f"coterie has {file} open in this process, and closing it elsewhere would drop its locks",
+            hint="use self.transaction() for tables of your own, another process to look at or copy the file",
+        )
+
+
+def _from_uri(name: str) -> str | None:
+    if not name.startswith("file:"):
+        return None
+    path = name.removeprefix("file:").partition("#")[0].partition("?")[0]
+    if path.startswith("//"):
+        path = "/" + path[2:].partition("/")[2]
+    return unquote(path)
+
+
+def _identity(file: Any) -> Identity:
+    found = os.stat(file)  # noqa: PTH116 a Path would cost more than the look itself
+    return found.st_dev, found.st_ino
+
+
+def _forked() -> None:
+    """In a child: the parent's locks are not at stake, but the inherited files are out of bounds [P13]."""
+    global _lock  # another thread of the parent may have held it
+    _lock = threading.Lock()
+    _inherited.update(dict.fromkeys(_held, os.getppid()))
+    _held.clear()
+    _identities.clear()

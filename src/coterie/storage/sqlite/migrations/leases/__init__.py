@@ -1,0 +1,1 @@
+"""Migrations of the leases file: *pre* only, each opener applies them."""

@@ -1,0 +1,75 @@
+"""The tables of a file: which migrations are there, and applying the missing ones under the write lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coterie.errors import ConfigurationError
+from coterie.kernel.clock import to_datetime
+from coterie.storage import migrations, statements
+from coterie.storage.migrations import Migration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import apsw
+
+    from coterie.kernel.clock import Clock
+    from coterie.storage.migrations import Phase
+    from coterie.storage.sqlite.database import Database
+
+APPLICATION_ID = 1129272389
+"""What the first migration writes into the file's head ("COTE")."""
+
+_SQL = statements.load(f"{__package__}.sql", "schema.sql")
+
+
+class SqliteSchema:
+    """The migrations of one database, from one package."""
+
+    def __init__(self, database: Database, *, package: str, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self.known = migrations.load(package)
+
+    async def applied(self) -> Sequence[Migration]:
+        """What has been applied, in order."""
+        return await self._database.read(self._applied, doing="read which migrations are applied")
+
+    async def pending(self, phase: Phase | None = None) -> Sequence[Migration]:
+        """What this program knows and the file lacks, in order."""
+        return migrations.pending(self.known, await self.applied(), phase)
+
+    async def apply(self, phase: Phase | None = None) -> Sequence[Migration]:
+        """Apply what is pending in one transaction: all of it, or nothing."""
+        if not await self.pending(phase):
+            return []  # without the write lock, which somebody may hold for long
+        doing = f"apply migrations to {self._database.address}"
+        return await self._database.transact(lambda connection: self._apply(connection, phase), doing=doing)
+
+    async def prepare(self, *, migrate: bool) -> None:
+        """Set up an empty database if that is wanted; raise unless the schema is one we can work on."""
+        found = await self.applied()
+        if not found and migrate:
+            await self.apply()
+            found = await self.applied()
+        migrations.require_usable(self.known, found, address=self._database.address)
+
+    def _applied(self, connection: apsw.Connection) -> list[Migration]:
+        if not connection.execute(_SQL["tables"]).get:
+            return []
+        if connection.pragma("application_id") != APPLICATION_ID:
+            raise ConfigurationError(
+                problem=f"{self._database.address} holds tables that are not coterie's",
+                hint="give coterie a file of its own",
+            )
+        return [Migration(number, phase, name) for number, phase, name in connection.execute(_SQL["applied"])]
+
+    def _apply(self, connection: apsw.Connection, phase: Phase | None) -> list[Migration]:
+        due = migrations.pending(self.known, self._applied(connection), phase)
+        applied_at = to_datetime(self._clock.wall_ns()).isoformat()
+        for step in due:
+            connection.execute(step.sql).fetchall()
+            row = {"number": step.number, "phase": step.phase, "name": step.name, "applied_at": applied_at}
+            connection.execute(_SQL["record"], row)
+        return due

@@ -1,0 +1,1 @@
+"""SQL statements, one file per thing that is stored."""

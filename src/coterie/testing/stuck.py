@@ -1,0 +1,89 @@
+"""Errors for a run that cannot go on, and what every task of it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.testing.trace import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
+
+    from coterie.testing.handles import SimTask
+
+_SHOWN = 100
+
+
+class Deadlock(RuntimeError):
+    """Nothing can ever run again, and the run is not finished."""
+
+
+class StepLimit(RuntimeError):
+    """The run takes more steps than it may: most likely something spins."""
+
+
+def deadlock(tasks: Iterable[SimTask[Any]], *, now_ns: int) -> Deadlock:
+    """The error that says what every task waits for."""
+    return Deadlock(
+        f"nothing can ever run again at {moment(now_ns)}: no callback is ready and no timer is set\n"
+        f"{waits(tasks)}"
+    )
+
+
+def waits(tasks: Iterable[SimTask[Any]]) -> str:
+    """One line per unfinished task: node, name, and where it waits."""
+    rows = [(_place(task), task.get_name(), _wait(task)) for task in tasks if not task.done()]
+    if not rows:
+        return "  no task is left"
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {node:{widths[0]}}  {name:{widths[1]}}  {wait}" for node, name, wait in rows[:_SHOWN]]
+    return "\n".join(lines + ([f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []))
+
+
+def _place(task: SimTask[Any]) -> str:
+    state = task.node.process.state if task.node.state == "runs" else task.node.state
+    return task.node.label if state == "runs" else f"{task.node.label} ({state})"
+
+
+def _wait(task: SimTask[Any]) -> str:
+    awaited: object = task.get_coro()
+    frame: FrameType | None = None
+    while awaited is not None:
+        frame = _frame(awaited) or frame
+        inner = _awaited(awaited)
+        if inner is None:
+            break
+        awaited = inner
+    return f"{_where(frame)}{_what(awaited)}"
+
+
+def _frame(awaitable: object) -> FrameType | None:
+    for name in ("cr_frame", "gi_frame", "ag_frame"):
+        frame: FrameType | None = getattr(awaitable, name, None)
+        if frame is not None:
+            return frame
+    return None
+
+
+def _awaited(awaitable: object) -> object:
+    for name in ("cr_await", "gi_yieldfrom", "ag_await"):
+        inner: object = getattr(awaitable, name, None)
+        if inner is not None:
+            return inner
+    return None
+
+
+def _where(frame: FrameType | None) -> str:
+    if frame is None:
+        return "has not begun"
+    return f"waits in {frame.f_code.co_qualname}, {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _what(awaited: object) -> str:
+    """What is at the end of the chain, if it says more than "a future"."""
+    if isinstance(awaited, asyncio.Task):
+        return f", for task {awaited.get_name()}"
+    return ""

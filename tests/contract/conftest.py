@@ -1,0 +1,74 @@
+"""The storages that the contract runs on, and a way to let the database's time pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coterie.kernel.chance import Chance
+from coterie.kernel.clock import SystemClock
+from coterie.settings import Settings
+from coterie.storage.opening import open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from coterie.storage.interface import Storage
+
+Passing = Callable[[float], Awaitable[None]]
+
+
+def new_storage(url: str, *, name: str = "default") -> Storage:
+    settings = Settings.load({"url": url, "name": name}, environ={})
+    return open_storage(settings, incarnation="0" * 31 + "1", clock=SystemClock(), chance=Chance())
+
+
+@pytest.fixture(params=["memory", "file", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database of each kind."""
+    if request.param == "memory":
+        return "sqlite://"
+    if request.param == "file":
+        return f"sqlite:///{tmp_path}/contract.db"
+    fresh: str = request.getfixturevalue("postgres_url")
+    return fresh
+
+
+@asynccontextmanager
+async def opened(url: str, *, name: str = "default") -> AsyncIterator[Storage]:
+    async with new_storage(url, name=name) as storage:
+        yield storage
+
+
+@pytest.fixture
+async def storage(url: str) -> AsyncIterator[Storage]:
+    async with opened(url) as storage:
+        yield storage
+
+
+@pytest.fixture
+async def neighbour(url: str) -> AsyncIterator[Storage]:
+    """Another cluster in the same database."""
+    if url == "sqlite://":
+        pytest.skip("memory is one process's and one cluster's")
+    async with opened(url, name="neighbour") as storage:
+        yield storage
+
+
+@pytest.fixture
+def passing(storage: Storage) -> Passing:
+    """Wait until the database's own clock has moved by so many seconds."""
+
+    async def wait(seconds: float) -> None:
+        until = await storage.now() + timedelta(seconds=seconds)
+        async with asyncio.timeout(30):
+            while await storage.now() < until:
+                await asyncio.sleep(0.005)
+
+    return wait

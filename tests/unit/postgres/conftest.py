@@ -1,0 +1,65 @@
+"""What the tests of the PostgreSQL engine share: storages with short limits, roles, waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from coterie.kernel.chance import Chance
+from coterie.settings import Settings
+from coterie.storage.postgres import Limits, PostgresStorage
+from tests.postgres import Server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+SHORT = Limits(connect_s=1.0, backoff_s=0.02, call_s=1.0)
+
+
+def new_storage(
+    url: str, *, incarnation: str = "a" * 32, limits: Limits | None = None, check_schema: bool = True, **values: Any
+) -> PostgresStorage:
+    settings = Settings.load({"url": url, **values}, environ={})
+    return PostgresStorage(
+        settings, incarnation=incarnation, chance=Chance(1), limits=limits, check_schema=check_schema
+    )
+
+
+async def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def database_of(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+@contextlib.asynccontextmanager
+async def stranger(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """Another program's connection."""
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url, timeout=10)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+@pytest.fixture
+async def storage(postgres_url: str) -> AsyncIterator[PostgresStorage]:
+    async with new_storage(postgres_url) as storage:
+        yield storage
+
+
+@pytest.fixture
+def role(postgres_server: Server, postgres_url: str) -> Iterator[str]:
+    """A role without any right of its own."""
+    name = f"role_{database_of(postgres_url)}"
+    postgres_server.execute(f"create role {name} login")
+    yield name
+    postgres_server.execute(f"drop owned by {name} cascade", database=database_of(postgres_url))
+    postgres_server.execute(f"drop role {name}")

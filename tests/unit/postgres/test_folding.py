@@ -1,0 +1,131 @@
+"""Group commit's arithmetic: which writes share a statement, and who gets which result [M3]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.storage.interface import KvPut, KvRemove, KvSwap, Write
+from coterie.storage.postgres.folding import Bucket, fold, results, values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def test_writes_of_one_kind_share_one_statement_in_key_order() -> None:
+    writes = [KvPut(key, b"", stamp) for stamp, key in enumerate(["z", "é", "a", "\U0001f600", "Z"])]
+    buckets = fold(writes)
+    assert buckets == [Bucket("put", [0, 1, 2, 3, 4])]
+    assert values(buckets[0], writes)[0] == ["Z", "a", "z", "é", "\U0001f600"]
+
+
+def test_of_two_puts_of_one_key_the_last_is_written_and_both_are_acknowledged() -> None:
+    writes = [KvPut("a", b"first", 1), KvPut("a", b"last", 2)]
+    (bucket,) = fold(writes)
+    assert values(bucket, writes) == [["a"], [b"last"], [2], [None]]
+    assert results(bucket, writes, []) == [None, None]
+
+
+def test_of_two_swaps_for_an_absent_key_the_first_wins() -> None:
+    writes = [KvSwap("a", None, b"first", 1), KvSwap("a", None, b"second", 2)]
+    (bucket,) = fold(writes)
+    assert values(bucket, writes)[2] == [1]
+    assert results(bucket, writes, [(1,)]) == [True, False]
+
+
+def test_of_two_removes_of_one_key_the_first_finds_it() -> None:
+    writes = [KvRemove("a"), KvRemove("a"), KvRemove("b")]
+    (bucket,) = fold(writes)
+    assert results(bucket, writes, [("a",)]) == [True, False, False]
+
+
+def test_a_key_that_comes_back_in_another_shape_waits_for_the_next_statement() -> None:
+    writes = [KvPut("a", b"", 1), KvRemove("a"), KvPut("a", b"", 2), KvRemove("b")]
+    assert fold(writes) == [Bucket("put", [0]), Bucket("remove", [3]), Bucket("remove", [1]), Bucket("put", [2])]
+
+
+State = dict[str, tuple[bytes, int]]
+
+
+def one_by_one(state: State, writes: Sequence[Write]) -> list[object]:
+    """What the writes mean, one after another."""
+    found: list[object] = []
+    for write in writes:
+        stamp = state[write.key][1] if write.key in state else None
+        if isinstance(write, KvPut):
+            state[write.key] = (write.value, write.stamp)
+            found.append(None)
+        elif isinstance(write, KvRemove):
+            found.append(state.pop(write.key, None) is not None)
+        else:
+            found.append(stamp == write.expected)
+            if stamp == write.expected:
+                state.pop(write.key, None)
+                if write.value is not None:
+                    state[write.key] = (write.value, write.stamp)
+    return found
+
+
+def statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
+    """What the statements of kv.sql do, on a dict."""
+    found: list[tuple[object, ...]] = []
+    assert len(set(arrays[0])) == len(arrays[0]) or bucket.shape in ("replace", "discard")
+    before = dict(state)
+    for row in zip(*arrays, strict=True):
+        key = str(row[0])
+        stamp = before[key][1] if key in before else None
+        if bucket.shape == "put" or (bucket.shape == "insert" and stamp is None):
+            state[key] = (row[1], row[2])  # type: ignore[assignment]  # columns of one type each
+            found.append((row[2],))
+        elif bucket.shape == "replace" and stamp == row[1]:
+            state[key] = (row[2], row[3])  # type: ignore[assignment]  # columns of one type each
+            found.append((row[3],))
+        elif bucket.shape == "discard" and stamp == row[1]:
+            del state[key]
+            found.append((key, stamp))
+        elif bucket.shape == "remove" and state.pop(key, None):
+            found.append((key,))
+        elif bucket.shape == "present" and stamp is not None:
+            found.append((key,))
+    return found
+
+
+def groups() -> st.SearchStrategy[list[Write]]:
+    keys = st.sampled_from("abc")
+    expected = st.sampled_from([None, 1, 2, 3])
+    value = st.sampled_from([None, b"x", b"y"])
+    kinds = st.one_of(
+        st.tuples(st.just("put"), keys, expected, st.just(b"p")),
+        st.tuples(st.just("swap"), keys, expected, value),
+        st.tuples(st.just("remove"), keys, expected, value),
+    )
+    return st.lists(kinds, max_size=12).map(_numbered)
+
+
+def _numbered(kinds: list[tuple[str, str, int | None, bytes | None]]) -> list[Write]:
+    writes: list[Write] = []
+    for number, (kind, key, expected, value) in enumerate(kinds, start=100):
+        if kind == "put":
+            writes.append(KvPut(key, value or b"", number))
+        elif kind == "remove":
+            writes.append(KvRemove(key))
+        else:
+            writes.append(KvSwap(key, expected, value, number))
+    return writes
+
+
+@settings(max_examples=500, deadline=None)
+@given(groups())
+def test_a_group_has_the_effect_of_its_members_one_after_another(writes: list[Write]) -> None:
+    """M3."""
+    start: State = {"a": (b"old", 1), "b": (b"old", 2)}
+    serial, folded = dict(start), dict(start)
+    wanted = one_by_one(serial, writes)
+    found: list[object] = [None] * len(writes)
+    for bucket in fold(writes):
+        rows = statement(folded, bucket, values(bucket, writes))
+        for place, result in zip(bucket.places, results(bucket, writes, rows), strict=True):
+            found[place] = result
+    assert (found, folded) == (wanted, serial)

@@ -1,0 +1,1 @@
+"""The SQLite engine beyond the contract: files, threads, locks, processes."""

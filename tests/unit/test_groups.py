@@ -1,0 +1,145 @@
+"""Group commit: writes share transactions, stay independent, and nobody waits for ever [M3]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from coterie.errors import NotStarted, Outcome, PersistenceError, ShuttingDown
+from coterie.storage.groups import GroupWriter
+from coterie.storage.interface import KvPut, Write
+
+
+class Engine:
+    """Commits groups when it is let, and refuses those with a bad member."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.outcome: Outcome = "refused"
+
+    async def commit(self, writes: Sequence[Write]) -> list[Any]:
+        self.groups.append([write.key for write in writes])
+        await self.open.wait()
+        if any(write.key.startswith("bad") for write in writes):
+            raise PersistenceError(doing="write", problem="bad", outcome=self.outcome)
+        if any(write.key == "bug" for write in writes):
+            raise ZeroDivisionError
+        return [write.key.upper() for write in writes]
+
+
+@asynccontextmanager
+async def writing(engine: Engine, **bounds: int) -> AsyncIterator[GroupWriter]:
+    async with GroupWriter(engine.commit, **bounds) as writer:
+        yield writer
+
+
+def put(key: str) -> KvPut:
+    return KvPut(key, b"", 1)
+
+
+async def test_a_lone_write_is_committed_at_once() -> None:
+    engine = Engine()
+    async with writing(engine) as writer:
+        assert await writer.write(put("a")) == "A"
+        assert await writer.write(put("b")) == "B"
+    assert engine.groups == [["a"], ["b"]]
+
+
+async def test_what_queues_during_a_commit_shares_the_next_one() -> None:
+    engine = Engine()
+    engine.open.clear()
+    async with writing(engine) as writer:
+        tasks = [asyncio.create_task(writer.write(put(key))) for key in "abcde"]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        late = [asyncio.create_task(writer.write(put(key))) for key in "xy"]
+        await asyncio.sleep(0)
+        engine.open.set()
+        assert await asyncio.gather(*tasks, *late) == list("ABCDEXY")
+    assert engine.groups == [list("abcde"), list("xy")]
+    assert (writer.groups, writer.members) == (2, 7)
+
+
+async def test_a_group_has_a_bound() -> None:
+    engine = Engine()
+    async with writing(engine, most=2) as writer:
+        await asyncio.gather(*(writer.write(put(key)) for key in "abcde"))
+    assert engine.groups == [["a", "b"], ["c", "d"], ["e"]]
+
+
+async def test_m3_one_bad_member_fails_alone() -> None:
+    engine = Engine()
+    async with writing(engine) as writer:
+        results = await asyncio.gather(*(writer.write(put(key)) for key in ("a", "bad", "c")), return_exceptions=True)
+    assert results[0] == "A"
+    assert isinstance(results[1], PersistenceError)
+    assert results[2] == "C"
+    assert writer.reruns == 1
+
+
+@pytest.mark.parametrize("outcome", ["unknown", "unreachable"])
+async def test_a_group_that_may_have_been_written_is_not_run_again(outcome: Outcome) -> None:
+    engine = Engine()
+    engine.outcome = outcome
+    async with writing(engine) as writer:
+        results = await asyncio.gather(*(writer.write(put(key)) for key in ("a", "bad", "c")), return_exceptions=True)
+    assert [getattr(result, "outcome", None) for result in results] == [outcome] * 3
+    assert len(engine.groups) == 1
+
+
+async def test_a_bug_in_an_engine_reaches_the_callers_and_writing_goes_on() -> None:
+    async with writing(Engine()) as writer:
+        with pytest.raises(ZeroDivisionError):
+            await writer.write(put("bug"))
+        assert await writer.write(put("a")) == "A"
+
+
+async def test_a_cancelled_caller_leaves_its_neighbours_alone() -> None:
+    engine = Engine()
+    engine.open.clear()
+    async with writing(engine) as writer:
+        tasks = [asyncio.create_task(writer.write(put(key))) for key in "abc"]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        engine.open.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (results[0], results[2]) == ("A", "C")
+    assert isinstance(results[1], asyncio.CancelledError)
+
+
+async def test_the_queue_has_a_bound() -> None:
+    engine = Engine()
+    engine.open.clear()
+    async with writing(engine, most=1, waiting_most=2) as writer:
+        first = asyncio.create_task(writer.write(put("a")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(writer.write(put(key))) for key in "bc"]
+        await asyncio.sleep(0)
+        with pytest.raises(PersistenceError, match="2 writes are waiting already"):
+            await writer.write(put("d"))
+        engine.open.set()
+        assert await asyncio.gather(first, *waiting) == ["A", "B", "C"]
+
+
+async def test_stopping_tells_everybody_who_waits() -> None:
+    engine = Engine()
+    engine.open.clear()
+    writer = GroupWriter(engine.commit, most=1)
+    with pytest.raises(NotStarted):
+        await writer.write(put("early"))
+    await writer.start()
+    tasks = [asyncio.create_task(writer.write(put(key))) for key in "ab"]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await writer.stop()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [getattr(result, "outcome", None) for result in results] == ["unknown", "unreachable"]
+    with pytest.raises(ShuttingDown):
+        await writer.write(put("late"))
