@@ -7,7 +7,7 @@ import itertools
 import queue
 import tempfile
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
 import apsw
@@ -103,8 +103,9 @@ class _RawSqlite:
 
 @asynccontextmanager
 async def _postgres() -> AsyncIterator[tuple[Work, Work]]:
-    with Server(durable=True) as server:
-        url = server.create_database()
+    with closing(Server(options={"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"})) as server:
+        server.start()
+        url = server.url(server.create_database())
         pool = await asyncpg.create_pool(url, min_size=RAW_CONNECTIONS, max_size=RAW_CONNECTIONS, reset=_keep)
         await pool.execute("create table raw(key text primary key, value bytea, stamp bigint)")
         upsert = "insert into raw values ($1, $2, 1) on conflict (key) do update set value = excluded.value, stamp = excluded.stamp"

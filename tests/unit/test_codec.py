@@ -1,7 +1,8 @@
-"""The codec: what goes in comes out, by declared type; everything else is refused with a sentence (F1, S4, P24)."""
+"""The codec: what goes in comes out, by declared type; the rest is refused with a sentence (F1, S4, P24)."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import resource
@@ -24,10 +25,9 @@ from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError, MalformedMessage
 from coterie.kernel.addresses import MessageId
-from coterie.kernel.codec import Codec, codec_for
+from coterie.kernel.codec import PLAIN, codec_for
 from coterie.kernel.refusals import NESTED_MOST
 
-PLAIN: Codec[Any] = codec_for(Any)
 AT = datetime(2026, 3, 29, 2, 30, tzinfo=timezone(timedelta(hours=2)))
 
 
@@ -154,9 +154,6 @@ def test_the_codec_of_a_type_is_made_once() -> None:
     assert codec_for(Annotated[int, ["not hashable"]]).copy(3) == 3
 
 
-# S4: fields
-
-
 @pytest.mark.parametrize("kind", [Order, OrderStruct, OrderAttrs, OrderModel])
 def test_unknown_fields_are_dropped_and_missing_ones_take_their_defaults_s4(kind: Any) -> None:
     decoded = codec_for(kind).decode(PLAIN.encode({"cents": 5, "later": 1}))
@@ -180,9 +177,6 @@ def test_pydantic_is_never_imported_by_us() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
-
-
-# refusals
 
 
 def problem(kind: Any, value: Any) -> str:
@@ -250,8 +244,8 @@ def test_checked_refuses_what_would_not_decode_before_it_is_stored() -> None:
         ([object()], "[0] is of type object, which is not data"),
         ({1: 1j}, "[1] is of type complex, which is not data"),
         (object(), "it is of type object, which is not data"),
-        ({"n": 2**64}, "n is a whole number of 65 bits, and 64 bits are the most"),
-        (OrderStruct(-(2**63) - 1), "cents is a whole number of 64 bits, and 64 bits are the most"),
+        ({"n": 2**64}, "n is a whole number beyond 64 bits"),
+        (OrderStruct(-(2**63) - 1), "cents is a whole number beyond 64 bits"),
         (["\ud800"], "[0] is text with half a surrogate pair, which is no Unicode"),
         ({"\ud800": 1}, "it (a key) is text with half a surrogate pair, which is no Unicode"),
     ],
@@ -302,9 +296,6 @@ class _Holder:
 def test_a_type_that_would_lose_data_is_refused_at_definition(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match="cannot be stored or sent"):
         codec_for(kind)
-
-
-# P24: bombs
 
 
 def nested(levels: int) -> list[Any]:
@@ -374,10 +365,8 @@ def test_msgpack_extensions_are_refused_but_for_the_timestamp() -> None:
 @given(st.binary(max_size=200))
 @pytest.mark.parametrize("kind", [Any, Order, OrderModel, Cat | Dog, Tree])
 def test_any_bytes_are_a_value_or_malformed_p24(kind: Any, data: bytes) -> None:
-    try:
+    with contextlib.suppress(MalformedMessage):
         codec_for(kind).decode(data)
-    except MalformedMessage as error:
-        assert error.problem
 
 
 def test_an_error_of_the_users_own_class_is_malformed_too() -> None:
@@ -390,9 +379,6 @@ def test_an_error_of_the_users_own_class_is_malformed_too() -> None:
 
     with pytest.raises(MalformedMessage, match="odd"):
         codec_for(Odd).decode(PLAIN.encode({"x": 1}))
-
-
-# the canonical encoding
 
 
 VALUES = st.recursive(
@@ -513,7 +499,8 @@ def test_a_default_that_is_another_each_time_is_never_left_out() -> None:
         number: int = field(default_factory=lambda: next(numbers))
 
     codec = codec_for(Numbered)
-    assert len({codec.canonical(Numbered(number)) for number in range(5)}) == 5
+    for number in range(5):
+        assert codec.canonical(Numbered(number)) == b"\x81\xa6number" + bytes([number])
 
 
 def test_equal_instants_of_other_zones_compare_equal() -> None:
@@ -530,7 +517,8 @@ class A:
     groups: frozenset[frozenset[str]]
     any: Any = None
 names = {"a", "b", "c", "dd", "ee", "f"}
-value = A(names, frozenset(frozenset({x, y}) for x in names for y in names), {1: names, "x": {("t", n) for n in names}})
+pairs = frozenset(frozenset({x, y}) for x in names for y in names)
+value = A(names, pairs, {1: names, "x": {("t", n) for n in names}})
 print(codec_for(A).canonical(value).hex(), codec_for(Any).canonical([value, names]).hex())
 """
 

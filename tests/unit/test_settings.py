@@ -33,20 +33,20 @@ from coterie.settings import (
 )
 
 ROOT = Path(__file__).parents[2]
-NAMES = (
+NAMES = (  # noqa: SIM905 as the public face writes them
     "url name runner_name groups weight lease_ttl lease_renew lease_margin stall_limit drain heartbeat "
     "call_timeout shards listen advertise secret tls_cert tls_key tls_ca http_listen web pool_size retention "
-    "key_retention resident_entities max_idle retry frame_limit transaction_limit sqlite_kill_frozen http_token "
-    "migrate audit log_format"
-).split()  # noqa: SIM905 as the public face writes them
+    "key_retention resident_entities max_idle retry frame_limit transaction_limit sqlite_kill_frozen "
+    "http_token migrate audit log_format"
+).split()
 LONG = "correct-horse-battery"
 
 
-def load(environ: dict[str, str] | None = None, **overrides: Any) -> Settings:
+def load(environ: Any = None, /, **overrides: Any) -> Settings:
     return Settings.load(overrides, environ or {})
 
 
-def refusal(environ: dict[str, str] | None = None, **overrides: Any) -> ConfigurationError:
+def refusal(environ: Any = None, /, **overrides: Any) -> ConfigurationError:
     with pytest.raises(ConfigurationError) as caught:
         load(environ, **overrides)
     return caught.value
@@ -93,6 +93,7 @@ def test_an_argument_equal_to_the_default_is_still_an_argument() -> None:
 
 
 def test_the_variables_of_the_process_are_used_when_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COTERIE_UPDATE_GOLDEN", raising=False)
     monkeypatch.setenv("COTERIE_SHARDS", "7")
     assert Settings.load({}).shards == 7
     assert Settings().shards == 100, "a bare Settings() reads no variables"
@@ -246,6 +247,12 @@ def test_values_that_cannot_work_together_are_refused_m16_m17(overrides: dict[st
     assert refusal(**overrides).message == first
     with pytest.raises(ConfigurationError):
         Settings(**overrides)
+
+
+def test_values_that_just_work_together_are_accepted_m16_m17() -> None:
+    load(lease_ttl="6s", lease_margin="1500ms", lease_renew="2249ms")
+    load(retention="30s", key_retention="30s", call_timeout="30s")
+    load(tls_cert="a.pem", tls_key=Path("b.pem"), tls_ca="ca.pem")
 
 
 def test_times_that_break_the_ten_seconds_are_warned_about_and_accepted_m16(

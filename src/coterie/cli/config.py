@@ -7,6 +7,7 @@ import json
 import click
 
 from coterie.cli.options import common, settings_for
+from coterie.settings import help_rows
 
 
 @click.command()
@@ -18,7 +19,7 @@ def command(url: str | None, as_json: bool) -> None:
     Example:
       COTERIE_HEARTBEAT=10s coterie config
     """
-    rows = settings_for(url).rows()
+    rows = help_rows(settings_for(url))
     if as_json:
         click.echo(json.dumps([{"name": r.name, "value": r.value, "origin": r.origin} for r in rows]))
         return

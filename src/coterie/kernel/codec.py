@@ -48,7 +48,7 @@ class Codec(Generic[T]):
         A limit on the size: that is the caller's, before it decodes.
     """
 
-    def __init__(self, type: type[T] | Any) -> None:
+    def __init__(self, type: Any) -> None:
         self.type = type
         self.name = _type_name(type)
         self._decoder, self._open = _decoder(type, self.name)
@@ -232,3 +232,7 @@ def _type_name(type: Any) -> str:
     if get_origin(type) is None and isinstance(name := getattr(type, "__name__", None), str):
         return name
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(type))
+
+
+PLAIN: Codec[Any] = Codec(Any)
+"""For values without declared type."""

@@ -173,7 +173,7 @@ def _described(part: Any, reason: Exception) -> str:
     if isinstance(part, str):
         return "text with half a surrogate pair, which is no Unicode"
     if isinstance(part, int):
-        return f"a whole number of {part.bit_length()} bits, and 64 bits are the most"
+        return "a whole number beyond 64 bits"
     if isinstance(part, io.IOBase):
         return "an open file, which is not data"
     name = "a function" if callable(part) and not isinstance(part, type) else f"of type {type(part).__name__}"

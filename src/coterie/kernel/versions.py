@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import msgspec
 
 from coterie.errors import ConfigurationError, CoterieError, MalformedMessage
-from coterie.kernel.codec import Codec, codec_for
+from coterie.kernel.codec import PLAIN, Codec, codec_for
 from coterie.kernel.refusals import misfit
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class NewerVersion(CoterieError):
     """The stored value was written by a later version of the program."""
 
     text = "{what} is version {found}, this program knows up to {known}"
-    advice = "roll the program forward, or add a migration; what is stored was not touched"
+    advice = "roll the program forward, or add a migration; the stored state was not touched"
     what: str
     found: int
     known: int
@@ -37,7 +37,7 @@ class MigrationFailed(CoterieError):
     """A migration function raised, or gave something that is no map."""
 
     text = "{what}: migration from version {version} to {following} failed: {problem}"
-    advice = "correct the migration; what is stored was not touched"
+    advice = "correct the migration; the stored state was not touched"
     what: str
     version: int
     following: int
@@ -50,7 +50,6 @@ class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 _STORED = msgspec.msgpack.Decoder(_Stored)
-_PLAIN: Codec[Any] = codec_for(Any)
 
 
 class Versioned(Generic[T]):
@@ -68,7 +67,7 @@ class Versioned(Generic[T]):
 
     def __init__(
         self,
-        type: type[T] | Any,
+        type: type[T],
         version: int = 1,
         migrations: Migrations | None = None,
         *,
@@ -98,14 +97,14 @@ class Versioned(Generic[T]):
         return self._migrated(stored.version, bytes(stored.payload))
 
     def _migrated(self, version: int, payload: bytes) -> T:
-        values = _PLAIN.decode(payload, what=self.what)
+        values = PLAIN.decode(payload, what=self.what)
         if not isinstance(values, dict):
             problem = f"version {version} is stored as {type(values).__name__}, and migrations work on maps"
             raise MalformedMessage(what=self.what, problem=problem)
         for step in range(version, self.version):
             values = self._step(step, values)
         what = f"{self.what}, migrated from version {version}"
-        return self._codec.decode(_PLAIN.encode(values, what=what), what=what)
+        return self._codec.decode(PLAIN.encode(values, what=what), what=what)
 
     def _step(self, version: int, values: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -5,13 +5,9 @@
     call_at ──▶ timers, when due                             └─▶ nothing is ready: time jumps to the next timer
 
 Time is whole nanoseconds. It stands still while anything is ready and then jumps, so an hour of waiting costs
-nothing. Everything that runs belongs to a node (see `nodes`), and nodes can fail:
+nothing. Everything that runs belongs to a node (see `nodes`), and nodes can fail (see `queueing`).
 
-    crash     nothing of it ever runs again, not even `finally`: like SIGKILL
-    freeze    nothing of it runs until `thaw`; timers that fall due meanwhile run then: like SIGSTOP
-    block     the same for its event loop only; its threads (the lease keeper) go on: like a long computation
-
-Read `nodes`, `handles`, `scheduling`, `queueing`, then this, then `disposal`.
+In which order to read: `nodes`, `handles`, `scheduling`, `queueing`, then this, then `disposal`.
 """
 
 from __future__ import annotations
@@ -22,14 +18,13 @@ import heapq
 import itertools
 import sys
 import threading  # noqa: TID251 only to know which thread this is
-import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.testing.disposal import discard
 from coterie.testing.guards import SealedLoop
 from coterie.testing.handles import SimFuture, SimHandle, SimTask, SimTimer, label_of
-from coterie.testing.nodes import LocalTime, Node, current_node
-from coterie.testing.queueing import Queues
+from coterie.testing.nodes import Node, current_node
+from coterie.testing.queueing import Nodes
 from coterie.testing.scheduling import schedule_of
 from coterie.testing.seeds import stream
 from coterie.testing.stuck import StepLimit, deadlock, waits
@@ -62,7 +57,7 @@ class SimLoop(SealedLoop):
 
     Not promised:
         That a node which crashes itself stops before its next `await`: Python code cannot be left half-way. What
-        does I/O for a node asks `node.alive` first, and `over` when the run may have ended.
+        does I/O for a node asks `node.alive` first, and `over` where the run may have ended.
     """
 
     def __init__(self, seed: int, *, steps_most: int = STEPS_MOST) -> None:
@@ -71,71 +66,209 @@ class SimLoop(SealedLoop):
         self.now_ns = 0
         self.steps = 0
         self.over = False
-        self.errors: list[BaseException] = []
+        self.wall_start_ns = _START_WALL_NS
         self.test = Node("test")
         self.trace = Trace(test=self.test)
-        self.queues = Queues(self.test, schedule_of(seed, stream(seed, "schedule"), self._hold))
-        self.wall_start_ns = _START_WALL_NS
+        self.nodes = Nodes(self.test, schedule_of(seed, stream(seed, "schedule"), self._hold), self.trace)
+        self._errors: list[BaseException] = []
         self._timers: list[tuple[int, int, SimTimer]] = []
         self._cancelled_timers = 0
         self._serials = itertools.count(1)
         self._tasks: list[SimTask[Any]] = []
         self._sweep_at = _SWEEP_LEAST
         self._steps_most = steps_most
-        self._steps_until = 0
-        self._stop_now = False
-
-    # Nodes and their failures
-
-    def add_node(self, name: str, *, time: LocalTime | None = None) -> Node:
-        """A new node, or the next incarnation of one that has crashed, by default on the same machine."""
-        return self.queues.add(name, time=time)
-
-    def add_thread(self, node: Node, name: str) -> Node:
-        """A thread of a node: fails and freezes with it, has its clock, but goes on while the node is blocked."""
-        return self.queues.add_thread(node, name)
+        self._steps_until = INSTANT_STEPS_MOST
+        self._stopped = False
 
     def spawn(self, node: Node, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Run `work` on a node."""
+        """Run `work` as a task of a node."""
         return self.create_task(work, name=name, context=node.new_context())
 
-    def crash(self, node: Node) -> None:
-        """Let nothing of a node ever run again, not even `finally`: like SIGKILL."""
-        self.trace.note("crash", of=node.label)
-        self.queues.crash(node)
+    # Callbacks
 
-    def freeze(self, node: Node) -> None:
-        """Let nothing of a node run until `thaw`: like SIGSTOP."""
-        self.trace.note("freeze", of=node.label)
-        self.queues.freeze(node)
+    def call_soon(  # type: ignore[override] # typeshed has type variables for the arguments
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        if context is None:
+            context = contextvars.copy_context()
+        handle = SimHandle(callback, args, self, context, context.get(current_node, self.test))
+        if not self.over:
+            self.nodes.push(handle)
+        return handle
 
-    def thaw(self, node: Node) -> None:
-        """Let a frozen node go on: first with what fell due meanwhile, in order."""
-        self.trace.note("thaw", of=node.label)
-        self.queues.freeze(node, on=False)
-
-    def block(self, node: Node, *, on: bool = True) -> None:
-        """Stop a node's event loop but not its threads, or let it go on."""
-        self.trace.note("block" if on else "unblock", of=node.label)
-        self.queues.block(node, on=on)
-
-    def _hold(self, node: Node, for_ns: int) -> None:
-        if node is not self.test and not node.held:
-            self.queues.hold(node)
-            self.call_at_ns(self.now_ns + for_ns, self.queues.hold, node, on=False)
-
-    # Time
+    def call_soon_threadsafe(  # type: ignore[override] # as above
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        if threading.get_ident() != self._thread_id:
+            raise RuntimeError("another thread calls into a simulation, at a moment that no seed repeats")
+        return self.call_soon(callback, *args, context=context)
 
     def time(self) -> float:
         """Seconds on the steady clock of the running node."""
         return current_node.get(self.test).time.steady_ns(self.now_ns) / 1e9
 
-    # Scheduling
+    def call_later(  # type: ignore[override] # as above
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimTimer:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> SimHandle:  # type: ignore[override]
+    def call_at(  # type: ignore[override] # as above
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimTimer:
+        time = current_node.get(self.test).time
+        at_ns = time.true_ns(round(when * 1e9))
+        if at_ns <= self.now_ns and when > time.steady_ns(self.now_ns) / 1e9:
+            at_ns = self.now_ns + 1  # later is later, or a loop that waits for the rest of a nanosecond spins
+        return self.call_at_ns(at_ns, callback, *args, context=context, when=when)
+
+    def call_at_ns(
+        self,
+        at_ns: int,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+        when: float = 0.0,
+    ) -> SimTimer:
+        """Run a callback at a true virtual instant, whatever the clocks of nodes say."""
         if context is None:
             context = contextvars.copy_context()
-        handle = SimHandle(callback, args, self, context, context.get(current_node, self.test))
+        timer = SimTimer(when, callback, args, self, context, context.get(current_node, self.test))
         if not self.over:
-            self.queues.push(handle)
-        return handle
+            heapq.heappush(self._timers, (max(at_ns, self.now_ns), next(self._serials), timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        if not handle._scheduled:  # type: ignore[attr-defined] # typeshed leaves it out
+            return
+        self._cancelled_timers += 1
+        if self._cancelled_timers > _SWEEP_LEAST and self._cancelled_timers > len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+            heapq.heapify(self._timers)
+            self._cancelled_timers = 0
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
+    ) -> SimTask[Any]:
+        if self.over:
+            coro.close()
+            raise RuntimeError("the simulation is over")
+        node = current_node.get(self.test) if context is None else context.get(current_node, self.test)
+        task = SimTask(coro, loop=self, serial=next(self._serials), node=node, name=name, context=context)
+        self._tasks.append(task)
+        if len(self._tasks) >= self._sweep_at:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._sweep_at = max(_SWEEP_LEAST, 2 * len(self._tasks))
+        return task
+
+    def create_future(self) -> SimFuture[Any]:
+        return SimFuture(loop=self, serial=next(self._serials))
+
+    # Running
+
+    def run_forever(self) -> None:
+        """Run until `stop()`."""
+        self._check_closed()
+        self._check_running()
+        hooks = sys.get_asyncgen_hooks()
+        self._thread_id = threading.get_ident()
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._generator_dropped)
+        asyncio._set_running_loop(self)
+        try:
+            self._run()
+        finally:
+            self._stopped = False
+            self._thread_id = None
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _run(self) -> None:
+        pick, step = self.nodes.schedule.pick, self.trace.step
+        while not self._stopped:
+            node = pick()
+            if node is None:
+                self._jump()
+                continue
+            handle = node.ready.popleft()
+            if handle._cancelled:
+                continue
+            self.steps += 1
+            if self.steps > self._steps_until:
+                raise self._spins()
+            step(node, label_of(handle._callback))
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 as asyncio: one callback must not end the loop
+                self.call_exception_handler({"message": f"callback {label_of(handle._callback)}", "exception": error})
+
+    def _jump(self) -> None:
+        """Let time pass to the next timer, and make ready what is due then."""
+        timers = self._timers
+        while timers and (timers[0][2]._cancelled or not timers[0][2].node.alive):
+            self._due(heapq.heappop(timers)[2])
+        if not timers:
+            raise deadlock(self._tasks, now_ns=self.now_ns)
+        self.now_ns = self.trace.now_ns = timers[0][0]
+        self._steps_until = min(self._steps_most, self.steps + INSTANT_STEPS_MOST)
+        while timers and timers[0][0] == self.now_ns:
+            self._due(heapq.heappop(timers)[2])
+
+    def _due(self, timer: SimTimer) -> None:
+        timer._scheduled = False
+        if timer._cancelled:
+            self._cancelled_timers -= 1
+        else:
+            self.nodes.push(timer)
+
+    def _spins(self) -> StepLimit:
+        return StepLimit(
+            f"{self.steps:,} steps, and the run is not finished at {moment(self.now_ns)}: does something spin?\n"
+            f"{waits(self._tasks)}"
+        )
+
+    def _hold(self, node: Node, for_ns: int) -> None:
+        if node is not self.test and not node.held:
+            self.nodes.hold(node, True)
+            context = self.test.new_context()
+            self.call_at_ns(self.now_ns + for_ns, self.nodes.hold, node, False, context=context)
+
+    def _generator_dropped(self, generator: Any) -> None:
+        if not self.over:
+            self.create_task(generator.aclose(), name=f"close {generator.__qualname__}")
+
+    # The end
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep an error that nobody handled: it fails the run at its end."""
+        owner = context.get("task") or context.get("future")
+        if self.over or (isinstance(owner, SimTask) and not owner.node.alive):
+            return
+        error = context.get("exception") or RuntimeError(context["message"])
+        error.add_note(f"nobody handled this: {context['message']}, at {moment(self.now_ns)}")
+        self.trace.note("error", type=type(error).__name__)
+        self._errors.append(error)
+
+    def unhandled(self) -> list[BaseException]:
+        """Errors that nobody handled, of callbacks and of tasks that nobody awaited, crashed nodes left out."""
+        for task in self._tasks:
+            if task.done() and task._log_traceback and task.node.alive:  # type: ignore[attr-defined]
+                self.default_exception_handler(
+                    {"message": f"task {task.get_name()}", "exception": task.exception(), "task": task}
+                )
+        return self._errors
+
+    def dispose(self) -> None:
+        """End the run: throw away what still waits, silently and without running any of it."""
+        self.over = True
+        tasks, self._tasks = self._tasks, []
+        waiting = [task for task in tasks if not task.done()]
+        for task in waiting:
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # typeshed leaves it out
+        discard([task.get_coro() for task in waiting])
+        self._timers.clear()
+        self.nodes.clear()
+        self.close()

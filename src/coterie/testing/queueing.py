@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
     from coterie.testing.handles import AnyHandle
     from coterie.testing.scheduling import Schedule
+    from coterie.testing.trace import Trace
 
 
-class Queues:
+class Nodes:
     """Every node with its callbacks, in the hands of a schedule.
 
     Promise:
@@ -21,25 +22,26 @@ class Queues:
         in order, until it may run.
     """
 
-    def __init__(self, test: Node, schedule: Schedule) -> None:
+    def __init__(self, test: Node, schedule: Schedule, trace: Trace) -> None:
         self.test = test
         self.schedule = schedule
-        self.nodes: dict[str, Node] = {test.name: test}  # the newest incarnation of each name
+        self.newest: dict[str, Node] = {test.name: test}  # incarnation of each name
         self.on_crash: list[Callable[[Node], None]] = []
+        self._trace = trace
         self._added = schedule.added
         # Callbacks of crashed nodes. Dropped, they could be the last reference to something with a finaliser.
         self._never: list[AnyHandle] = []
 
     def add(self, name: str, *, time: LocalTime | None = None) -> Node:
         """A new node, or the next incarnation of one that has crashed, by default on the same machine."""
-        before = self.nodes.get(name)
+        before = self.newest.get(name)
         if before is None:
             node = Node(name, time=time)
         elif before.alive:
             raise ValueError(f"node {name} is alive: crash it before it begins anew")
         else:
             node = Node(name, incarnation=before.incarnation + 1, time=time or before.time)
-        self.nodes[name] = node
+        self.newest[name] = node
         return node
 
     def add_thread(self, node: Node, name: str) -> Node:
@@ -63,10 +65,11 @@ class Queues:
             self._never.append(handle)
 
     def crash(self, node: Node) -> None:
-        """Let nothing of a node, nor of its threads, ever run again."""
+        """Let nothing of a node ever run again, not even `finally`: like SIGKILL."""
         assert node is not self.test, "the test cannot crash"
         if not node.alive:
             return
+        self._trace.note("crash", of=node.label)
         for each in _with_threads(node):
             each.alive = False
             self._update(each)
@@ -75,29 +78,45 @@ class Queues:
         for tell in self.on_crash:
             tell(node)
 
-    def freeze(self, node: Node, *, on: bool = True) -> None:
-        """Stop a node and its threads, or let them go on."""
+    def freeze(self, node: Node) -> None:
+        """Let nothing of a node run until `thaw`; what falls due meanwhile waits: like SIGSTOP."""
         assert node is not self.test, "the test cannot freeze"
-        for each in _with_threads(node):
-            each.frozen = on
-            self._update(each)
+        self._freeze(node, on=True)
 
-    def block(self, node: Node, *, on: bool = True) -> None:
-        """Stop a node but not its threads, or let it go on."""
-        node.blocked = on
-        self._update(node)
+    def thaw(self, node: Node) -> None:
+        """Let a frozen node go on."""
+        self._freeze(node, on=False)
 
-    def hold(self, node: Node, *, on: bool = True) -> None:
+    def block(self, node: Node) -> None:
+        """Stop a node's event loop, but not its threads, until `unblock`: like a long computation."""
+        self._block(node, on=True)
+
+    def unblock(self, node: Node) -> None:
+        """Let a blocked node go on."""
+        self._block(node, on=False)
+
+    def hold(self, node: Node, on: bool, /) -> None:
         """Stop a node for a moment, for the schedule; apart from `block`, since both can be on at once."""
         node.held = on
         self._update(node)
 
     def clear(self) -> None:
         """Drop everything, at the end of the run."""
-        for node in self.nodes.values():
+        for node in self.newest.values():
             for each in _with_threads(node):
                 each.ready.clear()
         self._never.clear()
+
+    def _freeze(self, node: Node, *, on: bool) -> None:
+        self._trace.note("freeze" if on else "thaw", of=node.label)
+        for each in _with_threads(node):
+            each.frozen = on
+            self._update(each)
+
+    def _block(self, node: Node, *, on: bool) -> None:
+        self._trace.note("block" if on else "unblock", of=node.label)
+        node.blocked = on
+        self._update(node)
 
     def _update(self, node: Node) -> None:
         before = node.runnable

@@ -26,19 +26,25 @@ def knowing(storage: SqliteStorage, *more: Migration) -> SqliteStorage:
     return storage
 
 
-PRE = Migration(2, "pre", "more", "create table more (x integer) strict;")
-POST = Migration(3, "post", "less", "drop table more;")
-WRONG = Migration(4, "pre", "wrong", "create table halfway (x integer) strict; select nonsense;")
+KNOWN = migrations.load("coterie.storage.sqlite.migrations")
+LAST = len(KNOWN)
+NUMBERS = list(range(1, LAST + 1))
+
+PRE = Migration(LAST + 1, "pre", "more", "create table more (x integer) strict;")
+POST = Migration(LAST + 2, "post", "less", "drop table more;")
+WRONG = Migration(LAST + 3, "pre", "wrong", "create table halfway (x integer) strict; select nonsense;")
 
 
 async def test_an_empty_file_is_set_up_at_the_first_start(new: Opener) -> None:
     async with new() as storage:
-        assert [str(migration) for migration in await storage.schema.applied()] == ["0001_pre_ground"]
+        assert [str(migration) for migration in await storage.schema.applied()] == [
+            str(known) for known in KNOWN
+        ]
         assert await storage.schema.pending() == []
 
 
 async def test_without_migrate_an_empty_file_is_refused_and_the_command_named(new: Opener) -> None:
-    with pytest.raises(ConfigurationError, match="lacks 1 migrations") as caught:
+    with pytest.raises(ConfigurationError, match=f"lacks {LAST} migrations, first 0001_pre_ground") as caught:
         await new(migrate=False).start()
     assert "coterie migrate" in caught.value.hint
 
@@ -46,9 +52,9 @@ async def test_without_migrate_an_empty_file_is_refused_and_the_command_named(ne
 async def test_the_migrate_command_looks_at_and_sets_up_a_file_that_a_start_refuses(new: Opener) -> None:
     async with new(migrate=True, check_schema=False) as storage:
         assert await storage.schema.applied() == []
-        assert [m.number for m in await storage.schema.pending("pre")] == [1]
-        assert await storage.schema.pending("post") == []
-        assert [m.number for m in await storage.schema.apply()] == [1]
+        assert await storage.schema.pending() == list(KNOWN)
+        assert await storage.schema.pending("post") == [known for known in KNOWN if known.phase == "post"]
+        assert await storage.schema.apply() == list(KNOWN)
         assert await storage.schema.apply() == []
     async with new(migrate=False) as storage:
         await storage.kv.put(KvPut("k", b"v", 1))
@@ -59,19 +65,19 @@ async def test_phases_are_applied_one_by_one_and_remembered(new: Opener) -> None
         pass
     async with knowing(new(check_schema=False), PRE, POST) as storage:
         assert await storage.schema.apply("pre") == [PRE]
-        assert [m.number for m in await storage.schema.applied()] == [1, 2]
+        assert [m.number for m in await storage.schema.applied()] == [*NUMBERS, PRE.number]
         assert await storage.schema.pending() == [POST]
         assert await storage.schema.apply() == [POST]
-        assert [(m.number, m.phase, m.name, m.sql) for m in await storage.schema.applied()][1:] == [
-            (2, "pre", "more", ""),
-            (3, "post", "less", ""),
+        assert [(m.number, m.phase, m.name, m.sql) for m in await storage.schema.applied()][-2:] == [
+            (PRE.number, "pre", "more", ""),
+            (POST.number, "post", "less", ""),
         ]
 
 
 async def test_a_file_that_lacks_a_pre_migration_is_refused(new: Opener) -> None:
     async with new():
         pass
-    with pytest.raises(ConfigurationError, match="0002_pre_more"):
+    with pytest.raises(ConfigurationError, match=str(PRE)):
         await knowing(new(), PRE).start()
 
 
@@ -82,7 +88,7 @@ async def test_a_newer_pre_phase_is_fine_and_a_newer_post_phase_is_refused(new: 
         await older.kv.put(KvPut("k", b"v", 1))
     async with knowing(new(check_schema=False), PRE, POST) as storage:
         await storage.schema.apply()
-    with pytest.raises(ConfigurationError, match="0003_post_less"):
+    with pytest.raises(ConfigurationError, match=str(POST)):
         await new().start()
 
 
@@ -93,7 +99,7 @@ async def test_a_migration_that_fails_leaves_nothing_behind(new: Opener, path: P
         with pytest.raises(PersistenceError, match="apply migrations") as caught:
             await storage.schema.apply()
         assert caught.value.outcome == "refused"
-        assert [m.number for m in await storage.schema.applied()] == [1]
+        assert [m.number for m in await storage.schema.applied()] == NUMBERS
     connection = apsw.Connection(str(path))
     assert not connection.execute("select count(*) from sqlite_schema where name in ('more', 'halfway')").get
     connection.close()
@@ -125,10 +131,10 @@ def test_eight_processes_may_start_on_an_empty_file_at_once(path: Path, child: C
         assert each.stdin is not None
         each.stdin.write("\n")
         each.stdin.flush()
-    assert [each.line() for each in children] == ["1"] * 8
+    assert [each.line() for each in children] == [str(LAST)] * 8
     assert [each.wait() for each in children] == [0] * 8
     connection = apsw.Connection(str(path))
-    assert connection.execute("select count(*) from migrations").get == 1
+    assert connection.execute("select count(*) from migrations").get == LAST
     assert connection.execute("select count(*) from kv").get == 8
     assert connection.pragma("integrity_check") == "ok"
     connection.close()

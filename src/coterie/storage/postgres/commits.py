@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.postgres import folding
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
@@ -59,20 +60,21 @@ class Committer:
             PersistenceError: With what is known of the outcome, for all members alike.
         """
         over = deadline(self._limits.call_s)
+        failure: PersistenceError | None = None
         tries = 0
         while True:
             tries += 1
-            session = await self._connected(over=over)
+            session = await self._connected(over=over, failure=failure)
             try:
                 return await self._run(session, writes, over=over)
             except Lost as lost:
-                if lost.sent:
-                    raise loss(lost, doing=self._doing, outcome="unknown") from lost
-                if deadline(0) >= over:
-                    raise loss(lost, doing=self._doing, outcome="unreachable") from lost
+                failure = loss(lost, doing=self._doing, outcome="unknown" if lost.sent else "unreachable")
+                if lost.sent or deadline(0) >= over:
+                    raise failure from lost
             except DatabaseRefusal as error:
+                failure = refusal(error, doing=self._doing)
                 if not self._worth_another_try(error, tries=tries, alone=len(writes) == 1, over=over):
-                    raise refusal(error, doing=self._doing) from error
+                    raise failure from error
             await asyncio.sleep(self._chance.between(0.001, 0.005 * 2 ** min(tries, 5)))
 
     def _worth_another_try(self, error: Exception, *, tries: int, alone: bool, over: float) -> bool:
@@ -118,11 +120,14 @@ class Committer:
         for place, result in zip(bucket.places, found, strict=True):
             outcome[place] = result
 
-    async def _connected(self, *, over: float) -> Session:
+    async def _connected(self, *, over: float, failure: PersistenceError | None) -> Session:
         if self._session is not None and (self._session.closed or self._session.standby):
             self._drop()
         if self._session is None:
-            self._session = await self._reconnect(over=over)
+            try:
+                self._session = await self._reconnect(over=over)
+            except PersistenceError as error:
+                raise failure or error from error  # what came before says more than that time is over
         return self._session
 
     async def _reconnect(self, *, over: float) -> Session:

@@ -2,7 +2,8 @@
 
 -- Written once and never updated: the fence locks this row in every write, and only an eviction takes it away.
 -- The key is the incarnation alone (128 random bits), so that `on delete set null` below needs one column: with
--- two it would empty the cluster as well (PostgreSQL 14 cannot name the columns to empty).
+-- two it would empty the cluster as well (PostgreSQL 14 cannot name the columns to empty). No index on the cluster:
+-- while the tables are small, the planner would prefer it to the key.
 create table coterie.runners (
     id         text   collate "C" not null primary key,
     cluster    text   collate "C" not null,
@@ -15,8 +16,6 @@ create table coterie.runners (
     knows      jsonb  not null,
     started_at timestamptz not null default clock_timestamp()
 );
-
-create index runners_cluster on coterie.runners (cluster);
 
 -- The hot row, alone in its table: half of each page is room, and no index on what changes, so that a renewal
 -- stays on its page and out of the indexes.
@@ -32,8 +31,6 @@ create table coterie.leases (
     autovacuum_vacuum_threshold = 500,
     autovacuum_vacuum_cost_delay = 1
 );
-
-create index leases_cluster on coterie.leases (cluster);
 
 -- The foreign key frees the seats of a deleted runner, also one that it was granted while the delete waited [C4].
 create table coterie.seats (

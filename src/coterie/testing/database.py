@@ -1,0 +1,214 @@
+"""The one database of a simulation: real SQLite in memory, each piece of work executed at one virtual instant.
+
+    a runner's executor ──request──▶ waits its turn ──▶ executed ──▶ reply ──▶ the runner's future
+                          latency                      (at once)    latency
+
+The database is a node of its own: work that was sent is executed even if the sender has died meanwhile, and a
+reply to a dead sender is lost. Faults: slow links, errors before the work and *after its commit* (the outcome is
+unknown to the caller), links cut in one direction or both, restarts that break all connections, and requests
+that were stuck in a cut link and arrive after their sender has given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import apsw
+
+from coterie.errors import CoterieError, PersistenceError
+from coterie.storage.sqlite.connection import open_memory
+from coterie.testing.clocks import SimClock
+from coterie.testing.nodes import current_node
+from coterie.testing.seeds import stream
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from coterie.errors import Outcome
+    from coterie.storage.sqlite.executor import Role
+    from coterie.testing.loop import SimLoop
+
+T = TypeVar("T")
+
+Way = Literal["requests", "replies"]
+GIVE_UP_NS = 5_000_000_000
+"""When a caller whose request or reply is lost stops waiting, as a driver's own deadline makes it."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the database and the links to it behave."""
+
+    latency_ns: int = 200_000
+    jitter_ns: int = 400_000
+    slow: float = 0.002
+    """How often a request or reply takes up to a second."""
+    error_before: float = 0.0
+    error_after: float = 0.0
+    late: float = 0.3
+    """How often a request that was stuck in a cut link is executed once the link is whole again."""
+
+
+class SimulatedDatabase:
+    """What all runners of a simulation share. `executors(host)` is what a storage engine needs to use it."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self.weather = Weather()
+        self.node = loop.nodes.add("database")
+        self.clock = SimClock(loop, self.node)
+        self.main = open_memory()
+        self.leases = open_memory()
+        self.commits = 0
+        self._loop = loop
+        self._random = stream(loop.seed, "database")
+        self._context = self.node.new_context()
+        self._cut: dict[str, set[Way]] = {}
+        self._stuck: dict[str, list[_Request]] = {}
+        self._down = False
+        self._restarts = 0
+
+    def executors(self, host: str) -> Callable[[Role, Any], SimulatedExecutor]:
+        """Makes the executors of one host's storage: connections to this database."""
+
+        def make(role: Role, _: Any) -> SimulatedExecutor:
+            return SimulatedExecutor(self, host, self.leases if role == "leases" else self.main)
+
+        return make
+
+    # Verbs
+
+    def cut(self, host: str, *ways: Way) -> None:
+        """Lose what goes between a host and the database: requests, replies, or (by default) both."""
+        self._cut.setdefault(host, set()).update(ways or ("requests", "replies"))
+        self._note("cut", host=host, ways="+".join(sorted(self._cut[host])))
+
+    def heal(self, host: str) -> None:
+        """Let everything through again; what was stuck may still arrive."""
+        if self._cut.pop(host, None):
+            self._note("heal", host=host)
+        for request in self._stuck.pop(host, []):
+            if self._random.random() < self.weather.late:
+                self._at(self._loop.now_ns + self._delay_ns(), self._arrive, request)
+
+    def restart(self, *, down_ns: int) -> None:
+        """Break all connections and refuse new ones for a while; what was committed stays."""
+        self._restarts += 1
+        self._down = True
+        self._note("restart", down_s=down_ns / 1e9)
+        self._at(self._loop.now_ns + down_ns, self._come_up, self._restarts)
+
+    def _come_up(self, restarts: int) -> None:
+        if restarts == self._restarts:
+            self._down = False
+
+    # The way of a request
+
+    def send(self, executor: SimulatedExecutor, work: Callable[[apsw.Connection], T], done: asyncio.Future[T]) -> None:
+        """Put a request on its way."""
+        request = _Request(executor, work, done, self._restarts)
+        if self._down:
+            request.fail("the server refuses connections", "unreachable")
+            return
+        if "requests" in self._cut.get(executor.host, ()):
+            self._stuck.setdefault(executor.host, []).append(request)
+            self._lose(request)
+            return
+        self._at(executor.next_arrival(self._loop.now_ns + self._delay_ns()), self._arrive, request)
+
+    def _arrive(self, request: _Request) -> None:
+        if request.restarts != self._restarts:
+            request.fail("the connection was reset", "unknown")  # what the sender knows: it was sent
+            return
+        if self._random.random() < self.weather.error_before:
+            request.fail("a simulated error before the work", "refused")
+            return
+        result, error = self._execute(request)
+        if error is None and self._random.random() < self.weather.error_after:
+            request.fail("a simulated loss of the connection after the commit", "unknown")
+        elif "replies" in self._cut.get(request.executor.host, ()):
+            self._lose(request)
+        else:
+            arrival = request.executor.next_reply(self._loop.now_ns + self._delay_ns())
+            self._at(arrival, self._reply, request, result, error)
+
+    def _execute(self, request: _Request) -> tuple[Any, Exception | None]:
+        self.commits += 1
+        try:
+            return request.work(request.executor.connection), None
+        except (CoterieError, apsw.Error) as error:
+            return None, error
+
+    def _reply(self, request: _Request, result: Any, error: Exception | None) -> None:
+        if request.restarts != self._restarts:
+            request.fail("the connection was reset", "unknown")
+        elif request.done.done():
+            return
+        elif error is not None:
+            request.done.set_exception(error)
+        else:
+            request.done.set_result(result)
+
+    def _lose(self, request: _Request) -> None:
+        self._at(self._loop.now_ns + GIVE_UP_NS, request.fail, "no answer within 5s", "unknown")
+
+    def _delay_ns(self) -> int:
+        weather = self.weather
+        if self._random.random() < weather.slow:
+            return self._random.randrange(1_000_000_000)
+        return weather.latency_ns + self._random.randrange(weather.jitter_ns + 1)
+
+    def _at(self, at_ns: int, callback: Callable[..., object], *args: object) -> None:
+        self._loop.call_at_ns(at_ns, callback, *args, context=self._context)
+
+    def _note(self, what: str, **facts: object) -> None:
+        self._loop.trace.note(f"database {what}", **facts)
+
+
+class SimulatedExecutor:
+    """One connection of a host: requests arrive in the order they were sent, and so do the replies."""
+
+    def __init__(self, database: SimulatedDatabase, host: str, connection: apsw.Connection) -> None:
+        self.host = host
+        self.connection = connection
+        self._database = database
+        self._arrival_ns = 0
+        self._reply_ns = 0
+
+    async def start(self) -> None:
+        """Nothing to open: the database is there."""
+
+    async def stop(self) -> None:
+        """Nothing to close."""
+
+    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+        """The result of `work`, executed at some later instant."""
+        loop = self._database._loop  # noqa: SLF001 same file
+        if loop.over or not current_node.get(loop.test).alive:
+            raise PersistenceError(doing="reach the database", problem="the simulation is over", outcome="unreachable")
+        done: asyncio.Future[T] = loop.create_future()
+        self._database.send(self, work, done)
+        return await done
+
+    def next_arrival(self, at_ns: int) -> int:
+        """When the next request arrives: not before the one before it."""
+        self._arrival_ns = max(self._arrival_ns, at_ns)
+        return self._arrival_ns
+
+    def next_reply(self, at_ns: int) -> int:
+        """When the next reply arrives: not before the one before it."""
+        self._reply_ns = max(self._reply_ns, at_ns)
+        return self._reply_ns
+
+
+@dataclass(slots=True)
+class _Request:
+    executor: SimulatedExecutor
+    work: Callable[[apsw.Connection], Any]
+    done: asyncio.Future[Any]
+    restarts: int
+
+    def fail(self, problem: str, outcome: Outcome) -> None:
+        if not self.done.done():
+            self.done.set_exception(PersistenceError(doing="reach the database", problem=problem, outcome=outcome))

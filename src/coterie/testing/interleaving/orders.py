@@ -1,0 +1,86 @@
+"""Which orders there are: a walk over all choices of who goes next, without doubles. No I/O of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from coterie.kernel.chance import Chance
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from coterie.testing.interleaving.scripts import Loss, Pair
+    from coterie.testing.interleaving.stage import Run
+
+
+@dataclass(slots=True)
+class Count:
+    """What a walk has seen."""
+
+    runs: int = 0
+    failed: list[Run] = field(default_factory=list)
+    failures: dict[str, int] = field(default_factory=dict)
+    waits: int = 0
+    complete: bool = True
+
+    def add(self, run: Run) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.waits += run.waits
+        for told in (run.a, run.b):
+            for state in told.failures:
+                self.failures[state] = self.failures.get(state, 0) + 1
+        if run.problems:
+            self.failed.append(run)
+
+    def merge(self, other: Count) -> None:
+        """Count what another walk has seen, too."""
+        self.runs += other.runs
+        self.waits += other.waits
+        self.failed += other.failed
+        self.complete = self.complete and other.complete
+        for state, times in other.failures.items():
+            self.failures[state] = self.failures.get(state, 0) + times
+
+
+async def explore(
+    play: Callable[[Pair, Loss | None, str], Awaitable[Run]],
+    pair: Pair,
+    loss: Loss | None = None,
+    *,
+    most: int | None = None,
+    seed: int = 1,
+    until_failed: bool = False,
+) -> Count:
+    """Play every order of a pair, or a fixed sample of them.
+
+    Args:
+        play: Plays one run whose order begins as given, and goes on as it likes.
+        pair: What to play.
+        loss: Which session gets lost where, if any.
+        most: A bound: then a sample that the seed decides, all over the tree of choices.
+        seed: Another seed, another sample.
+        until_failed: Stop at the first run that is judged wrong.
+    """
+    count, chance = Count(), Chance(seed)
+    open_ends = [""]
+    while open_ends:
+        if (most is not None and count.runs >= most) or (until_failed and count.failed):
+            count.complete = False
+            break
+        prefix = open_ends.pop(chance.bits(32) % len(open_ends) if most is not None else -1)
+        run = await play(pair, loss, prefix)
+        count.add(run)
+        open_ends += others(run.choices, run.order, fixed=len(prefix))
+    return count
+
+
+def others(choices: list[str], order: str, *, fixed: int) -> list[str]:
+    """The orders that part from a run's after the part of it that was fixed."""
+    return [
+        order[:turn] + choice
+        for turn in range(fixed, len(order))
+        for choice in choices[turn]
+        if choice != order[turn]
+    ]

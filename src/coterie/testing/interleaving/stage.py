@@ -1,0 +1,192 @@
+"""One run: two scripts in a given order on real sessions, each turn ended before the next is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from coterie.kernel.tasks import Tasks
+from coterie.testing.interleaving.sessions import POLL_S, STUCK_S, Session, Watcher
+from coterie.testing.interleaving.track import Told, Track
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coterie.testing.interleaving.scripts import Ground, Loss, Pair, Rows
+    from coterie.testing.interleaving.sessions import Connect
+
+@dataclass(slots=True)
+class Run:
+    """What happened in one run, for the judge and for people."""
+
+    pair: Pair
+    loss: Loss | None
+    a: Told
+    b: Told
+    order: str = ""
+    choices: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    waits: int = 0
+    tables: dict[str, Rows] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """What repeats this run."""
+        return f"{self.pair.name}/{self.loss or 'whole'}/{self.order}"
+
+    def __str__(self) -> str:
+        head = [f"{self.pair.name}: {problem}" for problem in self.problems] or [f"{self.pair.name}: all is well"]
+        turns = [f"  {number:2} {line}" for number, line in enumerate(self.lines, 1)]
+        ends = [f"     {side} ended: {told.end}" for side, told in (("A", self.a), ("B", self.b))]
+        tables = [f"     {name}: {[tuple(row.values()) for row in rows]}" for name, rows in self.tables.items()]
+        return "\n".join((*head, *turns, *ends, *tables, f"  to repeat: {self.id!r}"))
+
+
+class Stage:
+    """Two sessions and a watcher on one database, used for run after run.
+
+    Args:
+        connect: Opens a session as the program under test does: its settings are part of what is tested.
+        watch: Opens the watcher's session; it needs rights to create a schema, and to end the others.
+        ground: The tables.
+    """
+
+    def __init__(self, connect: Connect, watch: Connect, ground: Ground) -> None:
+        self._sessions = {"A": Session(connect), "B": Session(connect)}
+        self._watch = watch
+        self._ground = ground
+        self._tasks = Tasks("interleaving")
+        self.runs = 0
+
+    async def __aenter__(self) -> Self:
+        self._watcher = Watcher(await self._watch())
+        await self._watcher.prepare()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        await self._tasks.stop()
+        await self._watcher.close()
+
+    async def play(self, pair: Pair, loss: Loss | None = None, prefix: str = "") -> Run:
+        """Play one run whose order begins with `prefix`; then A goes on whenever it can.
+
+        Promise:
+            The same pair, loss and order give the same run: no turn is given before the last one's effect is
+            known: every statement is answered, or waits for a lock that one of ours holds.
+        """
+        await self._reset(pair)
+        scripts = pair.scripts(loss)
+        tracks = [Track(side, scripts[side], self._sessions[side], self._tasks) for side in ("A", "B")]
+        run = Run(pair, loss, tracks[0].told, tracks[1].told)
+        while not all(track.told.end for track in tracks):
+            able = "".join(track.side for track in tracks if track.ready)
+            if able:
+                await self._turn(run, tracks, able, wanted=prefix[len(run.order) : len(run.order) + 1])
+            else:
+                await self._knot(run, tracks)
+        await self._settle(run, tracks, to_end=True)
+        await self._read(run)
+        return run
+
+    async def _reset(self, pair: Pair) -> None:
+        self.runs += 1
+        for session in self._sessions.values():
+            await session.ready()
+        await self._watcher.script(self._ground.reset + pair.given)
+        await self._watcher.hold_gate()
+
+    async def _turn(self, run: Run, tracks: Sequence[Track], able: str, *, wanted: str) -> None:
+        assert not wanted or wanted in able, f"{run.pair.name}: {run.order}{wanted} is no order, only {able} can go on"
+        chosen = wanted or able[0]
+        run.choices.append(able)
+        run.order += chosen
+        track = next(track for track in tracks if track.side == chosen)
+        act = track.next.act
+        if act in ("run", "hang"):
+            track.send()
+        else:
+            run.lines.append(f"{chosen} {track.lose().name}")
+        await self._settle(run, tracks, at_gate=track if act == "hang" else None)
+        await self._befall(track, act)
+        await self._settle(run, tracks)
+
+    async def _befall(self, track: Track, act: str) -> None:
+        """What happens to a session apart from statements."""
+        if act == "cut" or (act == "hang" and track.waiting):
+            track.cut()
+        elif act == "let go":
+            await self._watcher.open_gate()
+        elif act == "end":
+            await self._watcher.end(track.session.pid)
+            track.cut()
+
+    async def _settle(
+        self, run: Run, tracks: Sequence[Track], *, at_gate: Track | None = None, to_end: bool = False
+    ) -> None:
+        """Until every statement under way is answered or waits for a lock of ours, and who was cut off is gone."""
+        async with asyncio.timeout(STUCK_S):
+            while busy := await self._busy(run, tracks):
+                pids = [track.session.pid for track in busy]
+                known = [track.session.pid for track in tracks]
+                waiting = await self._watcher.waiting_for(pids, among=known)
+                for track in busy:
+                    self._note(run, track, waiting.get(track.session.pid))
+                if len(waiting) == len(busy) and not to_end and (at_gate is None or at_gate.waiting):
+                    return
+                await self._pause(busy)
+
+    async def _busy(self, run: Run, tracks: Sequence[Track]) -> list[Track]:
+        busy = []
+        for track in tracks:
+            if track.task is not None and not track.zombie:
+                await self._pause([track])
+                if not track.task.done():
+                    busy.append(track)
+                else:
+                    again = "goes on, " if track.waiting else ""
+                    run.lines.append(f"{track.side} {again}{await track.settle()}")
+            elif track.zombie:
+                if await self._watcher.alive([track.session.pid]):
+                    busy.append(track)
+                else:
+                    track.zombie = False
+        return busy
+
+    def _note(self, run: Run, track: Track, blockers: list[int] | None) -> None:
+        if blockers is None or track.waiting or track.zombie:
+            return
+        track.waiting = True
+        at_gate = self._watcher.is_gate(blockers[0])
+        run.waits += not at_gate
+        run.lines.append(f"{track.side} {track.doing}: " + ("in COMMIT, client gone" if at_gate else "waits"))
+
+    async def _pause(self, busy: Sequence[Track]) -> None:
+        """A moment, or less if the first one is answered."""
+        task = busy[0].task
+        if task is None or busy[0].zombie:
+            await asyncio.sleep(POLL_S)
+        elif not task.done():
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await asyncio.shield(asyncio.gather(task, return_exceptions=True))
+            except TimeoutError:
+                pass
+
+    async def _knot(self, run: Run, tracks: Sequence[Track]) -> None:
+        """Both wait for each other, until the server cuts the knot: a deadlock, or a lock timeout."""
+        async with asyncio.timeout(STUCK_S):
+            while not any(track.task is not None and track.task.done() for track in tracks):
+                await asyncio.sleep(POLL_S)
+        await self._settle(run, tracks)
+
+    async def _read(self, run: Run) -> None:
+        for name, query in self._ground.tables.items():
+            run.tables[name] = await self._watcher.read(query)
+        told = (run.a, run.b)
+        refused = [s for t in told for s in t.failures if s not in run.pair.allows]
+        run.problems += [f"a statement was refused with {state}" for state in refused]
+        run.problems += [*self._ground.judge(run), *run.pair.judge(run)]

@@ -1,0 +1,129 @@
+"""The tables that the pairs are played on: how they begin, what judges see, how sessions are opened."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from coterie.storage import migrations, statements
+from coterie.storage.postgres.connections import session_settings
+from coterie.storage.postgres.sessions import Limits
+from coterie.testing.interleaving import Ground, Run, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+CLUSTER = "c"
+
+_PACKAGE = "coterie.storage.postgres.sql"
+SQL: Mapping[str, str] = {
+    **statements.load(_PACKAGE, "ownership.sql"),
+    **statements.load(_PACKAGE, "fence.sql"),
+    **{f"kv_{name}": sql for name, sql in statements.load(_PACKAGE, "kv.sql").items()},
+}
+"""The statements under test, by name; those of the key-value store as `kv_get` and so on."""
+
+_TABLES = {
+    "runners": "select id from coterie.runners order by id",
+    "leases": "select id, counter from coterie.leases order by id",
+    "seats": "select name, holder, epoch from coterie.seats order by name",
+    "states": "select key, convert_from(value, 'UTF8') as value, version, epoch from coterie.states order by key",
+    "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
+    "generations": "select generation from coterie.generations",
+    "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
+}
+
+_RESET = "".join(
+    f"delete from coterie.{table};"
+    for table in ("seats", "states", "kv", "leases", "runners", "generations")
+) + SQL["raise_generation"].replace("$1", f"'{CLUSTER}'") + ";delete from interleaving.gate;"
+
+
+def ground() -> Ground:
+    """The ground of the whole catalogue."""
+    return Ground(_RESET, _TABLES, judge=judge)
+
+
+def judge(run: Run) -> Sequence[str]:
+    """What holds in every run, whoever plays."""
+    told = {"A": run.a, "B": run.b}
+    problems = [f"{row['name']} is held by {row['holder']}, who is no runner [C4]" for row in run.tables["orphans"]]
+    problems += [f"{side} gave up" for side, told_ in told.items() if told_.end == "given up"]
+    return [*problems, *_epochs(run)]
+
+
+def _epochs(run: Run) -> Sequence[str]:
+    """Epochs only grow, and each is given to one holder [INV-F1]. All seats begin at epoch 1."""
+    grants = [
+        (row["name"], row["epoch"])
+        for told in (run.a, run.b)
+        for step in told.committed
+        if step.startswith("grant")
+        for row in told.reads[step]
+    ]
+    problems = [f"{name} was granted at epoch {epoch} twice" for name, epoch in set(grants) if grants.count((name, epoch)) > 1]
+    problems += [f"{name} was granted at epoch {epoch}, as before" for name, epoch in grants if epoch <= 1]
+    final = {row["name"]: row["epoch"] for row in run.tables["seats"]}
+    return problems + [f"{name}'s epoch went back to {final[name]}" for name, epoch in grants if final[name] < epoch]
+
+
+def given(
+    *,
+    runners: Mapping[str, float],
+    seats: Mapping[str, str | None] | None = None,
+    states: Mapping[str, str] | None = None,
+    kv: Mapping[str, str] | None = None,
+) -> str:
+    """The rows to begin with.
+
+    Args:
+        runners: How many seconds each one's lease is still good; negative if it has expired.
+        seats: The holder of each, all at epoch 1.
+        states: Values of the seat s1, all at version 1.
+        kv: Values, all with stamp 1.
+    """
+    lines = []
+    for id, left_s in runners.items():
+        lines.append(
+            "insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)"
+            f" values ('{CLUSTER}', '{id}', '{id}', '', '', array['default'], 1, '0', '{{}}')"
+        )
+        lines.append(
+            "insert into coterie.leases (cluster, id, expires_at, counter, ids_until)"
+            f" values ('{CLUSTER}', '{id}', clock_timestamp() + make_interval(secs => {left_s}), 1, 0)"
+        )
+    for name, holder in (seats or {}).items():
+        who = f"'{holder}'" if holder else "null"
+        lines.append(
+            "insert into coterie.seats (cluster, name, \"group\", holder, epoch)"
+            f" values ('{CLUSTER}', '{name}', 'default', {who}, 1)"
+        )
+    lines += [f"insert into coterie.states values ('{CLUSTER}', '{k}', 's1', '{v}', 1, 1)" for k, v in (states or {}).items()]
+    lines += [f"insert into coterie.kv values ('{CLUSTER}', '{k}', '{v}', 1)" for k, v in (kv or {}).items()]
+    return ";".join(lines)
+
+
+def schema() -> str:
+    """The whole schema, as a fresh database gets it."""
+    return ";".join(m.sql for m in migrations.load("coterie.storage.postgres.migrations"))
+
+
+@asynccontextmanager
+async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[Stage]:
+    """A stage on a database; with sessions as the engine sets them up, unless told to leave out their level."""
+    settings = session_settings("dedicated", application="interleavings", limits=Limits())
+    if not own_level:
+        settings += "; reset default_transaction_isolation"
+
+    async def connect() -> asyncpg.Connection[Any]:
+        connection = await asyncpg.connect(url, ssl=False)
+        await connection.execute(settings + "; set deadlock_timeout = '20ms'")
+        return connection
+
+    async def watch() -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(url, ssl=False, server_settings={"default_transaction_isolation": "read committed"})
+
+    async with Stage(connect, watch, ground()) as ready:
+        yield ready

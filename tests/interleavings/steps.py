@@ -1,0 +1,98 @@
+"""The steps of which the scripts are made. All play in one cluster; runner a holds, b takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.testing.interleaving import Step, atomic
+from coterie.testing.interleaving.scripts import Reads, restart_if_none, stop_if_none
+from tests.interleavings.ground import CLUSTER
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps over one set of statements: the right ones, or some with a planted bug.
+
+    Args:
+        sql: The statements by name.
+        evict: What follows the lock on the victim's lease, by name.
+    """
+
+    sql: Mapping[str, str]
+    evict: tuple[str, ...] = ("evict",)
+
+    def step(self, name: str, *values: Any, step: str = "", **options: Any) -> Step:
+        """One statement in our cluster."""
+        return Step(step or name, self.sql[name], (CLUSTER, *values), **options)
+
+    def renew(self, me: str) -> Step:
+        """Renew a lease."""
+        return self.step("renew", me, 6.0, 0, step="renew")
+
+    def grant(self, me: str, *seats: str) -> Step:
+        """Acquire what is free of some seats."""
+        return self.step("acquire", me, list(seats), step="grant")
+
+    def release(self, me: str, seat: str) -> Step:
+        """Release a seat of epoch 1."""
+        return self.step("release", me, seat, 1)
+
+    def evicting(self, victim: str, *, by: str = "lock_expired_lease") -> tuple[Step, ...]:
+        """Evict a runner whose counter was seen at 1."""
+        lock = self.step(by, victim, 1, step="lock", then=stop_if_none)
+        return atomic(lock, *(self.step(name, victim) for name in self.evict))
+
+    def leaving(self, me: str) -> tuple[Step, ...]:
+        """Leave."""
+        lock = self.step("lock_own_lease", me, step="lock", then=stop_if_none)
+        return atomic(lock, *(self.step(name, me) for name in self.evict))
+
+    def write(self, *items: tuple[str, str, str, int], me: str = "a", epoch: int = 1) -> Step:
+        """Write states under the fence: (seat, key, value, version expected) each."""
+        seats, keys, values, versions = (list(column) for column in zip(*items, strict=True))
+        encoded = [value.encode() for value in values]
+        return self.step("write_states", me, seats, [epoch] * len(items), keys, encoded, versions, step="write")
+
+    def put(self, key: str, value: str, *, me: str = "a", epoch: int = 1) -> Step:
+        """Set a key of the key-value store under the fence."""
+        return self.step("put_kv", me, ["s1"], [epoch], [key], [value.encode()], [2], [None], step="write")
+
+    def taking(self, me: str, key: str) -> tuple[Step, ...]:
+        """Acquire s1 and read its state, as a new holder does; nothing if it was not free."""
+
+        def load(reads: Reads) -> Sequence[Any]:
+            return (CLUSTER, me, ["s1"], [reads["grant"][0]["epoch"]], [key])
+
+        grant = self.step("acquire", me, ["s1"], step="grant", then=stop_if_none)
+        return (grant, Step("load", self.sql["claim_states"], load))
+
+    def taking_kv(self, me: str, key: str) -> tuple[Step, ...]:
+        """The same for a key of the key-value store."""
+        grant = self.step("acquire", me, ["s1"], step="grant", then=stop_if_none)
+        return (grant, self.step("kv_get", key, step="load"))
+
+    def modifying(self, key: str, *, stamp: int) -> tuple[Step, ...]:
+        """`kv.modify`: read a number, write one more if nobody was faster, otherwise anew."""
+
+        def swap(reads: Reads) -> str:
+            return self.sql["kv_replace" if reads["get"] else "kv_insert"]
+
+        def values(reads: Reads) -> Sequence[Any]:
+            if not reads["get"]:
+                return (CLUSTER, [key], [b"1"], [stamp], [None])
+            row = reads["get"][0]
+            more = str(int(row["value"]) + 1).encode()
+            return (CLUSTER, [key], [row["stamp"]], [more], [stamp], [None])
+
+        return (self.step("kv_get", key, step="get"), *atomic(Step("swap", swap, values, then=restart_if_none)))
+
+    def discarding(self, key: str) -> tuple[Step, ...]:
+        """`kv.modify` that removes the key it has read."""
+
+        def values(reads: Reads) -> Sequence[Any]:
+            return (CLUSTER, [key], [reads["get"][0]["stamp"]])
+
+        get = self.step("kv_get", key, step="get", then=stop_if_none)
+        return (get, *atomic(Step("swap", self.sql["kv_discard"], values, then=restart_if_none)))

@@ -1,0 +1,124 @@
+"""Connections: their settings, their addresses in texts, and what a failed connect says (UX e)."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coterie.errors import ConfigurationError, PersistenceError
+from coterie.kernel.chance import Chance
+from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres.connections import (
+    Connector,
+    application_name,
+    require_version,
+    session_settings,
+    without_password,
+)
+from coterie.storage.postgres.sessions import deadline
+from tests.unit.postgres.conftest import SHORT, database_of, new_storage, stranger
+
+if TYPE_CHECKING:
+    from tests.postgres import Server
+
+
+def connector(url: str, *, limits: Limits = SHORT, incarnation: str = "b" * 32) -> Connector:
+    return Connector(url, incarnation=incarnation, chance=Chance(1), limits=limits)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:hunter2@db:5432/app",
+        "postgresql://app@db:5432/app?password=hunter2&sslmode=require",
+        "postgresql://app:hunter2%40x@db:5432/app",
+    ],
+)
+def test_an_address_has_no_password(url: str) -> None:
+    assert without_password(url) == "postgresql://app@db:5432/app"
+
+
+def test_a_session_is_named_after_the_incarnation_and_cannot_smuggle_sql() -> None:
+    assert application_name("f" * 32) == "coterie/" + "f" * 32
+    assert len(application_name("f" * 99)) == 63
+    assert "'" not in session_settings("work", application=application_name("x'; drop"), limits=SHORT).replace(
+        " = '", ""
+    ).replace("'; set", "; set").removesuffix("'")
+
+
+def test_a_server_that_is_too_old_is_refused() -> None:
+    require_version(14, address="postgresql://db/app")
+    with pytest.raises(ConfigurationError, match="runs PostgreSQL 13, coterie needs 14 or newer"):
+        require_version(13, address="postgresql://db/app")
+
+
+async def test_a_refused_connection_says_how_often_and_how_long_it_was_tried() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    storage = new_storage(f"postgresql://app:hunter2@127.0.0.1:{port}/app", limits=SHORT)
+    with pytest.raises(PersistenceError) as caught:
+        await storage.start()
+    error = caught.value
+    wanted = rf"cannot connect to postgresql://app@127.0.0.1:{port}/app: connection refused \(3 tries in 0\.\ds\)"
+    assert re.fullmatch(wanted, error.message)
+    assert error.outcome == "unreachable"
+    assert error.retryable
+    assert error.hint.startswith("is the server running?")
+    assert "hunter2" not in str(error)
+
+
+@pytest.mark.postgres
+async def test_what_another_try_cannot_mend_is_tried_once(postgres_server: Server) -> None:
+    with pytest.raises(PersistenceError, match=r'database "absent" does not exist .*\(1 try in') as caught:
+        await connector(postgres_server.url("absent")).connect("work", tries=3)
+    assert caught.value.hint == "create the database first, or correct its name in the url"
+
+
+@pytest.mark.postgres
+async def test_every_session_is_set_up(postgres_server: Server, postgres_url: str) -> None:
+    """M12, m4, P8: timeouts, isolation level and name on the server, whatever its defaults."""
+    database = database_of(postgres_url)
+    for setting in ("default_transaction_isolation = 'serializable'", "search_path = 'public'", "timezone = 'Japan'"):
+        postgres_server.execute(f"alter database {database} set {setting}")
+    limits = Limits(call_s=4.0, transaction_s=2.0)
+    wanted = {
+        "application_name": "coterie/" + "b" * 32,
+        "default_transaction_isolation": "read committed",
+        "transaction_isolation": "read committed",
+        "idle_in_transaction_session_timeout": "2s",
+        "statement_timeout": "3600ms",
+        "search_path": "pg_catalog",
+        "timezone": "UTC",
+        "jit": "off",
+    }
+    for role, lock in (("work", "2s"), ("writer", "250ms"), ("dedicated", "2s")):
+        session = await connector(postgres_url, limits=limits).connect(role, tries=1)  # type: ignore[arg-type]  # a loop
+        sql = "select name, current_setting(name) from unnest($1::text[]) as name"
+        found = dict(list(map(tuple, await session.fetch(sql, [*wanted, "lock_timeout"], over=deadline(5)))))
+        assert found == {**wanted, "lock_timeout": lock}
+        assert session._socket is not None
+        assert session._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert session._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
+        await session.close()
+
+
+@pytest.mark.postgres
+async def test_the_dedicated_connection_is_opened_on_request_and_holds_locks(storage: PostgresStorage) -> None:
+    """F3, m8."""
+    async with storage.dedicated() as one, storage.dedicated() as two:
+        assert await one.hold(42)
+        assert await one.hold(42)  # not counted twice by the server
+        assert not await two.hold(42)
+        async with stranger(storage._connector._url) as other:
+            count = "select count(*) from pg_locks where locktype = 'advisory' and objid = 42"
+            assert await other.fetchval(count) == 1
+            pid = (await one.fetch("select pg_backend_pid()"))[0][0]
+            await other.execute(f"select pg_terminate_backend({pid}, 5000)")
+        with pytest.raises(PersistenceError):
+            await one.hold(43)
+        assert one.lost
+        assert await two.hold(42)
