@@ -93,7 +93,7 @@ format: .venv/dev.stamp ## format and mend what can be mended
 	@$(PY) -m ruff check --fix .
 
 settings-docs: .venv/dev.stamp ## write docs/settings.md and .env.example from the declarations
-	@$(PY) -m coterie.settings
+	@$(PY) -c 'from pathlib import Path; from coterie.settings import write_pages; write_pages(Path.cwd())'
 
 requirements: .venv/uv.stamp ## pin the newest versions anew
 	@$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --generate-hashes --upgrade \

@@ -16,7 +16,9 @@ HEADER = f"{'SCENARIO':<24}{'CALLERS':>8}{'COTERIE/S':>12}{'RAW/S':>12}{'RATIO':
 
 def main() -> None:
     options = _options()
-    rows = asyncio.run(_run(rounds=3 if options.quick else 7, seconds=0.3 if options.quick else 0.7, talk=not options.json))
+    rows = asyncio.run(
+        _run(rounds=3 if options.quick else 7, seconds=0.3 if options.quick else 0.7, talk=not options.json)
+    )
     floor = fsync_per_s()
     if options.json:
         print(json.dumps({"fsync_per_s": floor, "rows": [dataclasses.asdict(row) for row in rows]}))

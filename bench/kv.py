@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import apsw
 import asyncpg
+from tests.postgres import Server
 
 from bench.measure import Row, Work, compare
 from coterie import Cluster
-from tests.postgres import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -271,9 +271,7 @@ def _find_binaries() -> Path:
 
 def _reachable(binaries: Path, *, uid: int) -> Path:
     """The binaries, or a copy of them where another user can read it (a home directory may be closed)."""
-    if uid == os.geteuid() or all(
-        step.stat().st_mode & stat.S_IXOTH for step in (binaries, *binaries.parents)
-    ):
+    if uid == os.geteuid() or all(step.stat().st_mode & stat.S_IXOTH for step in (binaries, *binaries.parents)):
         return binaries
     home = binaries.parent
     copy = Path(tempfile.gettempdir()) / f"coterie-postgres-{home.name}-{home.stat().st_mtime_ns:x}"

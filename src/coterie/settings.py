@@ -273,7 +273,7 @@ class Settings:
     migrate: bool = setting(
         readings.flag(),
         True,
-        "whether an empty database is set up, and missing tables are added, at start",
+        "whether an empty database is set up at start; one that lacks later steps always waits for coterie migrate",
         why="the first start needs no other command; switch it off where the role may not create tables",
     )
     audit: bool = setting(

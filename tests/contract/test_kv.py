@@ -16,7 +16,23 @@ if TYPE_CHECKING:
 
     from .conftest import Passing
 
-HOSTILE = ["%", "_", "a%", "'", '"', "\n", "a\u202eb", "../x", "%00", "'; drop table kv; --", "<b>", "é", "😀", "\U0010ffff", "x" * 1000]
+HOSTILE = [
+    "%",
+    "_",
+    "a%",
+    "'",
+    '"',
+    "\n",
+    "a\u202eb",
+    "../x",
+    "%00",
+    "'; drop table kv; --",
+    "<b>",
+    "é",
+    "😀",
+    "\U0010ffff",
+    "x" * 1000,
+]
 
 
 async def put(storage: Storage, key: str, value: bytes = b"v", stamp: int = 1, ttl_s: float | None = None) -> None:
@@ -233,7 +249,9 @@ operations = st.lists(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=operations)
-async def test_any_sequence_of_writes_agrees_with_a_plain_dict(storage: Storage, script: list[tuple[str, str, bytes]]) -> None:
+async def test_any_sequence_of_writes_agrees_with_a_plain_dict(
+    storage: Storage, script: list[tuple[str, str, bytes]]
+) -> None:
     await storage.kv.clear("")
     model: dict[str, tuple[bytes, int]] = {}
     for stamp, (what, key, value) in enumerate(script, start=1):

@@ -42,7 +42,9 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES + [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     gone = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
     assert not gone

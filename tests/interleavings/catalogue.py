@@ -29,7 +29,9 @@ def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     """All pairs by name, over the right statements unless others are given."""
     chosen = steps or Steps(SQL)
     parts: tuple[Some, ...] = (writes, leases, seats, keys, generations)
-    return {pair.name: pair for part in parts for pair in part(chosen)}
+    pairs = [pair for part in parts for pair in part(chosen)]
+    assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"
+    return {pair.name: pair for pair in pairs}
 
 
 def writes(s: Steps) -> list[Pair]:
@@ -92,7 +94,7 @@ def leases(s: Steps) -> list[Pair]:
     return [
         _pair(A_EXPIRED, renew, evict, judges.renewed_is_spared),
         _pair(A_HOLDS, renew, by_witnesses, judges.renewed_is_spared),
-        _pair(A_HOLDS, renew, leave, judges.renewed_is_spared),
+        _pair(A_HOLDS, renew, leave, judges.left_for_good),
         _pair(FREE_BESIDE_EXPIRED, acquire, evict, judges.evicted_holds_nothing),
         _pair(FREE, acquire, leave, judges.evicted_holds_nothing),
         _pair(A_EXPIRED, evict, evict, judges.evicted_once),

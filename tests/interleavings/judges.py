@@ -31,12 +31,14 @@ def what_was_acknowledged(run: Run, *, table: str = "states") -> Problems:
     rows = run.a.rows("write")
     if rows is None:
         return []
-    told, final = rows[0], _value(run, table)
-    if told["written"] and not told["held"]:
-        return ["written without the seat"]
-    if told["written"] != (final == "new"):
-        return [f"A was told written={told['written']}, and {final!r} is there"]
-    return []
+    problems = []
+    for row in rows:
+        final = _value(run, table, row["key"])
+        if row["written"] and not row["held"]:
+            problems.append("written without the seat")
+        if row["written"] != (final == "new"):
+            problems.append(f"A was told written={row['written']}, and {final!r} is there")
+    return problems
 
 
 def neighbours_commit(run: Run) -> Problems:
@@ -76,6 +78,11 @@ def renewed_is_spared(run: Run) -> Problems:
     if run.a.end == run.b.end == "done" and bool(renewed) == bool(evicted):
         problems.append("neither of renewal and eviction had its way")
     return problems
+
+
+def left_for_good(run: Run) -> Problems:
+    """A renews while it leaves on another session: whoever comes first, it is gone."""
+    return ["left, and still there"] if run.b.rows("evict") and not _gone(run, "a") else []
 
 
 def evicted_holds_nothing(run: Run) -> Problems:

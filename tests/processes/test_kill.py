@@ -60,10 +60,10 @@ class Writer:
         self.process.stdout.close()
 
 
-def one_round(url: str, *, round: int, chance: random.Random, fault: Server | None = None) -> list[str]:
+def one_round(url: str, *, number: int, chance: random.Random, fault: Server | None = None) -> list[str]:
     """Two processes write; both are killed, each at a random moment. What they said."""
     with ExitStack() as stack:
-        writers = [Writer(url, f"{round}-{n}") for n in range(2)]
+        writers = [Writer(url, f"{number}-{n}") for n in range(2)]
         for writer in writers:
             stack.callback(writer.close)
         for writer in writers:
@@ -98,8 +98,8 @@ def kill_on_sqlite(folder: Path, rounds: int) -> None:
     chance = random.Random(40)
     url = f"sqlite:///{folder}/kill.db"
     total = 0
-    for round in range(rounds):
-        said = one_round(url, round=round, chance=chance)
+    for number in range(rounds):
+        said = one_round(url, number=number, chance=chance)
         kept, added = asyncio.run(judge(url, said))
         total += kept + added
         with apsw.Connection(f"{folder}/kill.db") as file:
@@ -111,8 +111,8 @@ def kill_on_sqlite(folder: Path, rounds: int) -> None:
 def kill_on_postgres(server: Server, url: str, rounds: int) -> None:
     chance = random.Random(40)
     total = 0
-    for round in range(rounds):
-        said = one_round(url, round=round, chance=chance, fault=server if round % 4 == 3 else None)
+    for number in range(rounds):
+        said = one_round(url, number=number, chance=chance, fault=server if number % 4 == 3 else None)
         kept, added = asyncio.run(judge(url, said))
         total += kept + added
     assert total > rounds * 10, "hardly anything was written: the test shows nothing"

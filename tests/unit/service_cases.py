@@ -6,8 +6,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from coterie.cluster import Connection
+from coterie.kernel.chance import Chance
+from coterie.kernel.clock import SystemClock
 from coterie.kernel.service import Service, State
+from coterie.settings import Settings
 from coterie.storage.groups import GroupWriter
+from coterie.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,9 +140,22 @@ async def _commit(group: Sequence[Write]) -> Sequence[Any]:
     return [None] * len(group)
 
 
+def _sqlite(folder: Path) -> Service:
+    settings = Settings.load({"url": f"sqlite:///{folder}/service.db"}, environ={})
+    return open_storage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
+
+
+def _client(_: Path) -> Service:
+    settings = Settings.load({"url": "sqlite://"}, environ={})
+    storage = open_storage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
+    return Connection(settings, storage, clock=SystemClock(), chance=Chance())
+
+
 CASES: list[ServiceCase] = [
     ServiceCase("plain", lambda _: Plain()),
     ServiceCase("busy", lambda _: Busy()),
     ServiceCase("self-stopping", lambda _: SelfStopping()),
     ServiceCase("group writer", lambda _: GroupWriter(_commit)),
+    ServiceCase("SQLite storage", _sqlite, histories=10),
+    ServiceCase("client", _client, histories=10),
 ]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import coterie
 from coterie.cli import main
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as exit:
+    with pytest.raises(SystemExit) as ended:
         main(list(args))
     captured = capsys.readouterr()
-    code = exit.value.code
+    code = ended.value.code
     return (code if isinstance(code, int) else 0), captured.out, captured.err
 
 

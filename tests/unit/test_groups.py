@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from coterie.errors import NotStarted, Outcome, PersistenceError, ShuttingDown
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import KvPut, Write
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
 
 
 class Engine:
@@ -143,3 +145,20 @@ async def test_stopping_tells_everybody_who_waits() -> None:
     assert [getattr(result, "outcome", None) for result in results] == ["unknown", "unreachable"]
     with pytest.raises(ShuttingDown):
         await writer.write(put("late"))
+
+
+async def test_stopping_during_a_rerun_tells_those_who_were_not_run_again() -> None:
+    async def commit(writes: Sequence[Write]) -> list[Any]:
+        if len(writes) == 1:
+            await asyncio.Event().wait()
+        raise PersistenceError(doing="write", problem="bad")
+
+    writer = GroupWriter(commit)
+    await writer.start()
+    tasks = [asyncio.create_task(writer.write(put(key))) for key in "abcd"]
+    while not writer.reruns:
+        await asyncio.sleep(0)
+    await writer.stop()
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [getattr(result, "outcome", None) for result in results] == ["unknown"] * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -19,4 +18,3 @@ def test_every_statement_has_a_name_and_a_description(file: Path) -> None:
     statements = load(package, file.name)
     assert len(statements) == file.read_text().count("-- name:")
     assert all(statements.values())
-    assert resources.files(package)

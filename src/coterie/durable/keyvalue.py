@@ -116,7 +116,7 @@ class KeyValueStore(Generic[V]):
         return KeyValueStore(self._source, codec_for(type), prefix=self._prefix)
 
     def _key(self, key: str) -> str:
-        return _checked(key, self._prefix + key if isinstance(key, str) else key)
+        return _checked(self._prefix, key)
 
     def _writable(self, key: str) -> str:
         full = self._key(key)
@@ -127,7 +127,9 @@ class KeyValueStore(Generic[V]):
     def _encode(self, full: str, value: V) -> bytes:
         if value is None:
             raise ValueError(f"None is no value for key {full!r}: remove the key instead")
-        data = self._codec.encode(value)
+        # A typed view never stores what it could not read back; under Any everything that encodes decodes.
+        encode = self._codec.encode if self._codec.type is Any else self._codec.checked
+        data = encode(value, what=_what(full))
         if len(data) > VALUE_MOST_BYTES:
             raise MalformedMessage(
                 what=_what(full),
@@ -147,12 +149,13 @@ def _seconds(ttl: Duration | None) -> float | None:
     return None if ttl is None else to_timedelta(ttl, what="ttl").total_seconds()
 
 
-def _checked(key: Any, full: Any) -> str:
+def _checked(prefix: str, key: Any) -> str:
     """The key as stored, if both databases can give it back exactly."""
-    if not isinstance(full, str):
-        raise TypeError(f"a key is a text, not {type(full).__name__}")
+    if not isinstance(key, str):
+        raise TypeError(f"a key is a text, not {type(key).__name__}")
     if not key:
         raise ValueError("a key has at least one character")
+    full = prefix + key
     if "\0" in full:
         raise ValueError(f"key {full!r} has a NUL character, which PostgreSQL cannot store")
     try:

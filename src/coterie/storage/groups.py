@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     Commit = Callable[[Sequence[Write]], Awaitable[Sequence[Any]]]
+    _Member = tuple[Write, asyncio.Future[Any]]
 
 
 class GroupWriter(Service):
@@ -40,7 +41,7 @@ class GroupWriter(Service):
         self._commit = commit
         self._most = most
         self._waiting_most = waiting_most
-        self._queue: deque[tuple[Write, asyncio.Future[Any]]] = deque()
+        self._queue: deque[_Member] = deque()
         self._idle: asyncio.Future[None] | None = None
         self.groups = 0
         self.members = 0
@@ -62,7 +63,7 @@ class GroupWriter(Service):
         return await done
 
     async def _start(self) -> None:
-        self._folding = self.tasks.spawn(self._fold(), name="fold")
+        self.tasks.spawn(self._fold(), name="fold")
 
     async def _stop(self) -> None:
         stopped = PersistenceError(doing="write", problem="the process is shutting down", outcome="unreachable")
@@ -79,7 +80,14 @@ class GroupWriter(Service):
             group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
             await self._write(group)
 
-    async def _write(self, group: Sequence[tuple[Write, asyncio.Future[Any]]]) -> None:
+    async def _write(self, group: Sequence[_Member]) -> None:
+        try:
+            await self._commit_and_tell(group)
+        except asyncio.CancelledError:
+            _fail(group, PersistenceError(doing="write", problem="the process is shutting down", outcome="unknown"))
+            raise
+
+    async def _commit_and_tell(self, group: Sequence[_Member]) -> None:
         self.groups += 1
         self.members += len(group)
         try:
@@ -88,12 +96,9 @@ class GroupWriter(Service):
             if error.outcome == "refused" and len(group) > 1:
                 self.reruns += 1
                 for member in group:
-                    await self._write([member])
+                    await self._commit_and_tell([member])
             else:
                 _fail(group, error)
-        except asyncio.CancelledError:
-            _fail(group, PersistenceError(doing="write", problem="the process is shutting down", outcome="unknown"))
-            raise
         except Exception as error:  # noqa: BLE001 a bug in an engine must not leave callers waiting for ever
             _fail(group, error)
         else:
@@ -102,7 +107,7 @@ class GroupWriter(Service):
                     done.set_result(result)
 
 
-def _fail(group: Sequence[tuple[Write, asyncio.Future[Any]]], error: Exception) -> None:
+def _fail(group: Sequence[_Member], error: Exception) -> None:
     for _, done in group:
         if not done.done():
             done.set_exception(error)

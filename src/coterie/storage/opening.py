@@ -25,9 +25,7 @@ def open_storage(
     if scheme == "sqlite":
         from coterie.storage.sqlite import SqliteStorage
 
-        return SqliteStorage(
-            settings, incarnation=incarnation, clock=clock, chance=chance, check_schema=check_schema
-        )
+        return SqliteStorage(settings, incarnation=incarnation, clock=clock, chance=chance, check_schema=check_schema)
     if scheme in ("postgresql", "postgres"):
         try:
             from coterie.storage.postgres import PostgresStorage

@@ -12,10 +12,11 @@ import pytest
 from coterie.kernel.chance import Chance
 from coterie.settings import Settings
 from coterie.storage.postgres import Limits, PostgresStorage
-from tests.postgres import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+    from tests.postgres import Server
 
 SHORT = Limits(connect_s=1.0, backoff_s=0.02, call_s=1.0)
 

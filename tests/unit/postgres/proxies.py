@@ -106,6 +106,7 @@ class TransactionPooler(Proxy):
                     return
         finally:
             forward.cancel()
+            await asyncio.gather(forward, return_exceptions=True)
             self._idle.put_nowait(session)
 
     async def _forward(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:

@@ -91,13 +91,12 @@ async def test_a_serializable_database_does_not_change_what_writes_mean(
         )
         async with new_storage(postgres_url) as one, new_storage(postgres_url) as two:
             await one.kv.put(put("a", 0))
+            stamp = 0
             for turn in range(1, 30):
-                expected = (turn - 1) * 10 + (0 if turn == 1 else won)  # noqa: F821 bound in the turn before
-                swaps = (KvSwap("a", expected, b"", turn * 10 + who) for who in (1, 2))
-                first, second = swaps
+                first, second = (KvSwap("a", stamp, b"", turn * 10 + who) for who in (1, 2))
                 results = await asyncio.gather(one.kv.swap(first), two.kv.swap(second))
                 assert sorted(results) == [False, True]
-                won = 1 if results[0] else 2
+                stamp = first.stamp if results[0] else second.stamp
             assert (one.writer.reruns, two.writer.reruns) == (0, 0)
 
 
@@ -196,7 +195,7 @@ async def test_a_connection_lost_before_the_commit_left_is_tried_again_unseen(
         await end_writer(postgres_server, storage, when=waits_for_lock(postgres_server))
         await until(waits_for_lock(postgres_server))
         await other.execute("rollback")
-        assert await writing == [None, True]
+        assert list(await writing) == [None, True]
 
 
 async def test_a_group_of_several_kinds_is_one_transaction(storage: PostgresStorage, postgres_url: str) -> None:

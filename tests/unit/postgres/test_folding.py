@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ def test_of_two_removes_of_one_key_the_first_finds_it() -> None:
 
 
 def test_a_key_that_comes_back_in_another_shape_waits_for_the_next_statement() -> None:
-    writes = [KvPut("a", b"", 1), KvRemove("a"), KvPut("a", b"", 2), KvRemove("b")]
+    writes: list[Write] = [KvPut("a", b"", 1), KvRemove("a"), KvPut("a", b"", 2), KvRemove("b")]
     assert fold(writes) == [Bucket("put", [0]), Bucket("remove", [3]), Bucket("remove", [1]), Bucket("put", [2])]
 
 
@@ -68,27 +68,26 @@ def one_by_one(state: State, writes: Sequence[Write]) -> list[object]:
     return found
 
 
-def statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
+def statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     """What the statements of kv.sql do, on a dict."""
-    found: list[tuple[object, ...]] = []
+    found: list[tuple[Any, ...]] = []
     assert len(set(arrays[0])) == len(arrays[0]) or bucket.shape in ("replace", "discard")
     before = dict(state)
-    for row in zip(*arrays, strict=True):
-        key = str(row[0])
+    for key, *row in zip(*arrays, strict=True):
         stamp = before[key][1] if key in before else None
         if bucket.shape == "put" or (bucket.shape == "insert" and stamp is None):
-            state[key] = (row[1], row[2])  # type: ignore[assignment]  # columns of one type each
+            state[key] = (row[0], row[1])
+            found.append((row[1],))
+        elif bucket.shape == "replace" and stamp == row[0]:
+            state[key] = (row[1], row[2])
             found.append((row[2],))
-        elif bucket.shape == "replace" and stamp == row[1]:
-            state[key] = (row[2], row[3])  # type: ignore[assignment]  # columns of one type each
-            found.append((row[3],))
-        elif bucket.shape == "discard" and stamp == row[1]:
+        elif bucket.shape == "discard" and stamp == row[0]:
             del state[key]
             found.append((key, stamp))
-        elif bucket.shape == "remove" and state.pop(key, None):
+        elif bucket.shape in ("remove", "present") and stamp is not None:
             found.append((key,))
-        elif bucket.shape == "present" and stamp is not None:
-            found.append((key,))
+            if bucket.shape == "remove":
+                del state[key]
     return found
 
 

@@ -101,28 +101,25 @@ async def test_incident_38_a_silent_server_costs_a_call_its_deadline_and_no_more
         assert time.monotonic() - began < 3  # stopping did not wait for goodbyes
 
 
-async def test_a_cancelled_call_on_a_silent_network_returns_at_once(
-    postgres_server: Server, postgres_url: str
-) -> None:
+async def test_a_cancelled_call_on_a_silent_network_returns_at_once(postgres_server: Server, postgres_url: str) -> None:
     """P8: no polite cancel is waited for."""
     async with Proxy(postgres_server.port) as proxy:
-        async with new_storage(through(proxy, postgres_url), limits=Limits(call_s=30)) as storage:
-            proxy.silent = True
-            waiting = asyncio.create_task(storage.kv.get("a"))
-            await until(lambda: len(storage.pool._lent) == 1)
-            await asyncio.sleep(0.05)
-            began = time.monotonic()
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert time.monotonic() - began < 0.5
-            proxy.silent = False
-            proxy.cut()
+        storage = new_storage(through(proxy, postgres_url), limits=Limits(call_s=30))
+        await storage.start()
+        proxy.silent = True
+        waiting = asyncio.create_task(storage.kv.get("a"))
+        await until(lambda: len(storage.pool._lent) == 1)
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert time.monotonic() - began < 0.5
+        proxy.cut()
+        await storage.stop()
 
 
-async def test_a_stopped_storage_refuses_and_leaves_no_connection(
-    postgres_server: Server, postgres_url: str
-) -> None:
+async def test_a_stopped_storage_refuses_and_leaves_no_connection(postgres_server: Server, postgres_url: str) -> None:
     storage = new_storage(postgres_url, incarnation="gone")
     async with storage:
         slow = asyncio.create_task(storage.pool.read("select pg_sleep(30)"))

@@ -87,9 +87,7 @@ class Connector:
             if session.standby and not standby:
                 raise Lost("the server is a standby", sent=False)
             session.keep_alive(_tcp_options(self._limits))
-            await session.execute(
-                session_settings(role, application=self._name, limits=self._limits), over=over
-            )
+            await session.execute(session_settings(role, application=self._name, limits=self._limits), over=over)
         except BaseException:
             session.abort()
             raise
@@ -122,9 +120,7 @@ class Connector:
 
 def session_settings(role: Role, *, application: str, limits: Limits) -> str:
     """The script that sets up a session. Not as start-up parameters, which poolers refuse or drop."""
-    statement_s = (
-        limits.migration_s if role == "migration" else 0.9 * limits.call_s
-    )  # the server gives up first
+    statement_s = limits.migration_s if role == "migration" else 0.9 * limits.call_s  # the server gives up first
     lock_s = limits.lock_s if role == "writer" else min(limits.call_s / 2, 2.0)
     settings: Mapping[str, str] = {
         "application_name": application,

@@ -54,9 +54,7 @@ def shape_of(write: Write) -> Shape:
 def values(bucket: Bucket, writes: Sequence[Write]) -> list[list[Any]]:
     """The arrays that the statement takes after the cluster's name."""
     chosen = [writes[place] for place in _winners(bucket, writes)]
-    chosen.sort(
-        key=lambda write: write.key
-    )  # code points sort as UTF-8 bytes do, which is the column's order
+    chosen.sort(key=lambda write: write.key)  # code points sort as UTF-8 bytes do, which is the column's order
     if bucket.shape in ("put", "insert"):
         return _columns(cast("list[KvPut]", chosen), "key", "value", "stamp", "ttl_s")
     if bucket.shape == "replace":

@@ -88,11 +88,7 @@ async def require_sessions(ours: Session, other: Session, *, mark: str, address:
         ):  # prepared elsewhere, or twice
             raise
         raise _pooler(address) from error
-    if (
-        len({before[0]["pid"], after[0]["pid"]}) > 1
-        or held[0]["pid"] == after[0]["pid"]
-        or after[0]["mark"] != mark
-    ):
+    if len({before[0]["pid"], after[0]["pid"]}) > 1 or held[0]["pid"] == after[0]["pid"] or after[0]["mark"] != mark:
         raise _pooler(address)
 
 

@@ -57,9 +57,7 @@ class Pool:
         """
         return await self._call(sql, values, doing=f"write to {self._connector.address}", repeat=False)
 
-    async def _call(
-        self, sql: str, values: Sequence[Any], *, doing: str, repeat: bool
-    ) -> Sequence[asyncpg.Record]:
+    async def _call(self, sql: str, values: Sequence[Any], *, doing: str, repeat: bool) -> Sequence[asyncpg.Record]:
         over = deadline(self._limits.call_s)
         while True:
             try:

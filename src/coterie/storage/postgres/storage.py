@@ -55,9 +55,7 @@ class PostgresStorage(Storage):
         self._chance = chance
         self._migrate = settings.migrate
         self._check_schema = check_schema
-        self._committer = Committer(
-            self._connector, cluster=settings.name, chance=chance, limits=self._limits
-        )
+        self._committer = Committer(self._connector, cluster=settings.name, chance=chance, limits=self._limits)
         self.writer = GroupWriter(self._committer.commit)
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
         self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, guard=self._guard)

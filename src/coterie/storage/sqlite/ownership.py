@@ -83,7 +83,8 @@ def renew(leases: apsw.Connection, cluster: str, id: str, *, boot: Boot, ttl_ns:
 def observe(leases: apsw.Connection, cluster: str, *, boot: Boot) -> dict[str, Lease]:
     """Everybody's lease."""
     bindings = {"cluster": cluster, "boot_id": boot.id, "now_boot_ns": boot.now_ns}
-    return {id: Lease(counter, bool(gone)) for id, counter, gone in leases.execute(SQL["leases"], bindings)}
+    rows = leases.execute(SQL["leases"], bindings)
+    return {str(runner): Lease(int(counter), bool(gone)) for runner, counter, gone in rows}
 
 
 def is_registered(main: apsw.Connection, cluster: str, id: str) -> bool:
@@ -92,7 +93,14 @@ def is_registered(main: apsw.Connection, cluster: str, id: str) -> bool:
 
 
 def evict(
-    leases: apsw.Connection, main: apsw.Connection, cluster: str, victim: str, *, counter: int, expired: bool, boot: Boot
+    leases: apsw.Connection,
+    main: apsw.Connection,
+    cluster: str,
+    victim: str,
+    *,
+    counter: int,
+    expired: bool,
+    boot: Boot,
 ) -> bool:
     """Delete a runner that has not renewed since it was seen; False: spared.
 
@@ -137,7 +145,8 @@ def release(main: apsw.Connection, claim: Claim) -> bool:
 
 def holdings(main: apsw.Connection, cluster: str, id: str) -> dict[str, int]:
     """The seats of a runner and their epochs."""
-    return dict(main.execute(SQL["holdings"], {"cluster": cluster, "id": id}).fetchall())
+    rows = main.execute(SQL["holdings"], {"cluster": cluster, "id": id})
+    return {str(name): int(epoch) for name, epoch in rows}
 
 
 def save_state(main: apsw.Connection, claim: Claim, *, key: str, value: bytes, version: int) -> Written:
@@ -164,7 +173,8 @@ def claim_state(main: apsw.Connection, claim: Claim, *, key: str) -> tuple[bytes
 
 def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[str, str]]:
     """Seats held by nobody that exists. There must be none [C4]."""
-    return main.execute(SQL["seats_without_runner"], {"cluster": cluster}).fetchall()
+    rows = main.execute(SQL["seats_without_runner"], {"cluster": cluster})
+    return [(str(name), str(holder)) for name, holder in rows]
 
 
 def _held(main: apsw.Connection, claim: Claim) -> bool:

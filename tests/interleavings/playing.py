@@ -1,0 +1,57 @@
+"""Playing pairs: all their orders or a sample, whole and with every loss; and one run again by its id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coterie.testing.interleaving import Count, Loss, Pair, Run, Stage, explore, losses
+from tests.interleavings.catalogue import catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+async def play_pair(stage: Stage, pair: Pair, *, most: int | None = None, until_failed: bool = False) -> Count:
+    """Every order of a pair without losses; with each loss all orders, or at most so many of them."""
+    count = await explore(stage.play, pair, until_failed=until_failed)
+    for number, loss in enumerate(losses(pair)):
+        if until_failed and count.failed:
+            break
+        part = await explore(stage.play, pair, loss, most=most, seed=number, until_failed=until_failed)
+        count.merge(part)
+    return count
+
+
+async def find(stage: Stage, pairs: Iterable[Pair]) -> tuple[Run | None, int]:
+    """The first run that is judged wrong, and after how many runs; whole orders of all pairs come first."""
+    chosen, runs = list(pairs), 0
+    for pair, loss in [(pair, None) for pair in chosen] + [(p, loss) for p in chosen for loss in losses(p)]:
+        count = await explore(stage.play, pair, loss, until_failed=True)
+        runs += count.runs
+        if count.failed:
+            return count.failed[0], runs
+    return None, runs
+
+
+async def repeat(stage: Stage, id: str, pairs: dict[str, Pair] | None = None) -> Run:
+    """Play one run again."""
+    name, how, order = id.rsplit("/", 2)
+    pair = (pairs or catalogue())[name]
+    return await stage.play(pair, parse_loss(how), order)
+
+
+def parse_loss(text: str) -> Loss | None:
+    """What `str()` of a loss printed; None for "whole"."""
+    if text == "whole":
+        return None
+    side, how = text.split(" ", 1)
+    how, at = how.rsplit(" ", 1)
+    assert side in ("A", "B"), text
+    assert how in ("ended", "cut", "cut in commit", "ended in commit"), text
+    return Loss("A" if side == "A" else "B", int(at), how)  # type: ignore[arg-type]  # just checked
+
+
+def describe(count: Count) -> str:
+    """The figures of a walk."""
+    refused = ", ".join(f"{times} x {state}" for state, times in sorted(count.failures.items())) or "none"
+    return f"{count.runs} runs, {count.waits} waits, refusals: {refused}, wrong: {len(count.failed)}"
