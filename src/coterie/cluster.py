@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -19,7 +19,7 @@ from coterie.settings import Settings, SettingsOverrides
 from coterie.storage.opening import open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from coterie.storage.interface import Storage
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 class Connection(Service):
     """One process's part in a cluster, as a client: storage and what stands on it."""
 
-    def __init__(self, settings: Settings, storage: Storage, *, clock: Clock, chance: Chance) -> None:
+    def __init__(
+        self, settings: Settings, storage: Storage, *, incarnation: str, clock: Clock, chance: Chance
+    ) -> None:
         super().__init__(what=f"cluster {settings.name!r}")
+        self.incarnation = incarnation
         self.storage = storage
         self.values = KeyValues(storage.kv, clock=clock, chance=chance)
 
@@ -82,14 +85,22 @@ class Cluster:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Self]:
         """Take part as a client: it sends, it owns nothing. An empty database is set up on the way."""
-        if self._running is not None:
-            raise RuntimeError("this cluster is connected already: one running client for each Cluster object")
         clock, chance = SystemClock(), Chance()
-        storage = open_storage(self.settings, incarnation=new_incarnation(chance), clock=clock, chance=chance)
-        self._running = connection = Connection(self.settings, storage, clock=clock, chance=chance)
-        try:
+        incarnation = new_incarnation(chance)
+        storage = open_storage(self.settings, incarnation=incarnation, clock=clock, chance=chance)
+        connection = Connection(self.settings, storage, incarnation=incarnation, clock=clock, chance=chance)
+        with self.acting_as(connection):
             async with connection:
                 yield self
+
+    @contextmanager
+    def acting_as(self, connection: Connection) -> Iterator[Connection]:
+        """Let this cluster's methods act through a connection, for whoever is not inside other work."""
+        if self._running is not None:
+            raise RuntimeError("this cluster is connected already: one running client for each Cluster object")
+        self._running = connection
+        try:
+            yield connection
         finally:
             self._running = None
 

@@ -40,7 +40,8 @@ def writes(s: Steps) -> list[Pair]:
     later = Script("write", atomic(s.write(("s1", "k", "new", 1))))
     two = Script("write for two seats", atomic(s.write(("s2", "k2", "new", 0), ("s1", "k", "new", 1))))
     put = Script("kv put", atomic(s.put("k", "new")))
-    twice = Script("writes on", (*atomic(s.write(("s1", "j", "new", 0))), *first.steps))
+    before = s.write(("s1", "j", "new", 0), step="write before")
+    twice = Script("writes on", (*atomic(before), *first.steps))
     granted = Script("release and grant", (s.release("a", "s1"), *s.taking("b", "k")))
     granted_kv = Script("release and grant", (s.release("a", "s1"), *s.taking_kv("b", "k")))
     regranted = Script("release and re-grant to itself", (s.release("a", "s1"), *s.taking("a", "k")))
@@ -63,6 +64,7 @@ def writes(s: Steps) -> list[Pair]:
         _pair(A_HOLDS_TWO, two, granted, judges.neighbours_commit),
         _pair(A_HOLDS, first, Script("release", atomic(s.release("a", "s1"))), judges.what_was_acknowledged),
         _pair(A_EXPIRED, first, Script("evict", s.evicting("a")), judges.what_was_acknowledged),
+        _pair(A_EXPIRED, first, Script("evict", s.evicting("a")), judges.what_was_acknowledged, c=holds("runners", "a")),
         *_writes_in_peace(s),
     ]
 
@@ -91,11 +93,14 @@ def leases(s: Steps) -> list[Pair]:
     acquire = Script("acquire", atomic(s.grant("a", "s1", "s2")))
     b_expired = given(runners={"a": -1, "b": -1}, seats={"s1": "a", "s2": "b"})
     each_other = Script("evict b", s.evicting("b"))
+    in_flight = Script("write in flight", atomic(s.write(("s1", "k", "new", 0))))
     return [
         _pair(A_EXPIRED, renew, evict, judges.renewed_is_spared),
+        _pair(A_EXPIRED, renew, evict, judges.renewed_is_spared, c=in_flight),
         _pair(A_HOLDS, renew, by_witnesses, judges.renewed_is_spared),
         _pair(A_HOLDS, renew, leave, judges.left_for_good),
         _pair(FREE_BESIDE_EXPIRED, acquire, evict, judges.evicted_holds_nothing),
+        _pair(FREE_BESIDE_EXPIRED, acquire, evict, judges.evicted_holds_nothing, c=holds("seats", "s2")),
         _pair(FREE, acquire, leave, judges.evicted_holds_nothing),
         _pair(A_EXPIRED, evict, evict, judges.evicted_once),
         _pair(A_EXPIRED, evict, by_witnesses, judges.evicted_once),
@@ -114,8 +119,13 @@ def seats(s: Steps) -> list[Pair]:
     evict = Script("evict", s.evicting("a"))
     both = given(runners={"a": -1, "b": 6}, seats={"s1": "a", "s2": "a"})
     beside = given(runners={"a": -1, "b": 6}, seats={"s1": "a", "s2": None})
+    regrant = Script("release and re-grant to itself", (s.release("a", "s1"), s.grant("a", "s1")))
+    for_itself = partial(judges.granted_is_held, b="a")
     return [
         _pair(FREE, forth, back, judges.all_granted_once),
+        _pair(FREE, forth, back, judges.all_granted_once, c=holds("seats", "s1")),
+        _pair(FREE, forth, back, judges.all_granted_once, c=holds("seats", "s2")),
+        _pair(A_HOLDS, Script("late release", release.steps), regrant, for_itself),
         _pair(A_HOLDS, release, take, judges.released_or_granted),
         _pair(A_HOLDS, retake, take, judges.granted_is_held),
         _pair(A_EXPIRED, release, evict, judges.free_in_the_end),
@@ -146,6 +156,14 @@ def generations(s: Steps) -> list[Pair]:
     ]
 
 
-def _pair(rows: str, a: Script, b: Script, judge: judges.Judge, *, tries: int = 2) -> Pair:
+def holds(table: str, name: str) -> Script:
+    """A third session that is in the way for a while."""
+    column = "name" if table == "seats" else "id"
+    hold = Step("hold", f"select from coterie.{table} where cluster = $1 and {column} = '{name}' for update", (CLUSTER,))
+    return Script(f"{name} held", atomic(hold))
+
+
+def _pair(rows: str, a: Script, b: Script, judge: judges.Judge, *, tries: int = 2, c: Script | None = None) -> Pair:
     tried = [Script(script.name, script.steps, tries=tries) for script in (a, b)]
-    return Pair(f"{a.name} x {b.name}", rows, tried[0], tried[1], judge)
+    name = f"{a.name} x {b.name}" + (f", {c.name}" if c else "")
+    return Pair(name, rows, tried[0], tried[1], judge, c=c)

@@ -92,11 +92,11 @@ def evicted_holds_nothing(run: Run) -> Problems:
     return [f"{row['name']} is still held by the evicted" for row in run.tables["seats"] if row["holder"] == "a"]
 
 
-def granted_is_held(run: Run) -> Problems:
-    """What a session was granted for good is in the table, under its name and epoch."""
+def granted_is_held(run: Run, *, b: str = "b") -> Problems:
+    """What a session was granted for good is in the table, under its name and epoch. B acts for b, or for a."""
     problems = []
     seats = {row["name"]: row for row in run.tables["seats"]}
-    for me, told in (("a", run.a), ("b", run.b)):
+    for me, told in (("a", run.a), (b, run.b)):
         for row in told.rows("grant") or ():
             seat = seats[row["name"]]
             if (seat["holder"], seat["epoch"]) != (me, row["epoch"]):

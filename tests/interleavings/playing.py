@@ -11,26 +11,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-async def play_pair(stage: Stage, pair: Pair, *, most: int | None = None, until_failed: bool = False) -> Count:
-    """Every order of a pair without losses; with each loss all orders, or at most so many of them."""
-    count = await explore(stage.play, pair, until_failed=until_failed)
+async def play_pair(stage: Stage, pair: Pair, *, most: int | None = None) -> Count:
+    """Every order of a pair without losses; with each loss all orders, or a fixed sample of so many."""
+    count = await explore(stage.play, pair)
     for number, loss in enumerate(losses(pair)):
-        if until_failed and count.failed:
-            break
-        part = await explore(stage.play, pair, loss, most=most, seed=number, until_failed=until_failed)
-        count.merge(part)
+        count.merge(await explore(stage.play, pair, loss, most=most, seed=number))
     return count
 
 
-async def find(stage: Stage, pairs: Iterable[Pair]) -> tuple[Run | None, int]:
-    """The first run that is judged wrong, and after how many runs; whole orders of all pairs come first."""
+async def find(stage: Stage, pairs: Iterable[Pair], *, says: str) -> tuple[Run | None, int]:
+    """The first run of which a judge says so, and after how many runs; whole orders of all pairs come first."""
     chosen, runs = list(pairs), 0
-    for pair, loss in [(pair, None) for pair in chosen] + [(p, loss) for p in chosen for loss in losses(p)]:
-        count = await explore(stage.play, pair, loss, until_failed=True)
+    whole: list[tuple[Pair, Loss | None]] = [(pair, None) for pair in chosen]
+    for pair, loss in [*whole, *((pair, loss) for pair in chosen for loss in losses(pair))]:
+        count = await explore(stage.play, pair, loss, until=lambda run: _says(run, says))
         runs += count.runs
-        if count.failed:
-            return count.failed[0], runs
+        found = [run for run in count.failed if _says(run, says)]
+        if found:
+            return found[0], runs
     return None, runs
+
+
+def _says(run: Run, words: str) -> bool:
+    return any(words in problem for problem in run.problems)
 
 
 async def repeat(stage: Stage, id: str, pairs: dict[str, Pair] | None = None) -> Run:

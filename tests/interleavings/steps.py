@@ -18,10 +18,12 @@ class Steps:
     Args:
         sql: The statements by name.
         evict: What follows the lock on the victim's lease, by name.
+        leave: What follows the lock on one's own.
     """
 
     sql: Mapping[str, str]
     evict: tuple[str, ...] = ("evict",)
+    leave: tuple[str, ...] = ("evict",)
 
     def step(self, name: str, *values: Any, step: str = "", **options: Any) -> Step:
         """One statement in our cluster."""
@@ -47,17 +49,17 @@ class Steps:
     def leaving(self, me: str) -> tuple[Step, ...]:
         """Leave."""
         lock = self.step("lock_own_lease", me, step="lock", then=stop_if_none)
-        return atomic(lock, *(self.step(name, me) for name in self.evict))
+        return atomic(lock, *(self.step(name, me) for name in self.leave))
 
-    def write(self, *items: tuple[str, str, str, int], me: str = "a", epoch: int = 1) -> Step:
+    def write(self, *items: tuple[str, str, str, int], me: str = "a", step: str = "write") -> Step:
         """Write states under the fence: (seat, key, value, version expected) each."""
         seats, keys, values, versions = (list(column) for column in zip(*items, strict=True))
         encoded = [value.encode() for value in values]
-        return self.step("write_states", me, seats, [epoch] * len(items), keys, encoded, versions, step="write")
+        return self.step("write_states", me, seats, [1] * len(items), keys, encoded, versions, step=step)
 
-    def put(self, key: str, value: str, *, me: str = "a", epoch: int = 1) -> Step:
+    def put(self, key: str, value: str) -> Step:
         """Set a key of the key-value store under the fence."""
-        return self.step("put_kv", me, ["s1"], [epoch], [key], [value.encode()], [2], [None], step="write")
+        return self.step("put_kv", "a", ["s1"], [1], [key], [value.encode()], [2], [None], step="write")
 
     def taking(self, me: str, key: str) -> tuple[Step, ...]:
         """Acquire s1 and read its state, as a new holder does; nothing if it was not free."""

@@ -148,7 +148,7 @@ def _sqlite(folder: Path) -> Service:
 def _client(_: Path) -> Service:
     settings = Settings.load({"url": "sqlite://"}, environ={})
     storage = open_storage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
-    return Connection(settings, storage, clock=SystemClock(), chance=Chance())
+    return Connection(settings, storage, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
 
 
 CASES: list[ServiceCase] = [

@@ -30,11 +30,13 @@ class _Over(BaseException):
 
 def discard(works: Iterable[Any]) -> None:
     """Close coroutines, in order, silently, and without running what is left of them."""
-    close = _close_unseen if sys.version_info >= (3, 12) else _close_frames
     unraisable = sys.unraisablehook
     sys.unraisablehook = _ignore
     try:
-        close(works)
+        if sys.version_info >= (3, 12):
+            _close_unseen(works)
+        else:
+            _close_frames(works)
     finally:
         sys.unraisablehook = unraisable
 
@@ -98,7 +100,7 @@ def _close_frame(suspended: Any) -> None:
         sys.settrace(tracer)
 
 
-def _leave_frame(code: types.CodeType, frame: types.FrameType, event: str, arg: object) -> None:
+def _leave_frame(code: types.CodeType, frame: types.FrameType, *_: object) -> None:
     if frame.f_code is code:
         raise _Over  # at the entry of a frame this leaves it at once, past all its handlers
 

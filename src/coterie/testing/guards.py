@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random  # noqa: TID251 made repeatable here
+import random
 import socket
 import sys
-import threading  # noqa: TID251 refused here
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ class SealedLoop(asyncio.BaseEventLoop):
 
 
 def _refusal(what: str, instead: str) -> Callable[..., Any]:
-    def refuse(*args: object, **options: object) -> Any:
+    def refuse(*_: object, **__: object) -> Any:
         raise RuntimeError(f"{what} inside a simulation: {instead}")
 
     return refuse

@@ -31,13 +31,13 @@ class SimTask(asyncio.Task[T], Generic[T]):
         loop: SimLoop,
         serial: int,
         node: Node,
-        name: str | None,
+        name: object,
         context: Context | None,
     ) -> None:
         # Before the rest: asyncio's own initialiser hashes the task to register it.
         self._serial = serial
         self.node = node
-        super().__init__(work, loop=loop, name=name or f"task-{serial}", context=context)
+        super().__init__(work, loop=loop, name=f"task-{serial}" if name is None else str(name), context=context)
 
     def __hash__(self) -> int:
         return self._serial

@@ -17,7 +17,7 @@ import contextvars
 import heapq
 import itertools
 import sys
-import threading  # noqa: TID251 only to know which thread this is
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.testing.disposal import discard
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextvars import Context
 
-    from coterie.testing.handles import AnyHandle
 
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ class SimLoop(SealedLoop):
         self.over = False
         self.wall_start_ns = _START_WALL_NS
         self.test = Node("test")
-        self.trace = Trace(test=self.test)
+        self.trace = Trace(seed, test=self.test)
         self.nodes = Nodes(self.test, schedule_of(seed, stream(seed, "schedule"), self._hold), self.trace)
         self._errors: list[BaseException] = []
         self._timers: list[tuple[int, int, SimTimer]] = []
@@ -147,7 +146,12 @@ class SimLoop(SealedLoop):
             self._cancelled_timers = 0
 
     def create_task(
-        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
+        self,
+        coro: Any,
+        *,
+        name: object = None,
+        context: Context | None = None,
+        eager_start: bool | None = None,  # noqa: ARG002 of 3.13; what runs now is the schedule's choice
     ) -> SimTask[Any]:
         if self.over:
             coro.close()
@@ -167,8 +171,8 @@ class SimLoop(SealedLoop):
 
     def run_forever(self) -> None:
         """Run until `stop()`."""
-        self._check_closed()
-        self._check_running()
+        if self.over or self.is_running():
+            raise RuntimeError("the simulation is over" if self.over else "the loop is running already")
         hooks = sys.get_asyncgen_hooks()
         self._thread_id = threading.get_ident()
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._generator_dropped)
@@ -177,7 +181,7 @@ class SimLoop(SealedLoop):
             self._run()
         finally:
             self._stopped = False
-            self._thread_id = None
+            self._thread_id = None  # type: ignore[assignment] # asyncio's own way to say: not running
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
 
@@ -255,7 +259,7 @@ class SimLoop(SealedLoop):
     def unhandled(self) -> list[BaseException]:
         """Errors that nobody handled, of callbacks and of tasks that nobody awaited, crashed nodes left out."""
         for task in self._tasks:
-            if task.done() and task._log_traceback and task.node.alive:  # type: ignore[attr-defined]
+            if task.done() and task._log_traceback and task.node.alive:
                 self.default_exception_handler(
                     {"message": f"task {task.get_name()}", "exception": task.exception(), "task": task}
                 )

@@ -122,6 +122,7 @@ class Network:
             TimeoutError: No answer: a link is cut, or the machine is gone.
         """
         here = node.process.name
+        self._is_back(here)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._travel(here, address.host)
@@ -181,8 +182,11 @@ class Network:
     # Within the room
 
     def forget(self, end: SimTransport) -> None:
-        """An end has lost its connection."""
-        self._ends.pop(end, None)
+        """An end has lost its connection; it is forgotten when the other end reads no more either."""
+        peer = end.incoming.source
+        if peer.is_lost or not peer.node.alive:
+            self._ends.pop(end, None)
+            self._ends.pop(peer, None)
 
     def _join(
         self, node: Node, here: Address, listener: _Listener, there: Address, factory: Callable[[], P]
@@ -191,8 +195,8 @@ class Network:
         context = contextvars.copy_context() if ours else node.new_context()
         near = SimTransport(self, node, context, here, there)
         far = SimTransport(self, listener.node, listener.node.new_context(), there, here)
-        near.outgoing = far.incoming = Pipe(self, near, far)
-        far.outgoing = near.incoming = Pipe(self, far, near)
+        near.outgoing = far.incoming = Pipe(self, source=near, target=far)
+        far.outgoing = near.incoming = Pipe(self, source=far, target=near)
         far.accept = listener.accept
         self._ends |= {near: None, far: None}
         self.loop.trace.note("connect", to=there)
@@ -234,10 +238,9 @@ class Network:
         if fate == "silence":
             end.incoming.lose_patience()
             return
-        self.forget(end)
         end.incoming.refuse()
         if fate == "end":
-            end.outgoing.send(Mark.EOF)
+            end.outgoing.finish_now()
         else:
             end.outgoing.reset()
 
@@ -245,7 +248,6 @@ class Network:
         """A machine that was silent runs something again, and knows nothing of the connections it had."""
         if self._silent.pop(host, ()) is None:
             for end in [end for end in self._ends if end.address.host == host and not end.node.alive]:
-                self.forget(end)
                 end.incoming.refuse()
             self._hear()
 

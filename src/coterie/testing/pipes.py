@@ -42,24 +42,25 @@ class _Packet:
 class Pipe:
     """One direction of a connection, from the transport that writes to the one that reads."""
 
-    def __init__(self, network: Network, source: SimTransport, target: SimTransport) -> None:
+    def __init__(self, network: Network, *, source: SimTransport, target: SimTransport) -> None:
         self.route = (source.address.host, target.address.host)
+        self.source = source
         self.buffer = bytearray()
         self._network = network
         self._loop = network.loop
         self._chance = network.chance
-        self._source = source
         self._target = target
         self._flight: deque[_Packet] = deque()
         self._last_ns = 0
         self._unread = bytearray()
         self._taken_bytes = 0  # of the window: in flight, unread, or read without the writer knowing yet
         self._unknown_bytes = 0
-        self._finishing = False
+        self._finishing = self._finished = False
         self._broken = False
         self._refused = False
         self._end: Mark | None = None
         self._read_soon = False
+        self._armed_ns: int | None = None
         self._timer: SimTimer | None = None
         self._patience: SimTimer | None = None
 
@@ -72,14 +73,20 @@ class Pipe:
             del self.buffer[: len(piece)]
             self._send_divided(piece)
         if self._finishing and not self.buffer:
-            self._finishing = False
-            self.send(Mark.EOF)
-        self._source.buffer_changed()
+            self.finish_now()
+        self.source.buffer_changed()
 
     def finish(self) -> None:
         """Send the end of the stream after what is in the buffer."""
         self._finishing = True
         self.pump()
+
+    def finish_now(self) -> None:
+        """Send the end of the stream, once."""
+        self._finishing = False
+        if not self._finished:
+            self._finished = True
+            self.send(Mark.EOF)
 
     def send(self, content: bytes | Mark) -> None:
         """Put something on the wire."""
@@ -89,7 +96,7 @@ class Pipe:
         self._flight.append(_Packet(self._arrival_ns(), content))
         self._watch()
         if self._refused:
-            self._source.incoming.reset()
+            self.source.incoming.reset()
 
     def reset(self) -> None:
         """Break off: what is on the wire is cut at any byte, and a reset follows."""
@@ -103,14 +110,14 @@ class Pipe:
         """The reading process is gone, its machine is not: answer whatever comes by a reset."""
         self._refused = True
         if self._flight:
-            self._source.incoming.reset()
+            self.source.incoming.reset()
 
     def _send_divided(self, piece: bytes) -> None:
         link = self._network.link(*self.route)
         if link.reset and self._chance.random() < link.reset:
             self._network.loop.trace.note("reset", link="→".join(self.route))
             self.reset()
-            self._source.incoming.reset()
+            self.source.incoming.reset()
         while len(piece) > 1 and self._chance.random() < link.split:
             size = self._chance.randint(1, len(piece) - 1)
             self.send(piece[:size])
@@ -158,19 +165,21 @@ class Pipe:
     def _watch(self) -> None:
         """Wait for the first packet to arrive, or, if it cannot, for the writer's patience to end."""
         at_ns = self._flight[0].at_ns if self._flight else None
-        if self._timer is not None:
-            self._timer.cancel()
-        context = self._target.context
-        self._timer = None if at_ns is None else self._loop.call_at_ns(at_ns, self._arrive, context=context)
+        if at_ns != self._armed_ns:
+            self._armed_ns = at_ns
+            if self._timer is not None:
+                self._timer.cancel()
+            context = self._target.context
+            self._timer = None if at_ns is None else self._loop.call_at_ns(at_ns, self._arrive, context=context)
         self.lose_patience()
 
     def lose_patience(self) -> None:
         """Begin or stop waiting for the moment at which the writing machine gives up."""
         stuck = bool(self._flight) and (self._flight[0].at_ns is None or not self._target.node.alive)
         if stuck and self._patience is None:
-            at_ns, lose = self._loop.now_ns + _GIVE_UP_NS, self._source.lose
+            at_ns, lose = self._loop.now_ns + _GIVE_UP_NS, self.source.lose
             self._patience = self._loop.call_at_ns(
-                at_ns, lose, TimeoutError("connection timed out"), context=self._source.context
+                at_ns, lose, TimeoutError("connection timed out"), context=self.source.context
             )
         elif not stuck and self._patience is not None:
             self._patience.cancel()
@@ -179,6 +188,7 @@ class Pipe:
     # Reading: in the context of the reading node, so a frozen one does it later and a crashed one never
 
     def _arrive(self) -> None:
+        self._armed_ns = self._timer = None
         while self._flight and self._flight[0].at_ns is not None and self._flight[0].at_ns <= self._loop.now_ns:
             self._take(self._flight.popleft().content)
         self._watch()
@@ -191,7 +201,7 @@ class Pipe:
             self._end = content
             if content is Mark.RESET and (self._target.is_paused or self._chance.random() < 0.5):
                 self._unread.clear()  # a reset may overtake what the process has not read
-        elif self._target.is_closing():
+        elif self._target.is_lost:
             self._target.outgoing.reset()
         else:
             self._unread += content
@@ -199,9 +209,11 @@ class Pipe:
     def read(self) -> None:
         """Give the protocol what is there, or a part of it."""
         self._read_soon = False
-        if self._target.is_closing() or (self._target.is_paused and self._end is not Mark.RESET):
+        if self._end is Mark.RESET and (not self._unread or self._target.is_closing()):
+            self._target.ended(Mark.RESET)
+        elif self._target.is_closing() or self._target.is_paused:
             return
-        if self._unread:
+        elif self._unread:
             self._target.deliver(self._next_read())
             self.read_later()
         elif self._end is not None:
@@ -232,7 +244,7 @@ class Pipe:
 
     def _pump_soon(self) -> None:
         if self.buffer:
-            self._loop.call_soon(self.pump, context=self._source.context)
+            self._loop.call_soon(self.pump, context=self.source.context)
 
 
 def _size(packet: _Packet) -> int:

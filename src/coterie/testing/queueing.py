@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coterie.testing.nodes import LocalTime, Node
+from coterie.testing.nodes import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from coterie.testing.clocks import LocalTime
     from coterie.testing.handles import AnyHandle
     from coterie.testing.scheduling import Schedule
     from coterie.testing.trace import Trace

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import random  # noqa: TID251 the simulator's own choices, repeatable by seed
+import random
 
 Stream = random.Random
 
 
 def stream(seed: int, purpose: str) -> Stream:
     """The random stream of `seed` for one purpose; the same in every process, whatever its hash seed."""
-    return Stream(f"{seed}/{purpose}")  # noqa: S311 repeatable is the point; texts are seeded through SHA-512
+    # Texts are seeded through SHA-512, not through `hash`.
+    return Stream(f"{seed}/{purpose}")

@@ -28,8 +28,7 @@ class StepLimit(RuntimeError):
 def deadlock(tasks: Iterable[SimTask[Any]], *, now_ns: int) -> Deadlock:
     """The error that says what every task waits for."""
     return Deadlock(
-        f"nothing can ever run again at {moment(now_ns)}: no callback is ready and no timer is set\n"
-        f"{waits(tasks)}"
+        f"nothing can ever run again at {moment(now_ns)}: no callback is ready and no timer is set\n{waits(tasks)}"
     )
 
 
@@ -49,15 +48,13 @@ def _place(task: SimTask[Any]) -> str:
 
 
 def _wait(task: SimTask[Any]) -> str:
+    frames: list[FrameType] = []
     awaited: object = task.get_coro()
-    frame: FrameType | None = None
-    while awaited is not None:
-        frame = _frame(awaited) or frame
-        inner = _awaited(awaited)
-        if inner is None:
-            break
+    while (inner := _awaited(awaited)) is not None:
+        if (frame := _frame(awaited)) is not None:
+            frames.append(frame)
         awaited = inner
-    return f"{_where(frame)}{_what(awaited)}"
+    return f"{_where(frames)}{_for(task)}"
 
 
 def _frame(awaitable: object) -> FrameType | None:
@@ -76,14 +73,21 @@ def _awaited(awaitable: object) -> object:
     return None
 
 
-def _where(frame: FrameType | None) -> str:
-    if frame is None:
+def _where(frames: list[FrameType]) -> str:
+    """The innermost place in code that is not asyncio's, and what it calls there."""
+    if not frames:
         return "has not begun"
-    return f"waits in {frame.f_code.co_qualname}, {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    inner = frames[-1]
+    place = next((each for each in reversed(frames) if not _is_asyncio(each)), inner)
+    called = "" if place is inner else f", in {inner.f_code.co_qualname}"
+    return f"waits in {place.f_code.co_qualname}, {Path(place.f_code.co_filename).name}:{place.f_lineno}{called}"
 
 
-def _what(awaited: object) -> str:
-    """What is at the end of the chain, if it says more than "a future"."""
-    if isinstance(awaited, asyncio.Task):
-        return f", for task {awaited.get_name()}"
-    return ""
+def _is_asyncio(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "asyncio"
+
+
+def _for(task: SimTask[Any]) -> str:
+    """The task that this one waits for, if it is one."""
+    waiter = getattr(task, "_fut_waiter", None)
+    return f", for task {waiter.get_name()}" if isinstance(waiter, asyncio.Task) else ""

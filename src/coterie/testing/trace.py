@@ -32,13 +32,13 @@ class Trace:
         Two runs of the same seed and code have the same `digest()`, in any process and with any hash seed.
     """
 
-    def __init__(self, *, test: Node, kept: int = _KEPT) -> None:
+    def __init__(self, seed: int, *, test: Node, kept: int = _KEPT) -> None:
         self.now_ns = 0  # written by the loop
         self.left_out = 0
         self.events: deque[Event] = deque(maxlen=kept)
         self._test = test
         self._hash = hashlib.blake2b(digest_size=16)
-        self._batch: list[str] = []
+        self._batch: list[str] = [f"seed {seed}"]
 
     def step(self, node: Node, label: str) -> None:
         """A callback runs. Called for every step: cheap."""
@@ -65,7 +65,10 @@ class Trace:
         shown = list(self.events)[-last:]
         hidden = self.left_out + len(self.events) - len(shown)
         widths = [max((len(field) for field in column), default=0) for column in zip(*map(_fields, shown), strict=True)]
-        lines = ["  ".join(field.ljust(width) for field, width in zip(_fields(event), widths, strict=True)).rstrip() for event in shown]
+        lines = [
+            "  ".join(field.ljust(width) for field, width in zip(_fields(event), widths, strict=True)).rstrip()
+            for event in shown
+        ]
         return "\n".join(([f"({hidden} earlier events left out)"] if hidden else []) + lines)
 
     def _flush(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coterie.testing.pipes import Mark, Pipe
 
@@ -30,9 +30,7 @@ class SimTransport(asyncio.Transport):
     incoming: Pipe
     outgoing: Pipe
 
-    def __init__(
-        self, network: Network, node: Node, context: Context, address: Address, peer: Address
-    ) -> None:
+    def __init__(self, network: Network, node: Node, context: Context, address: Address, peer: Address) -> None:
         super().__init__({"sockname": tuple(address), "peername": tuple(peer)})
         self.node = node
         self.context = context
@@ -175,6 +173,3 @@ class SimTransport(asyncio.Transport):
         self._network.forget(self)
         if self._protocol is not None:
             self._protocol.connection_lost(error)
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return super().get_extra_info(name, default)

@@ -94,14 +94,14 @@ def problems(name: str, plan: dict[str, Any]) -> list[str]:
     return found
 
 
-async def test_without_our_settings_and_guards_the_planner_takes_other_ways(postgres_url: str) -> None:
-    """The test above can fail: without `key = any(…)` an empty table makes it walk the cluster."""
+async def test_a_plain_join_walks_the_cluster_on_an_empty_table(postgres_url: str) -> None:
+    """Why `replace` is written as it is, and that the test above can fail."""
     async with new_storage(postgres_url):
         pass
     async with stranger(postgres_url) as connection:
         await connection.execute(session_settings("writer", application="plans", limits=SHORT))
-        bare = SQL["replace"].replace("kv.key = any($2::text[]) and ", "")
-        assert bare != SQL["replace"]
-        await connection.execute(f"prepare hot as {bare}")
-        text = await connection.fetchval(f"explain (format json) execute hot({HOT['replace']})")
+        await connection.execute("""prepare hot as
+            update coterie.kv as kv set stamp = u.stamp
+            from unnest($2::text[], $3::bigint[]) as u (key, stamp) where kv.cluster = $1 and kv.key = u.key""")
+        text = await connection.fetchval(f"explain (format json) execute hot({HOT['discard']})")
         assert problems("replace", json.loads(text)[0]["Plan"]) != []

@@ -44,24 +44,24 @@ def test_databases_come_and_go_and_survive_a_kill(postgres_server: Server) -> No
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
-def test_a_killed_test_run_leaves_no_server_behind(tmp_path: Path) -> None:
-    program = "from tests.postgres import Server; s = Server(); s.start(); print(s.port, flush=True); input()"
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    tmp_path.chmod(0o711)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(parent.stat().st_mode | 0o011)  # pytest's own temporary folders; the server may be nobody
+def test_a_killed_test_run_leaves_no_server_behind() -> None:
+    program = (
+        "from tests.postgres import Server; s = Server(); s.start(); print(s.port, s.directory, flush=True); input()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
     with run:
         assert run.stdout is not None
-        port = int(run.stdout.readline())
-        assert open_port(port)
+        port, directory = run.stdout.readline().decode().split()
+        assert open_port(int(port))
         run.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while open_port(port):
+    while open_port(int(port)):
         assert time.monotonic() < deadline, "the server is still there"
         time.sleep(0.02)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_binaries_that_another_user_cannot_reach_are_copied_once(tmp_path: Path) -> None:

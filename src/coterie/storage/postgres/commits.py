@@ -79,8 +79,8 @@ class Committer:
 
     def _worth_another_try(self, error: Exception, *, tries: int, alone: bool, over: float) -> bool:
         verdict = judge(error)
-        if deadline(0) >= over or verdict == "refused":
-            return False
+        if verdict == "refused" or deadline(self._limits.call_s / 4) >= over:
+            return False  # one more try must have the time to get an answer: else we would know less than now
         if verdict == "elsewhere":
             self._drop()
             return True

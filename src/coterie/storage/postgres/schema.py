@@ -46,22 +46,20 @@ class PostgresSchema:
         return migrations.pending(self.known, await self.applied(), phase)
 
     async def apply(self, phase: Phase | None = None) -> Sequence[Migration]:
-        """Apply what is pending under a lock, each in a transaction; what was applied here.
+        """Apply what is pending under a lock; what was applied here.
 
         Promise:
             Safe from several processes at once, and after a crash at any point: a migration and its record
-            are one transaction.
+            are one transaction, and so are all of them on an empty database, which is empty or complete.
         """
-        done: list[Migration] = []
 
-        async def apply(session: Session) -> None:
-            for migration in migrations.pending(self.known, await self._read(session), phase):
-                if await self._apply(session, migration):
-                    done.append(migration)
-                    log.info("applied migration %s to %s", migration, self._connector.address)
+        async def apply(session: Session) -> list[Migration]:
+            applied = await self._read(session)
+            pending = migrations.pending(self.known, applied, phase)
+            groups = [[migration] for migration in pending] if applied else [pending]
+            return [migration for group in groups for migration in await self._apply(session, group)]
 
-        await self._with_session(apply)
-        return done
+        return await self._with_session(apply)
 
     async def require_usable(self, *, migrate: bool) -> None:
         """Set up an empty database if asked and allowed to, then refuse what this program cannot work on."""
@@ -94,18 +92,20 @@ class PostgresSchema:
             return []
         return [Migration(*row) for row in await self._fetch(session, "applied")]
 
-    async def _apply(self, session: Session, migration: Migration) -> bool:
-        """Whether it was applied here; somebody else may have been faster."""
+    async def _apply(self, session: Session, group: Sequence[Migration]) -> list[Migration]:
+        """Apply a group in one transaction, but for those where somebody else was faster; the rest."""
         over = deadline(self._limits.migration_s)
         await session.execute(f"begin; set local lock_timeout = '{self._limits.migration_s:.0f}s'", over=over)
         await self._fetch(session, "lock_migrations", LOCK)
-        mine = migration.number not in {m.number for m in await self._read(session)}
-        if mine:
-            # A table that is in use must not be waited for with everybody queued behind us.
-            await session.execute("set local lock_timeout = '5s'", over=over)
+        mine = migrations.pending(group, await self._read(session), None)
+        # A table that is in use must not be waited for with everybody queued behind us.
+        await session.execute("set local lock_timeout = '5s'", over=over)
+        for migration in mine:
             await session.execute(migration.sql, over=over)
             await self._fetch(session, "record", migration.number, migration.phase, migration.name)
         await session.execute("commit", over=over)
+        for migration in mine:
+            log.info("applied migration %s to %s", migration, self._connector.address)
         return mine
 
     async def _fetch(self, session: Session, name: str, *values: Any) -> Sequence[Any]:

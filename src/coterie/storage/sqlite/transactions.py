@@ -54,12 +54,14 @@ class Patience:
 
     def insist(self, attempt: Callable[[], T], *, doing: str) -> T:
         """What `attempt` returns once the file is not busy."""
-        began_ns = self._clock.steady_ns()
+        began_ns: int | None = None  # not asked for before it matters: waiting is rare
         while True:
             try:
                 return attempt()
             except apsw.BusyError as error:
-                waited_s = (self._clock.steady_ns() - began_ns) / 1e9
+                now_ns = self._clock.steady_ns()
+                began_ns = now_ns if began_ns is None else began_ns
+                waited_s = (now_ns - began_ns) / 1e9
                 if self._ended or waited_s >= self._limit_s:
                     raise self._refused(waited_s, doing) from error
             time.sleep(self._pause_s * self._chance.between(0.5, 1.5))

@@ -22,13 +22,12 @@ class Count:
     failed: list[Run] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     waits: int = 0
-    complete: bool = True
 
     def add(self, run: Run) -> None:
         """Count one run."""
         self.runs += 1
         self.waits += run.waits
-        for told in (run.a, run.b):
+        for told in run.told.values():
             for state in told.failures:
                 self.failures[state] = self.failures.get(state, 0) + 1
         if run.problems:
@@ -39,7 +38,6 @@ class Count:
         self.runs += other.runs
         self.waits += other.waits
         self.failed += other.failed
-        self.complete = self.complete and other.complete
         for state, times in other.failures.items():
             self.failures[state] = self.failures.get(state, 0) + times
 
@@ -51,7 +49,7 @@ async def explore(
     *,
     most: int | None = None,
     seed: int = 1,
-    until_failed: bool = False,
+    until: Callable[[Run], bool] | None = None,
 ) -> Count:
     """Play every order of a pair, or a fixed sample of them.
 
@@ -61,26 +59,22 @@ async def explore(
         loss: Which session gets lost where, if any.
         most: A bound: then a sample that the seed decides, all over the tree of choices.
         seed: Another seed, another sample.
-        until_failed: Stop at the first run that is judged wrong.
+        until: Stop after a run for which this holds.
     """
     count, chance = Count(), Chance(seed)
     open_ends = [""]
-    while open_ends:
-        if (most is not None and count.runs >= most) or (until_failed and count.failed):
-            count.complete = False
-            break
+    while open_ends and (most is None or count.runs < most):
         prefix = open_ends.pop(chance.bits(32) % len(open_ends) if most is not None else -1)
         run = await play(pair, loss, prefix)
         count.add(run)
         open_ends += others(run.choices, run.order, fixed=len(prefix))
+        if until is not None and until(run):
+            break
     return count
 
 
 def others(choices: list[str], order: str, *, fixed: int) -> list[str]:
     """The orders that part from a run's after the part of it that was fixed."""
     return [
-        order[:turn] + choice
-        for turn in range(fixed, len(order))
-        for choice in choices[turn]
-        if choice != order[turn]
+        order[:turn] + choice for turn in range(fixed, len(order)) for choice in choices[turn] if choice != order[turn]
     ]

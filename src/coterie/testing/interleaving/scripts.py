@@ -15,7 +15,7 @@ Reads = Mapping[str, Rows]
 
 Verdict = Literal["go", "stop", "restart"]
 Act = Literal["run", "hang", "let go", "end", "cut"]
-Side = Literal["A", "B"]
+Side = Literal["A", "B", "C"]
 How = Literal["ended", "cut", "cut in commit", "ended in commit"]
 
 
@@ -71,16 +71,23 @@ def atomic(*steps: Step) -> tuple[Step, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one session does, in order. Refused by a deadlock or a lock timeout, it is tried again so many times."""
+    """What one session does, in order. Refused by a deadlock or a lock timeout, it is tried again: so many tries."""
 
     name: str
     steps: tuple[Step, ...]
     tries: int = 2
 
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps if step is not COMMIT]
+        assert len(set(names)) == len(names), f"{self.name}: two steps have one name: {names}"
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two scripts on the same rows.
+    """Two scripts on the same rows, and perhaps a third session in their way.
+
+    A statement is one turn, so two that lock rows in opposite order do not meet halfway by themselves. A third
+    session that holds one of the rows for a while makes them.
 
     Args:
         name: For people, and for the id of a run.
@@ -89,6 +96,7 @@ class Pair:
         b: The second one.
         judge: What is wrong with a run, a sentence each; nothing if all is well.
         allows: SQLSTATEs that are no fault here.
+        c: What the third session does, if there is one.
     """
 
     name: str
@@ -97,10 +105,13 @@ class Pair:
     b: Script
     judge: Callable[[Run], Sequence[str]]
     allows: frozenset[str] = frozenset()
+    c: Script | None = None
 
     def scripts(self, loss: Loss | None) -> Mapping[Side, Script]:
-        """Both scripts, one of them with its session lost on the way."""
+        """All scripts, one of them with its session lost on the way."""
         scripts: dict[Side, Script] = {"A": self.a, "B": self.b}
+        if self.c is not None:
+            scripts["C"] = self.c
         if loss is not None:
             scripts[loss.side] = with_loss(scripts[loss.side], loss)
         return scripts

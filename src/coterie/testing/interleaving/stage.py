@@ -1,4 +1,4 @@
-"""One run: two scripts in a given order on real sessions, each turn ended before the next is chosen."""
+"""One run: the scripts of a pair in a given order on real sessions, each turn ended before the next is chosen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from coterie.testing.interleaving.sessions import POLL_S, STUCK_S, Session, Watc
 from coterie.testing.interleaving.track import Told, Track
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from coterie.testing.interleaving.scripts import Ground, Loss, Pair, Rows
+    from coterie.testing.interleaving.scripts import Ground, Loss, Pair, Rows, Side
     from coterie.testing.interleaving.sessions import Connect
+
 
 @dataclass(slots=True)
 class Run:
@@ -22,14 +23,23 @@ class Run:
 
     pair: Pair
     loss: Loss | None
-    a: Told
-    b: Told
+    told: Mapping[Side, Told]
     order: str = ""
     choices: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     waits: int = 0
     tables: dict[str, Rows] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def a(self) -> Told:
+        """What the first session knows."""
+        return self.told["A"]
+
+    @property
+    def b(self) -> Told:
+        """What the second session knows."""
+        return self.told["B"]
 
     @property
     def id(self) -> str:
@@ -39,7 +49,7 @@ class Run:
     def __str__(self) -> str:
         head = [f"{self.pair.name}: {problem}" for problem in self.problems] or [f"{self.pair.name}: all is well"]
         turns = [f"  {number:2} {line}" for number, line in enumerate(self.lines, 1)]
-        ends = [f"     {side} ended: {told.end}" for side, told in (("A", self.a), ("B", self.b))]
+        ends = [f"     {side} ended: {told.end}" for side, told in self.told.items()]
         tables = [f"     {name}: {[tuple(row.values()) for row in rows]}" for name, rows in self.tables.items()]
         return "\n".join((*head, *turns, *ends, *tables, f"  to repeat: {self.id!r}"))
 
@@ -54,7 +64,8 @@ class Stage:
     """
 
     def __init__(self, connect: Connect, watch: Connect, ground: Ground) -> None:
-        self._sessions = {"A": Session(connect), "B": Session(connect)}
+        self._connect = connect
+        self._sessions: dict[Side, Session] = {}
         self._watch = watch
         self._ground = ground
         self._tasks = Tasks("interleaving")
@@ -78,10 +89,10 @@ class Stage:
             The same pair, loss and order give the same run: no turn is given before the last one's effect is
             known: every statement is answered, or waits for a lock that one of ours holds.
         """
-        await self._reset(pair)
         scripts = pair.scripts(loss)
-        tracks = [Track(side, scripts[side], self._sessions[side], self._tasks) for side in ("A", "B")]
-        run = Run(pair, loss, tracks[0].told, tracks[1].told)
+        await self._reset(pair, scripts)
+        tracks = [Track(side, script, self._sessions[side], self._tasks) for side, script in scripts.items()]
+        run = Run(pair, loss, {track.side: track.told for track in tracks})
         while not all(track.told.end for track in tracks):
             able = "".join(track.side for track in tracks if track.ready)
             if able:
@@ -92,10 +103,10 @@ class Stage:
         await self._read(run)
         return run
 
-    async def _reset(self, pair: Pair) -> None:
+    async def _reset(self, pair: Pair, sides: Iterable[Side]) -> None:
         self.runs += 1
-        for session in self._sessions.values():
-            await session.ready()
+        for side in sides:
+            await self._sessions.setdefault(side, Session(self._connect)).ready()
         await self._watcher.script(self._ground.reset + pair.given)
         await self._watcher.hold_gate()
 
@@ -186,7 +197,6 @@ class Stage:
     async def _read(self, run: Run) -> None:
         for name, query in self._ground.tables.items():
             run.tables[name] = await self._watcher.read(query)
-        told = (run.a, run.b)
-        refused = [s for t in told for s in t.failures if s not in run.pair.allows]
+        refused = [s for told in run.told.values() for s in told.failures if s not in run.pair.allows]
         run.problems += [f"a statement was refused with {state}" for state in refused]
         run.problems += [*self._ground.judge(run), *run.pair.judge(run)]

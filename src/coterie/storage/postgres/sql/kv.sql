@@ -1,6 +1,7 @@
--- Every key condition is bounded by the primary key in *every* plan: on a table that looks empty the planner
--- may turn a join around and walk the whole cluster, and it keeps that plan while the table grows
--- (hence `key = any($2)` beside the joins in `replace` and `discard`).
+-- Rows are found by the primary key in *every* plan. An `update` or `delete` that joins its table with the group's
+-- arrays is not: on a table that looks empty the planner turns the join around and walks the whole cluster, and it
+-- keeps that plan while the table grows. So rows are found by `key = any(array)`, and joins are made apart. Such a
+-- scan goes in key order by itself; asked for it by `order by`, servers before 17 walk the cluster again.
 
 -- name: get
 -- One live entry.
@@ -27,22 +28,35 @@ where kv.expires_at <= clock_timestamp()
 returning kv.stamp;
 
 -- name: replace
--- Set live keys whose stamp is still the expected one. Keys come sorted; the new stamps of those that were set.
-update coterie.kv as kv
-set value = u.value, stamp = u.stamp, expires_at = clock_timestamp() + make_interval(secs => u.ttl_s)
+-- Set live keys whose stamp is still the expected one; the new stamps of those that were set.
+with held as materialized (
+    select key, stamp from coterie.kv
+    where cluster = $1 and key = any($2::text[]) and (expires_at is null or expires_at > clock_timestamp())
+    for no key update
+)
+insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
+select $1, u.key, u.value, u.stamp, clock_timestamp() + make_interval(secs => u.ttl_s)
 from unnest($2::text[], $3::bigint[], $4::bytea[], $5::bigint[], $6::float8[])
     as u (key, expected, value, stamp, ttl_s)
-where kv.cluster = $1 and kv.key = any($2::text[]) and kv.key = u.key and kv.stamp = u.expected
-    and (kv.expires_at is null or kv.expires_at > clock_timestamp())
+join held on held.key = u.key and held.stamp = u.expected
+on conflict (cluster, key) do update -- always: the row is there, and locked
+set value = excluded.value, stamp = excluded.stamp, expires_at = excluded.expires_at
 returning kv.stamp;
 
 -- name: discard
 -- Remove live keys whose stamp is still the expected one; those keys and stamps.
-delete from coterie.kv as kv
-using unnest($2::text[], $3::bigint[]) as u (key, expected)
-where kv.cluster = $1 and kv.key = any($2::text[]) and kv.key = u.key and kv.stamp = u.expected
-    and (kv.expires_at is null or kv.expires_at > clock_timestamp())
-returning kv.key, kv.stamp;
+with held as materialized (
+    select key, stamp from coterie.kv
+    where cluster = $1 and key = any($2::text[]) and (expires_at is null or expires_at > clock_timestamp())
+    for update
+)
+delete from coterie.kv
+where cluster = $1 and key = any(array(
+    select held.key
+    from unnest($2::text[], $3::bigint[]) as u (key, expected)
+    join held on held.key = u.key and held.stamp = u.expected
+))
+returning key, stamp;
 
 -- name: present
 -- Which of these keys are live.

@@ -1,0 +1,51 @@
+"""Chaos points: places in the product where a simulation may delay, reorder or take the rare way.
+
+    from coterie.kernel import chaos
+
+    if chaos.on:
+        await chaos.point("commit.before")       # may wait here: a yield, a moment, long
+    if chaos.on and chaos.flip("batch.of_one"):  # may take the rare way
+        …
+
+In production `on` is False and a point costs the reading of one global. The source of the choices belongs to the
+simulator, which installs it for a run.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+on = False
+
+
+class Source(Protocol):
+    """Who decides what happens at a point."""
+
+    async def point(self, name: str, /) -> None:
+        """Come back now or later."""
+        ...
+
+    def flip(self, name: str, /) -> bool:
+        """Whether to take the rare way."""
+        ...
+
+
+_source: Source | None = None
+
+
+async def point(name: str) -> None:
+    """A place where others may come in between."""
+    if _source is not None:
+        await _source.point(name)
+
+
+def flip(name: str) -> bool:
+    """A place with a rare way: whether to take it."""
+    return _source is not None and _source.flip(name)
+
+
+def install(source: Source | None) -> None:
+    """Turn chaos on with a source, or off with None."""
+    global _source, on
+    _source = source
+    on = source is not None

@@ -1,0 +1,79 @@
+"""Chaos by seed: what happens at the chaos points of the product, and which of them were reached."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from coterie.testing.seeds import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+_ENABLED = 0.4  # of the points in one run: with all of them at once, runs would be alike
+_DELAY, _FLIP = 0.1, 0.05
+_SHORT_S, _LONG_S = 0.01, 3.0
+_POINT = re.compile(r"""chaos\.(?:point|flip)\(\s*["']([^"']+)["']""")
+
+
+class SeededChaos:
+    """A source of chaos that a seed repeats. Each run enables some of the points only.
+
+    `hits` counts how often each point was reached, `taken` how often it did something.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.hits: Counter[str] = Counter()
+        self.taken: Counter[str] = Counter()
+        self.quiet = False
+        self._seed = seed
+        self._chance = stream(seed, "chaos")
+        self._enabled: dict[str, bool] = {}
+
+    async def point(self, name: str, /) -> None:
+        if self._happens(name, _DELAY):
+            await asyncio.sleep(self._delay_s())
+
+    def flip(self, name: str, /) -> bool:
+        return self._happens(name, _FLIP)
+
+    def _happens(self, name: str, probability: float) -> bool:
+        self.hits[name] += 1
+        happens = not self.quiet and self._is_enabled(name) and self._chance.random() < probability
+        self.taken[name] += happens
+        return happens
+
+    def _is_enabled(self, name: str) -> bool:
+        if name not in self._enabled:
+            # A stream of its own, so that a new point does not change which others are enabled.
+            self._enabled[name] = stream(self._seed, f"chaos/{name}").random() < _ENABLED
+        return self._enabled[name]
+
+    def _delay_s(self) -> float:
+        """Mostly a mere yield or a moment, sometimes long enough for a lease to end."""
+        draw = self._chance.random()
+        if draw < 0.5:
+            return 0.0
+        return self._chance.random() * (_SHORT_S if draw < 0.9 else _LONG_S)
+
+
+def declared_points(sources: Iterable[Path]) -> list[str]:
+    """The names of all chaos points in source files, sorted."""
+    return sorted({name for source in sources for name in _POINT.findall(source.read_text(encoding="utf-8"))})
+
+
+def coverage_table(declared: Iterable[str], hits: Mapping[str, int], taken: Mapping[str, int]) -> str:
+    """One line per point: how often it was reached, and how often it did something."""
+    names = sorted({*declared, *hits})
+    width = max(map(len, names), default=0)
+    rows = [
+        f"{name:{width}}  {hits.get(name, 0):>10,}  {taken.get(name, 0):>10,}{_remark(hits, name)}" for name in names
+    ]
+    return "\n".join([f"{'point':{width}}  {'reached':>10}  {'taken':>10}", *rows])
+
+
+def _remark(hits: Mapping[str, int], name: str) -> str:
+    return "" if hits.get(name) else "  never reached"

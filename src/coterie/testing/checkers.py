@@ -1,0 +1,227 @@
+"""History checkers: one for each promise, streaming and linear, judging by the order of commits.
+
+A history is a sequence of events in commit order, as the database saw them, followed by what clients were told.
+Never the order in which clients heard of it: that raises false alarms. A checker sees each event once (`see`) and
+raises `Violation` as soon as the promise is broken, or at the end (`finish`) if something is missing.
+
+    Grant(seat, epoch, runner)              a seat changed hands
+    Saved(key, seat, epoch, version, …)     state was written in the name of a seat
+    Told(…)                                 what a client was told of a write, in any order
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A seat was granted to a runner."""
+
+    seat: str
+    epoch: int
+    runner: str
+    at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A version of some state was committed in the name of (seat, epoch). Its value is a list that only grows."""
+
+    key: str
+    seat: str
+    epoch: int
+    version: int
+    value: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """A runner believed that it held (seat, epoch) until an instant of true time."""
+
+    seat: str
+    epoch: int
+    runner: str
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client was told of appending one unique number to a list: the list it saw, if it was acknowledged."""
+
+    key: str
+    number: int
+    outcome: Literal["ok", "failed", "unknown"]
+    seen: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What a list held when everything was over."""
+
+    key: str
+    value: tuple[int, ...]
+
+
+Event = Grant | Saved | Trusted | Told | Final
+
+
+class Violation(AssertionError):
+    """A promise is broken: which one, and by what."""
+
+    def __init__(self, promise: str, problem: str) -> None:
+        super().__init__(f"{promise}: {problem}")
+        self.promise = promise
+
+
+class Checker(Protocol):
+    """Judges one promise."""
+
+    def see(self, event: Event) -> None:
+        """The next event, in commit order."""
+        ...
+
+    def finish(self) -> None:
+        """The history is complete."""
+        ...
+
+
+@dataclass
+class EpochsGrow:
+    """INV-F1: for each seat, grants carry strictly increasing epochs, each given to one runner."""
+
+    _last: dict[str, Grant] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Compare a grant with the one before it."""
+        if isinstance(event, Grant):
+            before = self._last.get(event.seat)
+            if before is not None and event.epoch <= before.epoch:
+                raise Violation("INV-F1", f"seat {event.seat}: epoch {event.epoch} was granted after {before.epoch}")
+            self._last[event.seat] = event
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+
+@dataclass
+class NoStaleCommit:
+    """INV-F2: no write in the name of (seat, e) commits after a grant of (seat, e') with e' > e."""
+
+    _granted: dict[str, int] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Compare a write with the newest grant of its seat."""
+        if isinstance(event, Grant):
+            self._granted[event.seat] = max(event.epoch, self._granted.get(event.seat, 0))
+        elif isinstance(event, Saved) and event.epoch < self._granted.get(event.seat, 0):
+            raise Violation(
+                "INV-F2",
+                f"{event.key}: version {event.version} was written in the name of {event.seat} at epoch {event.epoch} "
+                f"after epoch {self._granted[event.seat]} had been granted",
+            )
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+
+@dataclass
+class OneChain:
+    """INV-F3: each version follows the one before it, and its list extends the one before it by one number."""
+
+    _last: dict[str, Saved] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Compare a version with the one before it."""
+        if not isinstance(event, Saved):
+            return
+        before = self._last.get(event.key)
+        version, value = (0, ()) if before is None else (before.version, before.value)
+        if event.version != version + 1:
+            raise Violation("INV-F3", f"{event.key}: version {event.version} follows {version}")
+        if event.value[:-1] != value:
+            raise Violation("INV-F3", f"{event.key}: version {event.version} does not continue what version {version} held")
+        self._last[event.key] = event
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+
+@dataclass
+class BeliefBounded:
+    """INV-F4: nobody is granted a seat while its former holder may still trust that it holds it."""
+
+    _trusted: dict[tuple[str, int], Trusted] = field(default_factory=dict)
+    _grants: list[Grant] = field(default_factory=list)
+
+    def see(self, event: Event) -> None:
+        """Remember: beliefs are known only when the runners are asked, after the grants."""
+        if isinstance(event, Grant):
+            self._grants.append(event)
+        elif isinstance(event, Trusted):
+            self._trusted[event.seat, event.epoch] = event
+
+    def finish(self) -> None:
+        """Compare each grant with the belief in the epoch before it."""
+        before: dict[str, Grant] = {}
+        for grant in self._grants:
+            former = before.get(grant.seat)
+            belief = self._trusted.get((grant.seat, former.epoch)) if former is not None else None
+            if belief is not None and belief.until_ns > grant.at_ns:
+                raise Violation(
+                    "INV-F4",
+                    f"{grant.runner} was granted {grant.seat} at +{grant.at_ns / 1e9:.3f}s while {belief.runner} "
+                    f"trusted epoch {belief.epoch} until +{belief.until_ns / 1e9:.3f}s",
+                )
+            before[grant.seat] = grant
+
+
+@dataclass
+class NothingLostNothingDoubled:
+    """INV-D1, D6: what was acknowledged is there once, what failed is not there, what is unknown is there at most once.
+
+    Each acknowledged list is a beginning of the final one: all agree on one order.
+    """
+
+    _told: list[Told] = field(default_factory=list)
+    _final: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Remember what clients were told, and the end."""
+        if isinstance(event, Told):
+            self._told.append(event)
+        elif isinstance(event, Final):
+            self._final[event.key] = event.value
+
+    def finish(self) -> None:
+        """Compare them."""
+        counts = {key: Counter(value) for key, value in self._final.items()}
+        for key, counter in counts.items():
+            if doubled := [number for number, count in counter.items() if count > 1]:
+                raise Violation("INV-D6", f"{key}: {doubled[0]} is there {counter[doubled[0]]} times")
+        for told in self._told:
+            final = self._final.get(told.key, ())
+            there = counts.get(told.key, Counter())[told.number]
+            if told.outcome == "ok" and not there:
+                raise Violation("INV-D1", f"{told.key}: {told.number} was acknowledged and is not there")
+            if told.outcome == "failed" and there:
+                raise Violation("INV-D6", f"{told.key}: {told.number} was said to have failed and is there")
+            if told.outcome == "ok" and final[: len(told.seen)] != told.seen:
+                raise Violation("INV-D1", f"{told.key}: the list seen with {told.number} is no beginning of the final one")
+
+
+def check(history: Iterable[Event], *checkers: Checker) -> int:
+    """Show a history to checkers; how many events there were. Raises `Violation`."""
+    count = 0
+    for event in history:
+        count += 1
+        for checker in checkers:
+            checker.see(event)
+    for checker in checkers:
+        checker.finish()
+    return count

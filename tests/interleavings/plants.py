@@ -1,0 +1,277 @@
+"""Planted bugs, kept for ever: each swaps a right statement for a wrong one, and the interleavings must notice.
+
+A bug counts as found when some run of the catalogue, which passes with the right statements, is judged wrong. Where
+the wrong form only shows without the foreign key that repairs it, the plant drops that key, and a right form without
+the key (`control`) shows that it is not the missing key that is found.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.interleavings.ground import SQL
+from tests.interleavings.steps import Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FENCED = ("write_states", "put_kv", "claim_states")
+
+WITHOUT_KEY = "alter table coterie.seats drop constraint seats_holder_fkey"
+FREE_SEATS = "update coterie.seats set holder = null where cluster = $1 and holder = $2 returning name"
+NO_LOCK = "select 1 from (select $1::text, $2::text, $3::bigint) as nothing"
+SERVER_CHECK = re.compile(r"where g\.cluster = \$1 and g\.timeline = .*")
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """One bug.
+
+    Args:
+        name: What is wrong.
+        finding: Where its history is told.
+        found_by: The first pair of the catalogue that shows it as told there.
+        says: Words of the judge who saw it.
+        sql: The wrong statements by name; new names may be used by `evict` and `leave`.
+        schema: A change of the tables that goes with it.
+        evict: What follows the lock when evicting.
+        leave: What follows the lock when leaving.
+        level: The isolation level that the database has by default, and that our sessions then forget to set.
+    """
+
+    name: str
+    finding: str
+    found_by: str
+    says: str
+    sql: Mapping[str, str] = field(default_factory=dict)
+    schema: str = ""
+    evict: tuple[str, ...] = ("evict",)
+    leave: tuple[str, ...] = ("evict",)
+    level: str = ""
+
+    def steps(self) -> Steps:
+        """The statements with the bug among them."""
+        return Steps({**SQL, **self.sql}, evict=self.evict, leave=self.leave)
+
+
+def swap(sql: str, *changes: tuple[str, str]) -> str:
+    """A statement with some texts in place of others, which must be there."""
+    for old, new in changes:
+        assert old in sql, f"{old!r} is no longer there: bring the plant up to date"
+        sql = sql.replace(old, new)
+    return sql
+
+
+def swapped(names: tuple[str, ...], *changes: tuple[str, str]) -> dict[str, str]:
+    """Some statements, all changed alike."""
+    return {name: swap(SQL[name], *changes) for name in names}
+
+
+def fenced_by(query: str) -> dict[str, str]:
+    """The fenced statements with another query in place of the locked seats."""
+    pattern = re.compile(r"(held as materialized \(\n).*?(\n\), )", re.DOTALL)
+    assert all(len(pattern.findall(SQL[name])) == 1 for name in FENCED), "bring the plants up to date"
+    return {name: pattern.sub(lambda match: match[1] + query + match[2], SQL[name]) for name in FENCED}
+
+
+CONTROL = Plant(
+    "none: the runner deleted, then its seats freed, without the foreign key",
+    "C4",
+    "",
+    "",
+    {"free_seats": FREE_SEATS},
+    schema=WITHOUT_KEY,
+    evict=("evict", "free_seats"),
+    leave=("evict", "free_seats"),
+)
+"""The right form by hand: two statements at READ COMMITTED, the runner first."""
+
+_FIRST = "first write x release and grant"
+_ME = """me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+"""
+_ME_LAST = """me as materialized (
+    select id from coterie.runners cross join (select count(*) from held) as seats
+    where id = $2 and cluster = $1 for key share of runners
+"""
+
+PLANTS = (
+    Plant("fence removed", "C1", _FIRST, "stale", fenced_by("select distinct seat as name, epoch from items")),
+    Plant(
+        "fence by sub-select",
+        "C1, RELIABILITY 0.1",
+        _FIRST,
+        "stale",
+        fenced_by(
+            "select distinct i.seat as name, i.epoch from items as i where exists (select from coterie.seats as s"
+            " where s.cluster = $1 and s.name = i.seat and s.holder = $2 and s.epoch = i.epoch)"
+        ),
+    ),
+    Plant(
+        "fence by runner only",
+        "C1",
+        _FIRST,
+        "stale",
+        fenced_by("select distinct i.seat as name, i.epoch from items as i cross join me"),
+    ),
+    Plant(
+        "a CTE that joins no fence",
+        "M3",
+        _FIRST,
+        "stale",
+        swapped(
+            FENCED, ("from items as i join held on held.name = i.seat and held.epoch = i.epoch\n", "from items as i\n")
+        ),
+    ),
+    Plant(
+        "seats locked too weakly", "C1", _FIRST, "stale", swapped(FENCED, ("for share of s", "for key share of s"))
+    ),
+    Plant(
+        "fence by holder without epoch",
+        "C1",
+        "first write x release and re-grant to itself",
+        "stale",
+        swapped(
+            FENCED,
+            ("select s.name, s.epoch\n", "select s.name, u.epoch\n"),
+            ("s.name = u.seat and s.epoch = u.epoch", "s.name = u.seat"),
+        ),
+    ),
+    Plant(
+        "seats locked before the runner",
+        "C1",
+        "first write x evict, a held",
+        "40P01",
+        swapped(
+            ("write_states",),
+            ("), " + _ME, ""),
+            ("cross join me\n", ""),
+            ("), inserted as (", "), " + _ME_LAST + "), inserted as ("),
+            ("where i.version = 0", "cross join me where i.version = 0"),
+        ),
+    ),
+    Plant(
+        "eviction as one statement",
+        "C4 a",
+        "acquire x evict",
+        "no runner",
+        {
+            "evict": "with gone as (delete from coterie.runners where id = $2 and cluster = $1 returning id), freed as"
+            " (update coterie.seats as s set holder = null from gone where s.cluster = $1 and s.holder = gone.id)"
+            " select id from gone"
+        },
+        schema=WITHOUT_KEY,
+    ),
+    Plant(
+        "seats updated before the runner is deleted",
+        "C4 a",
+        "acquire x evict",
+        "no runner",
+        {"free_seats": FREE_SEATS},
+        schema=WITHOUT_KEY,
+        evict=("free_seats", "evict"),
+        leave=("free_seats", "evict"),
+    ),
+    Plant(
+        "lease checked without a lock",
+        "C4 b",
+        "renew x evict",
+        "although its renewal succeeded",
+        swapped(("lock_expired_lease", "lock_still_lease"), ("\nfor update", "")),
+    ),
+    Plant(
+        "lease checked by sub-select",
+        "C4 b",
+        "renew x evict",
+        "although its renewal succeeded",
+        {
+            "lock_expired_lease": NO_LOCK,
+            "lock_still_lease": NO_LOCK,
+            "evict_expired": "delete from coterie.runners where id = $2 and cluster = $1 and exists (select from"
+            " coterie.leases where id = $2 and counter = 1 and expires_at < clock_timestamp()) returning id",
+        },
+        evict=("evict_expired",),
+    ),
+    Plant(
+        "free seats not locked",
+        "C4",
+        "acquire s1, s2 x acquire s2, s1",
+        "was granted",
+        swapped(("acquire",), ("    for no key update of s\n", "")),
+    ),
+    Plant(
+        "free seats locked as asked",
+        "C4 c",
+        "acquire s1, s2 x acquire s2, s1, s1 held",
+        "40P01",
+        swapped(("acquire",), ("order by s.name", "order by array_position($3::text[], s.name)")),
+    ),
+    Plant(
+        "release without epoch",
+        "RELIABILITY 0.3",
+        "late release x release and re-grant to itself",
+        "was granted",
+        swapped(("release",), ("and epoch = $4", "and $4::bigint is not null")),
+    ),
+    Plant(
+        "epoch forgotten at release",
+        "INV-F1",
+        _FIRST,
+        "as before",
+        swapped(("release",), ("set holder = null", "set holder = null, epoch = 0")),
+    ),
+    Plant(
+        "renewal that brings itself back",
+        "C4, incident 9",
+        "renew x evict",
+        "although its renewal succeeded",
+        {
+            "renew": "insert into coterie.leases (cluster, id, expires_at, counter, ids_until) values"
+            " ($1, $2, clock_timestamp() + make_interval(secs => $3), 1, $4) on conflict (id) do update"
+            " set expires_at = excluded.expires_at, counter = leases.counter + 1 returning counter"
+        },
+        schema="alter table coterie.leases drop constraint leases_id_fkey",
+    ),
+    Plant(
+        "modify without a look at the stamp",
+        "K1",
+        "kv modify x kv modify too",
+        "update was lost",
+        swapped(("kv_replace",), ("and kv.stamp = u.expected", "and u.expected is not null")),
+    ),
+    Plant(
+        "insert after a look that locks nothing",
+        "M4",
+        "kv modify, absent x kv modify too",
+        "23505",
+        {
+            "kv_insert": "insert into coterie.kv (cluster, key, value, stamp, expires_at)"
+            " select $1, u.key, u.value, u.stamp, clock_timestamp() + make_interval(secs => u.ttl_s)"
+            " from unnest($2::text[], $3::bytea[], $4::bigint[], $5::float8[]) as u (key, value, stamp, ttl_s)"
+            " where not exists (select from coterie.kv where cluster = $1 and key = u.key) returning stamp"
+        },
+    ),
+    Plant(
+        "generation raised by everybody",
+        "M13",
+        "raise generation x raise generation",
+        "generation was raised",
+        {"raise_generation": SQL["raise_generation"].split("where (g.system")[0] + "returning generation"},
+    ),
+    Plant(
+        "grants under the generation of another server",
+        "M13",
+        "acquire on a new server x raise generation",
+        "granted",
+        {"acquire": SERVER_CHECK.sub("where g.cluster = $1", SQL["acquire"])},
+    ),
+    Plant(
+        "isolation level left to the database",
+        "m4",
+        "first write x evict and grant",
+        "40001",
+        level="repeatable read",
+    ),
+)

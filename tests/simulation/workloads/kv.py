@@ -1,0 +1,67 @@
+"""Workload: runners append unique numbers to shared lists, count and set keys, while everything breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+from coterie import Cluster, PersistenceError, ShuttingDown
+from coterie.testing import faults
+from coterie.testing.checkers import Final, NothingLostNothingDoubled, Told, check
+from coterie.testing.running import current_loop
+from coterie.testing.seeds import stream
+from coterie.testing.simulation import Runner, simulate
+
+if TYPE_CHECKING:
+    from coterie.testing.seeds import Stream
+
+RUNNERS = 5
+LASTING_S = 300
+KEYS = 6
+
+
+async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
+    """One seed: faults throughout, then calm, then judgement. How many writes were judged."""
+    cluster = Cluster("sqlite://")
+    told: list[Told] = []
+    numbers = itertools.count(1)
+
+    async def body(runner: Runner) -> None:
+        random = stream(current_loop().seed, f"kv {runner.name} {runner.incarnation}")
+        await asyncio.gather(*(append(cluster, random, numbers, told) for _ in range(2)))
+
+    async with simulate(cluster, runners=runners, faults=faults.EVERYTHING, body=body) as sim:
+        await sim.advance(lasting_s)
+        sim.body = None
+        for runner in sim.runners:
+            runner.kill()  # whatever is still under way ends here: nobody appends after the judgement
+        await sim.calm()
+        await sim.advance(10)  # what was stuck on its way has arrived by now
+        finals = [Final(key, tuple(await cluster.kv.get(key) or ())) for key in map(name, range(KEYS))]
+    judged = check([*told, *finals], NothingLostNothingDoubled())
+    assert sum(each.outcome == "ok" for each in told) > 10, "hardly anything was written: the run shows nothing"
+    return judged
+
+
+async def append(cluster: Cluster, random: Stream, numbers: itertools.count[int], told: list[Told]) -> None:
+    """Append until the runner dies."""
+    while True:
+        await asyncio.sleep(random.expovariate(0.5))
+        key, number = name(random.randrange(KEYS)), next(numbers)
+        place = len(told)
+        told.append(Told(key, number, "unknown"))  # should this runner die now, nobody knows
+        try:
+            seen = await cluster.kv.modify(key, lambda old, number=number: [*(old or []), number])
+        except ShuttingDown:
+            told[place] = Told(key, number, "failed")
+            return
+        except PersistenceError as error:
+            if error.outcome != "unknown":
+                told[place] = Told(key, number, "failed")
+        else:
+            told[place] = Told(key, number, "ok", tuple(seen or ()))
+
+
+def name(number: int) -> str:
+    return f"list-{number}"
