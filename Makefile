@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
+QUICK := not processes and not nightly and not simulation and not interleavings
 UV := uv==0.13.7
 SEEDS ?= 200
-JOBS ?= 2
+WORKLOAD ?= kv fenced
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit processes nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
+.PHONY: help demo test lint types unit simulation interleavings processes sim plants nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -37,7 +38,7 @@ help: ## this list
 demo: .venv/run.stamp ## two processes change one SQLite file at once, and nothing is lost
 	@$(PY) examples/kv.py
 
-test: lint types unit processes ## everything that CI runs: lint, types, unit and contract tests, real processes
+test: lint types unit simulation interleavings processes ## everything that CI runs
 
 # ── the parts of `make test` ────────────────────────────────────────────────────────────────────────────────────
 
@@ -53,16 +54,30 @@ types: .venv/dev.stamp ## mypy strict
 
 unit: .venv/dev.stamp ## unit and contract tests, with coverage
 	@rm -f .coverage .coverage.*
-	@$(PY) -m coverage run -m pytest -q tests -m "not processes and not nightly"
+	@$(PY) -m coverage run -m pytest -q tests -m "$(QUICK)"
 	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report --format=total | sed 's/^/coverage: /; s/$$/ %/'
+
+simulation: .venv/dev.stamp ## a fixed sample of seeds, and the planted bugs that the simulator must find
+	@$(PY) -m pytest -q tests -m "simulation and not nightly" -n 2
+
+interleavings: .venv/dev.stamp ## a fixed sample of the orders of two transactions on a real PostgreSQL
+	@$(PY) -m pytest -q tests -m "interleavings and not nightly"
 
 processes: .venv/dev.stamp ## tests that start and kill real processes (a sample)
 	@$(PY) -m pytest -q tests -m "processes and not nightly"
 
 # ── longer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-nightly: .venv/dev.stamp ## what takes too long for every change: 200 rounds of kill -9 on each engine
+sim: .venv/dev.stamp ## many seeds: make sim SEEDS=5000 WORKLOAD=kv
+	@$(PY) -m coterie.testing.campaign $(WORKLOAD:%=tests.simulation.workloads.%:main) --seeds $(SEEDS)
+
+plants: .venv/dev.stamp ## plant every known bug and print which instrument found it, after how much
+	@$(PY) -m tests.plants
+
+nightly: .venv/dev.stamp ## what takes too long for every change: all interleavings, 200 rounds of kill -9, 5,000 seeds
 	@$(PY) -m pytest -q tests -m nightly --timeout 3600
+	@$(MAKE) --no-print-directory plants
+	@$(MAKE) --no-print-directory sim SEEDS=5000
 
 bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="--json" for machines
 	@$(PY) -m bench $(ARGS)
@@ -77,13 +92,13 @@ matrix: ## unit and contract tests on Python 3.11, 3.12 and 3.13
 	    .venv-$$version/bin/python -m pip install --quiet --disable-pip-version-check $(UV) && \
 	    .venv-$$version/bin/python -m uv pip install --quiet --python .venv-$$version/bin/python -r requirements/run.txt -r requirements/dev.txt && \
 	    .venv-$$version/bin/python -m uv pip install --quiet --python .venv-$$version/bin/python --no-deps --no-build-isolation -e . && \
-	    .venv-$$version/bin/python -m pytest -q tests -m "not processes and not nightly" || exit 1; \
+	    .venv-$$version/bin/python -m pytest -q tests -m "$(QUICK)" || exit 1; \
 	done
 
 matrix-postgres: .venv/dev.stamp ## the tests that need PostgreSQL, on 16 and on 18
 	@for version in 16 18; do \
 	    echo "PostgreSQL $$version"; \
-	    COTERIE_TEST_POSTGRES_VERSION=$$version $(PY) -m pytest -q tests -m "postgres and not processes and not nightly" || exit 1; \
+	    COTERIE_TEST_POSTGRES_VERSION=$$version $(PY) -m pytest -q tests -m "postgres and ($(QUICK))" || exit 1; \
 	done
 
 # ── keeping house ───────────────────────────────────────────────────────────────────────────────────────────────

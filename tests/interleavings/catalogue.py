@@ -64,7 +64,9 @@ def writes(s: Steps) -> list[Pair]:
         _pair(A_HOLDS_TWO, two, granted, judges.neighbours_commit),
         _pair(A_HOLDS, first, Script("release", atomic(s.release("a", "s1"))), judges.what_was_acknowledged),
         _pair(A_EXPIRED, first, Script("evict", s.evicting("a")), judges.what_was_acknowledged),
-        _pair(A_EXPIRED, first, Script("evict", s.evicting("a")), judges.what_was_acknowledged, c=holds("runners", "a")),
+        _pair(
+            A_EXPIRED, first, Script("evict", s.evicting("a")), judges.what_was_acknowledged, c=holds("runners", "a")
+        ),
         *_writes_in_peace(s),
     ]
 
@@ -159,7 +161,9 @@ def generations(s: Steps) -> list[Pair]:
 def holds(table: str, name: str) -> Script:
     """A third session that is in the way for a while."""
     column = "name" if table == "seats" else "id"
-    hold = Step("hold", f"select from coterie.{table} where cluster = $1 and {column} = '{name}' for update", (CLUSTER,))
+    hold = Step(
+        "hold", f"select from coterie.{table} where cluster = $1 and {column} = '{name}' for update", (CLUSTER,)
+    )
     return Script(f"{name} held", atomic(hold))
 
 

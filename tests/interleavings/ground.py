@@ -34,10 +34,11 @@ _TABLES = {
     "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
 }
 
-_RESET = "".join(
-    f"delete from coterie.{table};"
-    for table in ("seats", "states", "kv", "leases", "runners", "generations")
-) + SQL["raise_generation"].replace("$1", f"'{CLUSTER}'") + ";delete from interleaving.gate;"
+_RESET = (
+    "".join(f"delete from coterie.{table};" for table in ("seats", "states", "kv", "leases", "runners", "generations"))
+    + SQL["raise_generation"].replace("$1", f"'{CLUSTER}'")
+    + ";delete from interleaving.gate;"
+)
 
 
 def ground() -> Ground:
@@ -62,7 +63,9 @@ def _epochs(run: Run) -> Sequence[str]:
         if step.startswith("grant")
         for row in told.reads[step]
     ]
-    problems = [f"{name} was granted at epoch {epoch} twice" for name, epoch in set(grants) if grants.count((name, epoch)) > 1]
+    problems = [
+        f"{name} was granted at epoch {epoch} twice" for name, epoch in set(grants) if grants.count((name, epoch)) > 1
+    ]
     problems += [f"{name} was granted at epoch {epoch}, as before" for name, epoch in grants if epoch <= 1]
     final = {row["name"]: row["epoch"] for row in run.tables["seats"]}
     return problems + [f"{name}'s epoch went back to {final[name]}" for name, epoch in grants if final[name] < epoch]
@@ -96,10 +99,12 @@ def given(
     for name, holder in (seats or {}).items():
         who = f"'{holder}'" if holder else "null"
         lines.append(
-            "insert into coterie.seats (cluster, name, \"group\", holder, epoch)"
+            'insert into coterie.seats (cluster, name, "group", holder, epoch)'
             f" values ('{CLUSTER}', '{name}', 'default', {who}, 1)"
         )
-    lines += [f"insert into coterie.states values ('{CLUSTER}', '{k}', 's1', '{v}', 1, 1)" for k, v in (states or {}).items()]
+    lines += [
+        f"insert into coterie.states values ('{CLUSTER}', '{k}', 's1', '{v}', 1, 1)" for k, v in (states or {}).items()
+    ]
     lines += [f"insert into coterie.kv values ('{CLUSTER}', '{k}', '{v}', 1)" for k, v in (kv or {}).items()]
     return ";".join(lines)
 
@@ -122,7 +127,9 @@ async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[Stage]:
         return connection
 
     async def watch() -> asyncpg.Connection[Any]:
-        return await asyncpg.connect(url, ssl=False, server_settings={"default_transaction_isolation": "read committed"})
+        return await asyncpg.connect(
+            url, ssl=False, server_settings={"default_transaction_isolation": "read committed"}
+        )
 
     async with Stage(connect, watch, ground()) as ready:
         yield ready

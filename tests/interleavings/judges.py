@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-
     from coterie.testing.interleaving import Run
 
 Problems = list[str]
@@ -55,7 +54,10 @@ def neighbours_commit(run: Run) -> Problems:
 def both_written(run: Run) -> Problems:
     """Two writes of one runner do not touch each other."""
     return [
-        f"{side}: not written" for side, told in (("A", run.a), ("B", run.b)) for row in told.rows("write") or () if not row["written"]
+        f"{side}: not written"
+        for side, told in (("A", run.a), ("B", run.b))
+        for row in told.rows("write") or ()
+        if not row["written"]
     ]
 
 
@@ -193,5 +195,3 @@ def together(*judges: Judge) -> Judge:
         return [problem for each in judges for problem in each(run)]
 
     return judge
-
-

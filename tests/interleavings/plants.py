@@ -125,9 +125,7 @@ PLANTS = (
             FENCED, ("from items as i join held on held.name = i.seat and held.epoch = i.epoch\n", "from items as i\n")
         ),
     ),
-    Plant(
-        "seats locked too weakly", "C1", _FIRST, "stale", swapped(FENCED, ("for share of s", "for key share of s"))
-    ),
+    Plant("seats locked too weakly", "C1", _FIRST, "stale", swapped(FENCED, ("for share of s", "for key share of s"))),
     Plant(
         "fence by holder without epoch",
         "C1",
@@ -239,7 +237,7 @@ PLANTS = (
         "K1",
         "kv modify x kv modify too",
         "update was lost",
-        swapped(("kv_replace",), ("and kv.stamp = u.expected", "and u.expected is not null")),
+        swapped(("kv_replace",), ("and held.stamp = u.expected", "and u.expected is not null")),
     ),
     Plant(
         "insert after a look that locks nothing",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import coterie
 from coterie.kernel import chaos
 from coterie.testing import run_simulation
 from coterie.testing.chaos import SeededChaos, coverage_table, declared_points
@@ -26,7 +27,8 @@ ROOT = Path(__file__).parents[2]
 
 def in_another_process(*, hash_seed: str) -> list[str]:
     command = [sys.executable, "-m", "tests.simulation.example_run", *map(str, SEEDS)]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    source = Path(coterie.__file__).parents[1]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError
+from coterie.kernel import chaos
 from coterie.kernel.service import Service
 from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
 
@@ -125,6 +126,8 @@ class KeyValues(Service):
     async def _swap(self, key: str, group: list[_Change]) -> None:
         for tried in range(TRIES_MOST):
             entry = await self._kv.get(key)
+            if chaos.on:
+                await chaos.point("modify.between_read_and_swap")
             old = None if entry is None else entry.value
             new, results = _apply_all(group, old)
             winners = [change for change, result in zip(group, results, strict=True) if not _failed(result)]

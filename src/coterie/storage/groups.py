@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
+from coterie.kernel import chaos
 from coterie.kernel.service import Service
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
@@ -77,7 +78,10 @@ class GroupWriter(Service):
             if not self._queue:
                 self._idle = asyncio.get_running_loop().create_future()
                 await self._idle
-            group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
+            if chaos.on:
+                await chaos.point("groups.before_commit")
+            most = 1 if chaos.on and chaos.flip("groups.of_one") else self._most
+            group = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
             await self._write(group)
 
     async def _write(self, group: Sequence[_Member]) -> None:

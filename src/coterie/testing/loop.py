@@ -259,7 +259,7 @@ class SimLoop(SealedLoop):
     def unhandled(self) -> list[BaseException]:
         """Errors that nobody handled, of callbacks and of tasks that nobody awaited, crashed nodes left out."""
         for task in self._tasks:
-            if task.done() and task._log_traceback and task.node.alive:
+            if task.done() and task._log_traceback:
                 self.default_exception_handler(
                     {"message": f"task {task.get_name()}", "exception": task.exception(), "task": task}
                 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SEED_BITS = 31
+_OTHERS_SHOWN = 3
 _COLLECT_STEPS = 200_000  # a collection between runs costs some 50 ms in a test process: not after each small run
 
 
@@ -105,7 +106,12 @@ class Run:
         return f"{head}\n{loop.trace.text()}".rstrip()
 
     def _result(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        result = self.loop.run_until_complete(main())
+        try:
+            result = self.loop.run_until_complete(main())
+        except BaseException as error:
+            for other in self.loop.unhandled()[:_OTHERS_SHOWN]:
+                error.add_note(f"also, nobody handled {other!r}")
+            raise
         if errors := self.loop.unhandled():
             raise BaseExceptionGroup("errors that nobody handled", errors)
         return result

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     Hold = Callable[[Node, int], None]
 
-_CHANGE_MOST = 4_000  # steps between two changes of priority
-_ROW_MOST = 200  # steps of one node while others wait: a node that spins must not stop the rest for ever
+_CHANGE_MOST = 4_000  # steps between two changes of priority: a node that spins does not starve the rest for ever
 _HOLD_MOST_NS = 30_000_000
 
 
@@ -111,8 +110,6 @@ class Priorities:
         self._hold = hold
         self._order: list[Node] = []
         self._until_change = self._draw_change()
-        self._row = 0
-        self._last: Node | None = None
 
     def added(self, node: Node) -> None:
         if node not in self._order:
@@ -125,22 +122,15 @@ class Priorities:
     def pick(self) -> Node | None:
         for node in self._order:
             if node.ready and node.runnable:
-                return node if self._goes_on(node) else self._change(node)
+                self._until_change -= 1
+                return node if self._until_change > 0 else self._change(node)
         return None
 
-    def _goes_on(self, node: Node) -> bool:
-        self._until_change -= 1
-        self._row = self._row + 1 if node is self._last else 0
-        self._last = node
-        return self._until_change > 0 and self._row < _ROW_MOST
-
     def _change(self, node: Node) -> Node | None:
+        self._until_change = self._draw_change()
         self._order.remove(node)
         self._order.append(node)
-        self._row = 0
-        if self._until_change <= 0:
-            self._until_change = self._draw_change()
-            self._hold(node, int(_HOLD_MOST_NS ** self._chance.random()))
+        self._hold(node, int(_HOLD_MOST_NS ** self._chance.random()))
         return self.pick()
 
     def _draw_change(self) -> int:

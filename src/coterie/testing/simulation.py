@@ -114,17 +114,17 @@ class Runner:
         """End it as SIGKILL does: nothing of it runs any more, not even `finally`."""
         self._node_used = True
         self._loop.nodes.crash(self._node)
-        return self._done()
+        return _done(self._loop)
 
     def freeze(self) -> Awaitable[None]:
         """Stop it as SIGSTOP does; what falls due meanwhile waits."""
         self._loop.nodes.freeze(self._node)
-        return self._done()
+        return _done(self._loop)
 
     def thaw(self) -> Awaitable[None]:
         """Let a frozen runner go on, as SIGCONT does."""
         self._loop.nodes.thaw(self._node)
-        return self._done()
+        return _done(self._loop)
 
     def cut(self, peer: Peer, *ways: Literal["requests", "replies"]) -> Awaitable[None]:
         """Cut it off from storage or from all peers; with `ways` only one direction to storage."""
@@ -133,14 +133,14 @@ class Runner:
         else:
             for other in self._others():
                 self._simulation.network.cut(self.name, other)
-        return self._done()
+        return _done(self._loop)
 
     def heal(self) -> Awaitable[None]:
         """Mend everything that was cut."""
         self._simulation.database.heal(self.name)
         for other in self._others():
             self._simulation.network.heal(self.name, other)
-        return self._done()
+        return _done(self._loop)
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str = "work") -> asyncio.Task[T]:
         """Run a coroutine on this runner: it dies and freezes with it, and `cluster` acts for this runner in it.
@@ -173,11 +173,6 @@ class Runner:
 
     def _others(self) -> list[str]:
         return [runner.name for runner in self._simulation.runners if runner is not self]
-
-    def _done(self) -> Awaitable[None]:
-        done = self._loop.create_future()
-        done.set_result(None)
-        return done
 
     def _note(self, what: str) -> None:
         self._loop.trace.note(what, of=self.name)
@@ -239,7 +234,7 @@ class Simulation:
     def restart_storage(self, *, down: Duration = "500ms") -> Awaitable[None]:
         """Restart the database: all connections break, new ones are refused for a while, nothing committed is lost."""
         self.database.restart(down_ns=int(to_timedelta(down, what="down").total_seconds() * 1e9))
-        return asyncio.sleep(0)
+        return _done(self.loop)
 
     async def calm(self) -> None:
         """Stop all faults, mend everything, thaw and restart everybody: what must happen, happens from here on."""
@@ -301,6 +296,13 @@ async def simulate(
             yield simulation
         finally:
             await simulation._nemesis.stop()
+
+
+def _done(loop: SimLoop) -> Awaitable[None]:
+    """What a verb returns that has acted already."""
+    done = loop.create_future()
+    done.set_result(None)
+    return done
 
 
 async def _holds(condition: Callable[[], object]) -> bool:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from asyncpg.prepared_stmt import PreparedStatement
 
 
+PLAN_S = 10.0
+"""How long a plan is kept: a table may have grown from nothing since it was made, and nobody tells the planner."""
+
+
 class Session:
     """One connection and what is prepared on it, for one task at a time.
 
@@ -30,7 +34,7 @@ class Session:
 
     def __init__(self, raw: asyncpg.Connection[Any], *, what: str) -> None:
         self._raw = raw
-        self._prepared: dict[str, PreparedStatement[Any]] = {}
+        self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
         self._guard = forks.Guard(what)
         self._expired: str | None = None
         # The driver sets TCP_NODELAY only, and has no public way to its socket.
@@ -63,10 +67,11 @@ class Session:
 
     async def fetch(self, sql: str, *values: Any, over: float) -> Sequence[asyncpg.Record]:
         """The rows of one statement. Raises `Lost` or what the server said."""
-        statement = self._prepared.get(sql)
-        if statement is None:
+        statement, until = self._prepared.get(sql, (None, 0.0))
+        if statement is None or deadline(0) >= until:
             with self._limited(over, sent=False):  # what is lost here has not begun
-                statement = self._prepared[sql] = await self._raw.prepare(sql)
+                statement = await self._raw.prepare(sql)
+            self._prepared[sql] = statement, deadline(PLAN_S)
         with self._limited(over, sent=True):
             rows: Sequence[asyncpg.Record] = await statement.fetch(*values)
             return rows

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import asyncpg
 
-from coterie.testing.interleaving.sessions import HELD_COMMIT, Gone, Session
 from coterie.testing.interleaving.scripts import COMMIT, Rows, Script, Side, Step
+from coterie.testing.interleaving.sessions import HELD_COMMIT, Gone, Session
 
 if TYPE_CHECKING:
     import asyncio

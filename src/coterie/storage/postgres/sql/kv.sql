@@ -1,7 +1,8 @@
--- Rows are found by the primary key in *every* plan. An `update` or `delete` that joins its table with the group's
--- arrays is not: on a table that looks empty the planner turns the join around and walks the whole cluster, and it
--- keeps that plan while the table grows. So rows are found by `key = any(array)`, and joins are made apart. Such a
--- scan goes in key order by itself; asked for it by `order by`, servers before 17 walk the cluster again.
+-- Rows are found by the primary key whatever the planner believes about the table. A plain join of a table with the
+-- group's arrays is not safe: on a table that looks empty the planner turns it around, walks the whole cluster, and
+-- keeps that plan while the table grows. So either one lookup per key (`replace`: a subquery that locks is never merged
+-- into the join), or `key = any(array)`, which goes in key order (before 17 such a plan, too, can be a walk while the
+-- table looks empty: sessions plan anew every few seconds).
 
 -- name: get
 -- One live entry.
@@ -28,17 +29,20 @@ where kv.expires_at <= clock_timestamp()
 returning kv.stamp;
 
 -- name: replace
--- Set live keys whose stamp is still the expected one; the new stamps of those that were set.
+-- Set live keys whose stamp is still the expected one. Keys come sorted; the new stamps of those that were set.
 with held as materialized (
-    select key, stamp from coterie.kv
-    where cluster = $1 and key = any($2::text[]) and (expires_at is null or expires_at > clock_timestamp())
-    for no key update
+    select u.key, u.value, u.stamp, u.ttl_s
+    from unnest($2::text[], $3::bigint[], $4::bytea[], $5::bigint[], $6::float8[])
+        as u (key, expected, value, stamp, ttl_s)
+    cross join lateral (
+        select from coterie.kv
+        where kv.cluster = $1 and kv.key = u.key and kv.stamp = u.expected
+            and (kv.expires_at is null or kv.expires_at > clock_timestamp())
+        for no key update
+    ) as found
 )
 insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
-select $1, u.key, u.value, u.stamp, clock_timestamp() + make_interval(secs => u.ttl_s)
-from unnest($2::text[], $3::bigint[], $4::bytea[], $5::bigint[], $6::float8[])
-    as u (key, expected, value, stamp, ttl_s)
-join held on held.key = u.key and held.stamp = u.expected
+select $1, key, value, stamp, clock_timestamp() + make_interval(secs => ttl_s) from held
 on conflict (cluster, key) do update -- always: the row is there, and locked
 set value = excluded.value, stamp = excluded.stamp, expires_at = excluded.expires_at
 returning kv.stamp;

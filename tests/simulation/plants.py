@@ -1,0 +1,88 @@
+"""Planted bugs that the simulator must find, kept for ever: it is judged by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from coterie.durable.changes import KeyValues
+from coterie.errors import PersistenceError
+from coterie.storage.sqlite import ownership
+from coterie.testing import run_simulation
+from coterie.testing.checkers import Violation
+
+from .workloads import fenced, kv
+
+SEEDS_MOST = 300
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A bug: how it is planted, under which workload it shows, and which promise it breaks."""
+
+    name: str
+    planted: Callable[[], Any]
+    workload: Callable[[], Coroutine[Any, Any, int]]
+    breaks: tuple[str, ...]
+
+    def found_after(self, *, most: int = SEEDS_MOST) -> int | None:
+        """How many seeds it took; None: it was not found."""
+        with self.planted():
+            for seed in range(most):
+                try:
+                    run_simulation(self.workload, seed=seed)
+                except Violation as violation:
+                    assert violation.promise in self.breaks, f"{self.name} was found by another promise: {violation}"
+                    return seed + 1
+        return None
+
+
+@contextmanager
+def _fence_removed() -> Iterator[None]:
+    without = ownership.SQL["update_state"].replace("and epoch <= :epoch", "")
+    with patch.object(ownership, "_held", lambda *_: True), patch.dict(ownership.SQL, update_state=without):
+        yield
+
+
+@contextmanager
+def _lease_checked_without_lock() -> Iterator[None]:
+    # What was seen some time ago is believed at the moment of the eviction. The parameters are only mentioned.
+    blind = """select count(*) from leases where cluster = :cluster and id = :id
+               and coalesce(:counter, :expired, :boot_id, :now_boot_ns) is not null"""
+    with patch.dict(ownership.SQL, still_lease=blind):
+        yield
+
+
+@contextmanager
+def _unknown_taken_as(answer: bool) -> Iterator[None]:
+    right = KeyValues._swapped
+
+    async def wrong(self: KeyValues, *args: Any) -> bool:
+        try:
+            return await right(self, *args)
+        except PersistenceError as error:
+            if error.outcome == "unknown":
+                return answer
+            raise
+
+    with patch.object(KeyValues, "_swapped", wrong):
+        yield
+
+
+@contextmanager
+def _belief_anchored_at_the_response() -> Iterator[None]:
+    right = fenced.Owner._trust_from
+    with patch.object(fenced.Owner, "_trust_from", lambda self, _: right(self, self._now_ns())):
+        yield
+
+
+PLANTS = (
+    Plant("fence removed", _fence_removed, fenced.main, ("INV-F2", "INV-F3")),
+    Plant("lease checked without a lock", _lease_checked_without_lock, fenced.main, ("INV-F4",)),
+    Plant("unknown commit taken as failure", lambda: _unknown_taken_as(False), kv.main, ("INV-D1", "INV-D6")),
+    Plant("unknown commit taken as success", lambda: _unknown_taken_as(True), kv.main, ("INV-D1",)),
+    Plant("belief anchored at the response", _belief_anchored_at_the_response, fenced.main, ("INV-F4",)),
+)

@@ -1,0 +1,73 @@
+"""The checkers are checked: each accepts good histories and rejects bad ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from coterie.testing.checkers import (
+    BeliefBounded,
+    Checker,
+    EpochsGrow,
+    Event,
+    Final,
+    Grant,
+    NoStaleCommit,
+    NothingLostNothingDoubled,
+    OneChain,
+    Saved,
+    Told,
+    Trusted,
+    Violation,
+    check,
+)
+
+A1, B2, A3 = Grant("s", 1, "a", 100), Grant("s", 2, "b", 200), Grant("s", 3, "a", 300)
+
+
+def saved(version: int, epoch: int, *value: int, key: str = "k") -> Saved:
+    return Saved(key, "s", epoch, version, value)
+
+
+ACCEPTED: list[tuple[type[Checker], list[Event]]] = [
+    (EpochsGrow, []),
+    (EpochsGrow, [A1, B2, A3, Grant("t", 1, "b")]),
+    (NoStaleCommit, [A1, saved(1, 1, 5), B2, saved(2, 2, 5, 6)]),
+    (NoStaleCommit, [A1, Grant("t", 9, "b"), saved(1, 1, 5)]),
+    (OneChain, [saved(1, 1, 5), saved(2, 2, 5, 6), saved(1, 1, 9, key="other")]),
+    (BeliefBounded, [A1, B2, Trusted("s", 1, "a", 200), Trusted("s", 2, "b", 9_999)]),
+    (BeliefBounded, [A1, B2]),
+    (NothingLostNothingDoubled, [Told("k", 1, "ok", (1,)), Told("k", 2, "ok", (1, 2)), Final("k", (1, 2))]),
+    (NothingLostNothingDoubled, [Told("k", 1, "unknown"), Final("k", ())]),
+    (NothingLostNothingDoubled, [Told("k", 1, "unknown"), Final("k", (1,))]),
+    (NothingLostNothingDoubled, [Told("k", 1, "failed"), Final("k", (2,)), Told("k", 2, "ok", (2,))]),
+]
+
+REJECTED: list[tuple[type[Checker], list[Event], str]] = [
+    (EpochsGrow, [A1, B2, Grant("s", 2, "a")], "epoch 2 was granted after 2"),
+    (EpochsGrow, [B2, A1], "epoch 1 was granted after 2"),
+    (EpochsGrow, [A1, Grant("s", 1, "b")], "epoch 1 was granted after 1"),
+    (NoStaleCommit, [A1, B2, saved(1, 1, 5)], "at epoch 1 after epoch 2"),
+    (NoStaleCommit, [A1, saved(1, 1, 5), B2, A3, saved(2, 2, 5, 6)], "at epoch 2 after epoch 3"),
+    (OneChain, [saved(1, 1, 5), saved(1, 2, 6)], "version 1 follows 1"),
+    (OneChain, [saved(1, 1, 5), saved(3, 1, 5, 6)], "version 3 follows 1"),
+    (OneChain, [saved(1, 1, 5), saved(2, 2, 6)], "does not continue"),
+    (OneChain, [saved(2, 1, 5)], "version 2 follows 0"),
+    (BeliefBounded, [A1, B2, Trusted("s", 1, "a", 201)], "while a trusted epoch 1"),
+    (BeliefBounded, [A1, B2, A3, Trusted("s", 2, "b", 301)], "while b trusted epoch 2"),
+    (NothingLostNothingDoubled, [Told("k", 1, "ok", (1,)), Final("k", ())], "is not there"),
+    (NothingLostNothingDoubled, [Told("k", 1, "ok", (1,))], "is not there"),
+    (NothingLostNothingDoubled, [Told("k", 1, "failed"), Final("k", (1,))], "said to have failed"),
+    (NothingLostNothingDoubled, [Told("k", 1, "unknown"), Final("k", (1, 1))], "2 times"),
+    (NothingLostNothingDoubled, [Told("k", 1, "ok", (1,)), Told("k", 2, "ok", (2,)), Final("k", (1, 2))], "no beginning"),
+]
+
+
+@pytest.mark.parametrize(("checker", "history"), ACCEPTED)
+def test_a_good_history_is_accepted(checker: type[Checker], history: list[Event]) -> None:
+    assert check(history, checker()) == len(history)
+
+
+@pytest.mark.parametrize(("checker", "history", "problem"), REJECTED)
+def test_a_bad_history_is_rejected(checker: type[Checker], history: list[Event], problem: str) -> None:
+    with pytest.raises(Violation, match=problem):
+        check(history, checker())

@@ -1,0 +1,19 @@
+"""The workloads under all faults: a fixed sample of seeds here, thousands with `make sim`."""
+
+from __future__ import annotations
+
+import pytest
+
+from .workloads import fenced, kv
+
+
+@pytest.mark.simulation
+@pytest.mark.simulated(seeds=40)
+async def test_inv_d1_d6_kv_loses_and_doubles_nothing_under_all_faults() -> None:
+    await kv.main()
+
+
+@pytest.mark.simulation
+@pytest.mark.simulated(seeds=40)
+async def test_inv_f1_f4_fenced_state_is_one_chain_under_all_faults() -> None:
+    await fenced.main()
