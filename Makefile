@@ -72,7 +72,8 @@ sim: .venv/dev.stamp ## many seeds: make sim SEEDS=5000 WORKLOAD=kv
 	@$(PY) -m coterie.testing.campaign $(WORKLOAD:%=tests.simulation.workloads.%:main) --seeds $(SEEDS)
 
 plants: .venv/dev.stamp ## plant every known bug and print which instrument found it, after how much
-	@$(PY) -m tests.plants
+	@$(PY) -m tests.simulation.plants
+	@$(PY) -m tests.interleavings plants
 
 nightly: .venv/dev.stamp ## what takes too long for every change: all interleavings, 200 rounds of kill -9, 5,000 seeds
 	@$(PY) -m pytest -q tests -m nightly --timeout 3600

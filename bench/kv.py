@@ -30,6 +30,7 @@ GOALS = {
 }
 RAW_CONNECTIONS = 16
 VALUE = b"v" * 100
+ON_CONFLICT = "on conflict (key) do update set value = excluded.value, stamp = excluded.stamp"
 
 
 async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
@@ -91,7 +92,7 @@ class _RawSqlite:
         connection = apsw.Connection(path)
         connection.execute("pragma journal_mode=wal; pragma synchronous=full")
         connection.execute("create table kv(key text primary key, value blob, stamp integer) without rowid")
-        upsert = "insert into kv values (?, ?, 1) on conflict (key) do update set value = excluded.value, stamp = excluded.stamp"
+        upsert = f"insert into kv values (?, ?, 1) {ON_CONFLICT}"
         while (job := self._inbox.get()) is not None:
             key, done = job
             connection.execute("begin immediate")
@@ -108,7 +109,7 @@ async def _postgres() -> AsyncIterator[tuple[Work, Work]]:
         url = server.url(server.create_database())
         pool = await asyncpg.create_pool(url, min_size=RAW_CONNECTIONS, max_size=RAW_CONNECTIONS, reset=_keep)
         await pool.execute("create table raw(key text primary key, value bytea, stamp bigint)")
-        upsert = "insert into raw values ($1, $2, 1) on conflict (key) do update set value = excluded.value, stamp = excluded.stamp"
+        upsert = f"insert into raw values ($1, $2, 1) {ON_CONFLICT}"
         numbers = itertools.count()
 
         async def raw() -> None:

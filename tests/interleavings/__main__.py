@@ -54,9 +54,8 @@ async def print_plants(server: Server) -> bool:
 
 async def _print_plant(server: Server, plant: Plant) -> bool:
     with database(server) as url:
-        level = f"; set default_transaction_isolation = '{plant.level}'" if plant.level else ""
-        await _execute(url, ";".join((schema(), plant.schema)))
-        if level:
+        await _execute(url, f"{schema()};{plant.schema}")
+        if plant.level:
             name = url.rpartition("/")[2]
             await _execute(url, f"alter database \"{name}\" set default_transaction_isolation = '{plant.level}'")
         async with stage(url, own_level=not plant.level) as on:

@@ -87,14 +87,14 @@ def given(
         kv: Values, all with stamp 1.
     """
     lines = []
-    for id, left_s in runners.items():
+    for runner, left_s in runners.items():
         lines.append(
             "insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)"
-            f" values ('{CLUSTER}', '{id}', '{id}', '', '', array['default'], 1, '0', '{{}}')"
+            f" values ('{CLUSTER}', '{runner}', '{runner}', '', '', array['default'], 1, '0', '{{}}')"
         )
         lines.append(
             "insert into coterie.leases (cluster, id, expires_at, counter, ids_until)"
-            f" values ('{CLUSTER}', '{id}', clock_timestamp() + make_interval(secs => {left_s}), 1, 0)"
+            f" values ('{CLUSTER}', '{runner}', clock_timestamp() + make_interval(secs => {left_s}), 1, 0)"
         )
     for name, holder in (seats or {}).items():
         who = f"'{holder}'" if holder else "null"

@@ -237,7 +237,11 @@ PLANTS = (
         "K1",
         "kv modify x kv modify too",
         "update was lost",
-        swapped(("kv_replace",), ("and held.stamp = u.expected", "and u.expected is not null")),
+        {
+            "kv_replace": "update coterie.kv as kv set value = u.value, stamp = u.stamp"
+            " from unnest($2::text[], $3::bigint[], $4::bytea[], $5::bigint[], $6::float8[])"
+            " as u (key, expected, value, stamp, ttl_s) where kv.cluster = $1 and kv.key = u.key returning kv.stamp"
+        },
     ),
     Plant(
         "insert after a look that locks nothing",

@@ -22,8 +22,9 @@ async def play_pair(stage: Stage, pair: Pair, *, most: int | None = None) -> Cou
 async def find(stage: Stage, pairs: Iterable[Pair], *, says: str) -> tuple[Run | None, int]:
     """The first run of which a judge says so, and after how many runs; whole orders of all pairs come first."""
     chosen, runs = list(pairs), 0
-    whole: list[tuple[Pair, Loss | None]] = [(pair, None) for pair in chosen]
-    for pair, loss in [*whole, *((pair, loss) for pair in chosen for loss in losses(pair))]:
+    ways: list[tuple[Pair, Loss | None]] = [(each, None) for each in chosen]
+    ways += [(each, loss) for each in chosen for loss in losses(each)]
+    for pair, loss in ways:
         count = await explore(stage.play, pair, loss, until=lambda run: _says(run, says))
         runs += count.runs
         found = [run for run in count.failed if _says(run, says)]

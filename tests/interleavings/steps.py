@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from coterie.storage.interface import KvSwap
+from coterie.storage.postgres import folding
 from coterie.testing.interleaving import Step, atomic
-from coterie.testing.interleaving.scripts import Reads, restart_if_none, stop_if_none
+from coterie.testing.interleaving.scripts import Reads, Row, restart_if_none, stop_if_none
 from tests.interleavings.ground import CLUSTER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +82,33 @@ class Steps:
     def modifying(self, key: str, *, stamp: int) -> tuple[Step, ...]:
         """`kv.modify`: read a number, write one more if nobody was faster, otherwise anew."""
 
-        def swap(reads: Reads) -> str:
-            return self.sql["kv_replace" if reads["get"] else "kv_insert"]
+        def change(found: Row | None) -> KvSwap:
+            if found is None:
+                return KvSwap(key, None, b"1", stamp)
+            return KvSwap(key, found["stamp"], str(int(found["value"]) + 1).encode(), stamp)
 
-        def values(reads: Reads) -> Sequence[Any]:
-            if not reads["get"]:
-                return (CLUSTER, [key], [b"1"], [stamp], [None])
-            row = reads["get"][0]
-            more = str(int(row["value"]) + 1).encode()
-            return (CLUSTER, [key], [row["stamp"]], [more], [stamp], [None])
-
-        return (self.step("kv_get", key, step="get"), *atomic(Step("swap", swap, values, then=restart_if_none)))
+        return (self.step("kv_get", key, step="get"), *atomic(self._swap(change)))
 
     def discarding(self, key: str) -> tuple[Step, ...]:
         """`kv.modify` that removes the key it has read."""
 
-        def values(reads: Reads) -> Sequence[Any]:
-            return (CLUSTER, [key], [reads["get"][0]["stamp"]])
+        def change(found: Row | None) -> KvSwap:
+            assert found is not None
+            return KvSwap(key, found["stamp"], None, 0)
 
-        get = self.step("kv_get", key, step="get", then=stop_if_none)
-        return (get, *atomic(Step("swap", self.sql["kv_discard"], values, then=restart_if_none)))
+        return (self.step("kv_get", key, step="get", then=stop_if_none), *atomic(self._swap(change)))
+
+    def _swap(self, change: Callable[[Row | None], KvSwap]) -> Step:
+        """The statement and arrays that the engine itself makes of the write."""
+
+        def fold(reads: Reads) -> tuple[folding.Bucket, list[KvSwap]]:
+            writes = [change(reads["get"][0] if reads["get"] else None)]
+            return folding.fold(writes)[0], writes
+
+        def sql(reads: Reads) -> str:
+            return self.sql[f"kv_{fold(reads)[0].shape}"]
+
+        def values(reads: Reads) -> Sequence[Any]:
+            return (CLUSTER, *folding.values(*fold(reads)))
+
+        return Step("swap", sql, values, then=restart_if_none)

@@ -112,6 +112,18 @@ async def _divide() -> float:
 
 
 class TestTrace:
+    def test_one_step_among_many_changes_the_digest(self) -> None:
+        def digest_of(odd: int | None) -> str:
+            node = Node("runner-1")
+            trace = Trace(1, test=Node("test"))
+            for number in range(5_000):
+                trace.now_ns = number
+                trace.step(node, "other" if number == odd else "usual")
+            return trace.digest()
+
+        assert len({digest_of(odd) for odd in (None, 5, 2_000, 4_999)}) == 4
+        assert digest_of(5) == digest_of(5)
+
     def test_events_are_aligned_and_the_earlier_ones_counted(self) -> None:
         trace = Trace(1, test=Node("test"), kept=3)
         for number in range(5):

@@ -189,7 +189,7 @@ def test_closing_sends_what_is_buffered_first(seed: int) -> None:
 
 def test_an_aborted_connection_is_cut_at_any_byte_and_the_peer_knows() -> None:
     async def main() -> int:
-        world = World(link=ROUGH)
+        world = World(link=Link(split=0.0))
         near, far = await world.connect()
         near.transport.write(b"0123456789" * 20)
         near.transport.abort()

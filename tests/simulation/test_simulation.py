@@ -218,7 +218,7 @@ def test_a_seed_replays_in_this_process(workload: object) -> None:
 
 
 PROGRAM = """
-import sys
+from coterie.testing.running import Run
 from tests.simulation.workloads import {workload}
 run = Run(11)
 run({workload}.main)

@@ -5,10 +5,10 @@ A simulation runs everything in one thread, in virtual time, in an order that a 
 Promise:
     The same seed and the same code give the same run, in any process.
 
-In which order to read: `simulation` (the verbs) with `database` and `faults`; `running` (one seed, one run); `loop` with
-`nodes`, `handles`, `scheduling` and `queueing`; `disposal` (the end of a run), `guards`, `trace`, `stuck`; `network`
-with `transports` and `pipes`; `chaos`; `checkers`; `campaign` for many seeds; `plugin` for pytest. `interleaving`
-stands apart: all orders of two transactions on a real PostgreSQL.
+In which order to read: `simulation` (the verbs) with `database` and `faults`; `running` (one seed, one run); `loop`
+with `nodes`, `handles`, `scheduling` and `queueing`; `disposal` (the end of a run), `guards`, `trace`, `stuck`;
+`network` with `transports` and `pipes`; `chaos`; `checkers`; `campaign` for many seeds; `plugin` for pytest.
+`interleaving` stands apart: all orders of two transactions on a real PostgreSQL.
 """
 
 from coterie.testing.faults import (

@@ -145,7 +145,7 @@ class OneChain:
         if event.version != version + 1:
             raise Violation("INV-F3", f"{event.key}: version {event.version} follows {version}")
         if event.value[:-1] != value:
-            raise Violation("INV-F3", f"{event.key}: version {event.version} does not continue what version {version} held")
+            raise Violation("INV-F3", f"{event.key}: version {event.version} does not continue version {version}")
         self._last[event.key] = event
 
     def finish(self) -> None:
@@ -212,7 +212,7 @@ class NothingLostNothingDoubled:
             if told.outcome == "failed" and there:
                 raise Violation("INV-D6", f"{told.key}: {told.number} was said to have failed and is there")
             if told.outcome == "ok" and final[: len(told.seen)] != told.seen:
-                raise Violation("INV-D1", f"{told.key}: the list seen with {told.number} is no beginning of the final one")
+                raise Violation("INV-D1", f"{told.key}: what {told.number} saw is no beginning of the final list")
 
 
 def check(history: Iterable[Event], *checkers: Checker) -> int:

@@ -184,7 +184,7 @@ class SimulatedExecutor:
 
     async def run(self, work: Callable[[apsw.Connection], T]) -> T:
         """The result of `work`, executed at some later instant."""
-        loop = self._database._loop  # noqa: SLF001 same file
+        loop = self._database._loop
         if loop.over or not current_node.get(loop.test).alive:
             raise PersistenceError(doing="reach the database", problem="the simulation is over", outcome="unreachable")
         done: asyncio.Future[T] = loop.create_future()

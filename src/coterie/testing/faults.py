@@ -12,6 +12,7 @@ from coterie.testing.seeds import Stream, stream
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from coterie.testing.database import Way
     from coterie.testing.simulation import Runner, Simulation
 
 
@@ -74,8 +75,8 @@ class StorageCuts(Fault):
     async def strike(self, simulation: Simulation, random: Stream) -> None:
         """Cut, wait, heal."""
         if (runner := _one(simulation, random)) is not None:
-            ways = random.choice([(), ("requests",), ("replies",)])
-            runner.cut("storage", *ways)
+            ways: list[tuple[Way, ...]] = [(), ("requests",), ("replies",)]
+            runner.cut("storage", *random.choice(ways))
             await self._last(random)
             runner.heal()
 

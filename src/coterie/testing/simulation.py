@@ -23,11 +23,10 @@ from coterie.kernel.chance import Chance
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.durations import to_timedelta
 from coterie.storage.sqlite import SqliteStorage
-from coterie.testing.clocks import SimClock
+from coterie.testing.clocks import LocalTime, SimClock
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.faults import Nemesis
 from coterie.testing.network import Network
-from coterie.testing.nodes import LocalTime
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
 
@@ -167,6 +166,7 @@ class Runner:
         return True
 
     def _spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        assert self._connection is not None, f"{self.name} was never started"
         context = self._node.new_context()
         context.run(acting.set, (self._simulation.cluster, self._connection))
         return self._loop.create_task(work, name=f"{self.name}/{name}", context=context)
@@ -312,5 +312,3 @@ async def _holds(condition: Callable[[], object]) -> bool:
 
 def _name(condition: Callable[[], object]) -> str:
     return getattr(condition, "__name__", "the condition").replace("<lambda>", "the condition")
-
-

@@ -1,4 +1,4 @@
-"""Workload: stand-in owners take seats, renew leases, evict each other and append to fenced state while everything breaks.
+"""Workload: stand-in owners take seats, renew leases, evict each other and append to fenced state under all faults.
 
 The stand-in does what the ownership room will do, with the same statements, in the plainest way: one task renews and
 looks at the others, one writes. The history is written by triggers inside the database, in commit order.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,15 +18,27 @@ from coterie.kernel.service import State
 from coterie.storage.sqlite import ownership
 from coterie.storage.sqlite.ownership import Boot, Claim
 from coterie.testing import faults
-from coterie.testing.checkers import BeliefBounded, EpochsGrow, Event, Grant, NoStaleCommit, OneChain, Saved, Trusted, check
+from coterie.testing.checkers import (
+    BeliefBounded,
+    EpochsGrow,
+    Event,
+    Grant,
+    NoStaleCommit,
+    OneChain,
+    Saved,
+    Trusted,
+    check,
+)
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
 from coterie.testing.simulation import Runner, Simulation, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     import apsw
+
+T = TypeVar("T")
 
 RUNNERS = 5
 LASTING_S = 300
@@ -118,7 +130,10 @@ class Owner:
         runner = ownership.Runner(id=self._me, name=self._runner.name)
         await self._transact(lambda main: ownership.register(main, CLUSTER, runner, now_ns=now_ns))
         sent_ns = self._now_ns()
-        await self._lease(lambda leases, boot: ownership.grant_lease(leases, CLUSTER, self._me, boot=boot, ttl_ns=ns(TTL_S)))
+        ttl_ns = ns(TTL_S)
+        await self._lease(
+            lambda leases, boot: ownership.grant_lease(leases, CLUSTER, self._me, boot=boot, ttl_ns=ttl_ns)
+        )
         self._trust_from(sent_ns)
 
     async def _keep(self) -> None:
@@ -146,20 +161,22 @@ class Owner:
         return await self._lease(renew)
 
     async def _evict_the_dead(self, others: dict[str, ownership.Lease]) -> None:
-        main, now_ns = self._sim.database.main, self._now_ns()
+        now_ns = self._now_ns()
         others.pop(self._me, None)
         for victim, lease in others.items():
             counter, since_ns = self._seen.get(victim, (-1, now_ns))
             if counter != lease.counter:
                 self._seen[victim] = (lease.counter, now_ns)
             elif lease.expired and now_ns - since_ns >= ns(TTL_S):
-                await self._try(
-                    self._lease(
-                        lambda leases, boot, victim=victim, counter=counter: ownership.evict(
-                            leases, main, CLUSTER, victim, counter=counter, expired=True, boot=boot
-                        )
-                    )
-                )
+                await self._try(self._evict(victim, counter))
+
+    async def _evict(self, victim: str, counter: int) -> bool:
+        main = self._sim.database.main
+        return await self._lease(
+            lambda leases, boot: ownership.evict(
+                leases, main, CLUSTER, victim, counter=counter, expired=True, boot=boot
+            )
+        )
 
     async def _acquire(self) -> None:
         wanted = [seat for seat in SEATS if seat not in self._held and self._random.random() < 0.5]
@@ -222,15 +239,15 @@ class Owner:
 
     # Storage
 
-    async def _transact(self, work: Callable[[apsw.Connection], Any]) -> Any:
+    async def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
         return await self._main.transact(work, doing="work")
 
-    async def _lease(self, work: Callable[[apsw.Connection, Boot], Any]) -> Any:
+    async def _lease(self, work: Callable[[apsw.Connection, Boot], T]) -> T:
         clock = self._sim.database.clock
         leases = await self._runner.storage.dedicated()
         return await leases.transact(lambda c: work(c, Boot("boot", clock.steady_ns())), doing="lease")
 
-    async def _try(self, attempt: Any) -> Any:
+    async def _try(self, attempt: Coroutine[Any, Any, T]) -> T | None:
         try:
             return await attempt
         except PersistenceError:
@@ -241,7 +258,7 @@ def prepare(sim: Simulation) -> None:
     """The seats, and triggers that write the history."""
     main = sim.database.main
     ownership.declare(main, CLUSTER, SEATS, group="default", now_ns=0)
-    main.create_scalar_function("virtual_ns", lambda: sim.loop.now_ns, 0)
+    main.create_scalar_function("virtual_ns", lambda *_: sim.loop.now_ns, 0)
     main.execute(HISTORY)
 
 

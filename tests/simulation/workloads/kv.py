@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coterie import Cluster, PersistenceError, ShuttingDown
@@ -52,7 +53,7 @@ async def append(cluster: Cluster, random: Stream, numbers: itertools.count[int]
         place = len(told)
         told.append(Told(key, number, "unknown"))  # should this runner die now, nobody knows
         try:
-            seen = await cluster.kv.modify(key, lambda old, number=number: [*(old or []), number])
+            seen = await cluster.kv.modify(key, partial(with_number, number))
         except ShuttingDown:
             told[place] = Told(key, number, "failed")
             return
@@ -61,6 +62,10 @@ async def append(cluster: Cluster, random: Stream, numbers: itertools.count[int]
                 told[place] = Told(key, number, "failed")
         else:
             told[place] = Told(key, number, "ok", tuple(seen or ()))
+
+
+def with_number(number: int, old: list[int] | None) -> list[int]:
+    return [*(old or []), number]
 
 
 def name(number: int) -> str:

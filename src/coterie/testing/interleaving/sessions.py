@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from coterie.testing.interleaving.scripts import Rows
 
     Connect = Callable[[], Awaitable[asyncpg.Connection[Any]]]
@@ -118,7 +119,7 @@ class Watcher:
         """End a session and wait until it has ended."""
         await self._connection.execute(f"select pg_terminate_backend({pid:d})")
         async with asyncio.timeout(STUCK_S):
-            while await self.alive([pid]):
+            while await self.alive([pid]):  # noqa: ASYNC110 the server tells nobody
                 await asyncio.sleep(POLL_S)
 
     async def hold_gate(self) -> None:
