@@ -180,7 +180,10 @@ class SendTimeout(ClusterError, TimeoutError):
 
 
 class RunnerUnavailable(ClusterError):
-    """The runner that should answer cannot be reached. A volatile call may have run once."""
+    """The runner that should answer cannot be reached. A volatile call may have run once.
+
+    `sent` is false if the request provably never left: then it did not run.
+    """
 
     text = "runner {runner} cannot be reached for {target}: {problem}"
     advice = "the call may have run; send it again if that is safe"
@@ -188,6 +191,7 @@ class RunnerUnavailable(ClusterError):
     runner: str
     target: str
     problem: str
+    sent: bool = True
 
 
 class EntityNotAssigned(ClusterError):
@@ -287,7 +291,7 @@ class PersistenceError(ClusterError):
     """
 
     text = "cannot {doing}: {problem}"
-    advice = "is the database up? coterie doctor checks it"
+    advice = "is the database up, and reachable from here?"
     retryable = True
     doing: str
     problem: str

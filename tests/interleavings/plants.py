@@ -101,7 +101,7 @@ PLANTS = (
     Plant("fence removed", "C1", _FIRST, "stale", fenced_by("select distinct seat as name, epoch from items")),
     Plant(
         "fence by sub-select",
-        "C1, RELIABILITY 0.1",
+        "C1",
         _FIRST,
         "stale",
         fenced_by(
@@ -208,7 +208,7 @@ PLANTS = (
     ),
     Plant(
         "release without epoch",
-        "RELIABILITY 0.3",
+        "C1",
         "late release x release and re-grant to itself",
         "was granted",
         swapped(("release",), ("and epoch = $4", "and $4::bigint is not null")),

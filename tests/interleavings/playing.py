@@ -41,7 +41,7 @@ async def repeat(stage: Stage, id: str, pairs: dict[str, Pair] | None = None) ->
     """Play one run again."""
     name, how, order = id.rsplit("/", 2)
     pair = (pairs or catalogue())[name]
-    return await stage.play(pair, parse_loss(how), order)
+    return await stage.repeat(pair, parse_loss(how), order)
 
 
 def parse_loss(text: str) -> Loss | None:

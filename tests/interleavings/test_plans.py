@@ -61,7 +61,7 @@ async def test_the_fence_locks_the_seats_and_reads_the_locked_runner(session: as
 
 
 async def test_rows_are_found_by_their_key(session: asyncpg.Connection[Any]) -> None:
-    """STACK 1b: on a table that looks empty the planner must not choose to walk it."""
+    """On a table that looks empty the planner must not choose to walk it."""
     for name in FENCED:
         for node in _nodes(await _plan(session, SQL[name])):
             if node.get("Relation Name") in ("states", "kv") and "Scan" in node["Node Type"]:

@@ -156,8 +156,8 @@ async def test_a_run_is_repeated_by_its_id_and_readable(url: str) -> None:
 async def test_an_order_that_cannot_be_is_refused(url: str) -> None:
     pair = _pair(Script("one", atomic(_set("k", "a"))), Script("other", atomic(_set("k", "b"))))
     async with stage(url) as on:
-        with pytest.raises(AssertionError, match="ABB is no order, only A can go on"):
-            await on.play(pair, None, "ABB")
+        with pytest.raises(AssertionError, match="ABBA is no order, the nearest is ABAB"):
+            await on.repeat(pair, None, "ABBA")
 
 
 def _pair(a: Script, b: Script) -> Pair:

@@ -131,7 +131,7 @@ async def test_clusters_in_one_database_are_strangers(database: Database) -> Non
 
 
 async def test_an_incarnation_is_registered_once(database: Database) -> None:
-    """RELIABILITY 0.2: identity is the incarnation."""
+    """Identity is the incarnation, never a name or an address."""
     await database.join("a")
     with pytest.raises(asyncpg.UniqueViolationError):
         await database.join("a")

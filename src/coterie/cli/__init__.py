@@ -12,19 +12,29 @@ from typing import Any
 
 import click
 
-COMMANDS = {"config": "coterie.cli.config", "migrate": "coterie.cli.migrate"}
-"""Command names and the modules that hold them as `command`: a fixed table, nothing is imported by hearsay."""
+COMMANDS = {
+    "config": "every setting, its value and where it came from",
+    "migrate": "bring the database's schema to this version",
+}
+"""Commands with a line each; the module `coterie.cli.<name>` holds each as `command`."""
 
 
 class _Lazy(click.Group):
+    """Imports a command only when it is run or asked for its own help."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 click's signature
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 click's
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command  # noqa: TID251 a fixed table
+        module = importlib.import_module(f"coterie.cli.{cmd_name}")  # noqa: TID251 a name of the table above
+        command: click.Command = module.command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 click's
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,6 +1,6 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
-The contract is split by what is stored. Present: `kv` and the schema. Each part speaks in plain values: texts,
+The contract is split by what is stored. Present: `kv`, the schema and the cluster's secret. Each part speaks in plain values: texts,
 bytes, whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
@@ -26,6 +26,10 @@ GROUP_MOST = 500
 
 WAITING_MOST = 20_000
 """Writes that may wait for their group: a bound on memory; the next one is refused."""
+
+
+SECRET_BYTES = 32
+"""The size of a cluster's secret: 256 random bits."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -136,4 +140,13 @@ class Storage(Service):
 
     async def now(self) -> datetime:
         """The database's clock, which decides about leases, ticks and expiry."""
+        raise NotImplementedError
+
+    async def secret(self) -> bytes:
+        """The cluster's secret, `SECRET_BYTES` random bytes. Keep it out of logs and errors.
+
+        Promise:
+            Drawn at its first use by whoever comes first, durable before it is returned, and the same for
+            all processes of the cluster from then on.
+        """
         raise NotImplementedError

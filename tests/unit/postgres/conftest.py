@@ -51,6 +51,14 @@ async def stranger(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 
 @pytest.fixture
+def own_server(postgres_server: Server) -> Server:
+    """The server, if it is ours: without password, on loopback, with known settings."""
+    if not postgres_server.owned:
+        pytest.skip("COTERIE_TEST_POSTGRES names somebody else's server")
+    return postgres_server
+
+
+@pytest.fixture
 async def storage(postgres_url: str) -> AsyncIterator[PostgresStorage]:
     async with new_storage(postgres_url) as storage:
         yield storage

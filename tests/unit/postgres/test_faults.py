@@ -95,12 +95,12 @@ async def test_a_server_that_stays_away_fails_writes_and_reads_as_unreachable_an
         try:
             await asyncio.sleep(0.05)
             began = time.monotonic()
-            calls = [storage.kv.put(KvPut(str(number), b"", number)) for number in range(1500)]  # three groups
+            calls = [storage.kv.put(KvPut(str(number), b"", number)) for number in range(5000)]  # ten groups
             results = await asyncio.gather(*calls, storage.kv.get("a"), return_exceptions=True)
             took = time.monotonic() - began
         finally:
             postgres_server.start()
         assert {getattr(result, "outcome", result) for result in results} == {"unreachable"}
-        assert took < 2.5  # the later groups did not wait for a deadline of their own
+        assert took < 4  # the later groups did not wait for a deadline of their own
         await storage.kv.put(KvPut("a", b"", 1))
         assert await storage.kv.get("a") is not None

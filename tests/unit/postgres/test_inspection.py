@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from coterie.errors import ConfigurationError
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres.inspection import Facts, judge, require_grants
+from coterie.storage.postgres.inspection import Facts, judge, require_grants, require_sessions
 from tests.postgres import Server
 from tests.unit.postgres.conftest import database_of, new_storage
 from tests.unit.postgres.proxies import Proxy, TransactionPooler
@@ -41,6 +41,41 @@ def test_missing_grants_name_the_right_and_the_statement_that_gives_it() -> None
     assert "grant select, insert, update, delete on all tables in schema coterie to app" in caught.value.hint
 
 
+class Script:
+    """A session that answers as told."""
+
+    def __init__(self, *answers: tuple[int, str | None]) -> None:
+        self._answers = iter(answers)
+
+    async def execute(self, script: str, *, over: float) -> None:
+        """Nothing to see."""
+
+    async def fetch(self, sql: str, *, over: float) -> list[dict[str, object]]:
+        pid, mark = next(self._answers)
+        return [{"pid": pid, "mark": mark}]
+
+
+@pytest.mark.parametrize(
+    ("before", "held", "after"),
+    [
+        ((1, "m"), (1, "m"), (2, None)),  # our process went to the other one
+        ((1, "m"), (2, None), (2, None)),
+        ((1, None), (2, None), (1, None)),  # the same process, but our setting is on another
+        ((1, "m"), (1, "m"), (1, "m")),
+    ],
+)
+async def test_a_pooler_that_tracks_statements_is_found_by_its_processes_and_settings(
+    before: tuple[int, str | None], held: tuple[int, str | None], after: tuple[int, str | None]
+) -> None:
+    """P28."""
+    ours: Any = Script(before, after)
+    other: Any = Script(held)
+    with pytest.raises(ConfigurationError, match="pooler that lends sessions per transaction"):
+        await require_sessions(ours, other, mark="m", address="db", over=0.0)
+    ours, other = Script((1, "m"), (1, "m")), Script((2, None))
+    await require_sessions(ours, other, mark="m", address="db", over=0.0)
+
+
 @pytest.fixture(scope="module")
 def standby() -> Iterator[Server]:
     """A server that waits for a primary which never comes, and answers queries meanwhile."""
@@ -63,13 +98,11 @@ async def test_a_standby_is_refused(standby: Server) -> None:
 
 
 @pytest.mark.postgres
-async def test_of_several_hosts_the_primary_is_chosen(standby: Server, postgres_server: Server) -> None:
-    if not postgres_server.owned:
-        pytest.skip("needs a server without password")
-    hosts = f"127.0.0.1:{standby.port},127.0.0.1:{postgres_server.port}"
+async def test_of_several_hosts_the_primary_is_chosen(standby: Server, own_server: Server) -> None:
+    hosts = f"127.0.0.1:{standby.port},127.0.0.1:{own_server.port}"
     async with new_storage(f"postgresql://postgres@{hosts}/postgres", check_schema=False) as storage:
         rows = await storage.pool.read("select pg_is_in_recovery(), current_setting('port')")
-    assert tuple(rows[0]) == (False, str(postgres_server.port))
+    assert tuple(rows[0]) == (False, str(own_server.port))
 
 
 @pytest.mark.postgres
@@ -82,10 +115,8 @@ async def test_lazy_commits_are_refused(postgres_server: Server, postgres_url: s
 
 @pytest.mark.postgres
 async def test_a_server_without_fsync_is_warned_about_at_start(
-    postgres_server: Server, postgres_url: str, caplog: pytest.LogCaptureFixture
+    own_server: Server, postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if not postgres_server.owned:
-        pytest.skip("somebody else's server has settings of its own")
     with caplog.at_level(logging.WARNING, logger="coterie"):
         async with new_storage(postgres_url):
             pass
@@ -95,13 +126,11 @@ async def test_a_server_without_fsync_is_warned_about_at_start(
 @pytest.mark.postgres
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 async def test_a_pooler_that_lends_sessions_per_transaction_is_refused(
-    postgres_server: Server, postgres_url: str, sessions: int
+    own_server: Server, postgres_url: str, sessions: int
 ) -> None:
     """P28, m8."""
-    if not postgres_server.owned:
-        pytest.skip("needs a server without password")
     database = database_of(postgres_url)
-    async with TransactionPooler(postgres_server.port, user="postgres", database=database, sessions=sessions) as pooler:
+    async with TransactionPooler(own_server.port, user="postgres", database=database, sessions=sessions) as pooler:
         storage = new_storage(f"postgresql://postgres@127.0.0.1:{pooler.port}/{database}")
         with pytest.raises(ConfigurationError, match="pooler that lends sessions per transaction") as caught:
             await storage.start()
@@ -109,10 +138,8 @@ async def test_a_pooler_that_lends_sessions_per_transaction_is_refused(
 
 
 @pytest.mark.postgres
-async def test_a_proxy_that_keeps_sessions_apart_passes(postgres_server: Server, postgres_url: str) -> None:
-    if not postgres_server.owned:
-        pytest.skip("needs a server without password")
-    async with Proxy(postgres_server.port) as proxy:
+async def test_a_proxy_that_keeps_sessions_apart_passes(own_server: Server, postgres_url: str) -> None:
+    async with Proxy(own_server.port) as proxy:
         storage = new_storage(f"postgresql://postgres@127.0.0.1:{proxy.port}/{database_of(postgres_url)}")
         await storage.start()
         await storage.stop()

@@ -120,6 +120,7 @@ async def test_plans_are_made_anew_every_few_seconds(postgres_url: str, monkeypa
             return {row[0] for row in await storage.pool.read(ours, SQL["present"])}
 
         first = await names()
+        assert len(first) == 1  # it is kept on the server
         assert await names() == first
         monkeypatch.setattr(sessions, "PLAN_S", 0.0)
         (session,) = storage.pool._idle

@@ -76,10 +76,10 @@ async def test_an_open_transaction_does_not_come_back_to_the_pool(postgres_url: 
 
 
 async def test_incident_38_a_silent_server_costs_a_call_its_deadline_and_no_more(
-    postgres_server: Server, postgres_url: str
+    own_server: Server, postgres_url: str
 ) -> None:
     """P8, R3: silent on data, on cancel and on close; then the pool recovers."""
-    async with Proxy(postgres_server.port) as proxy:
+    async with Proxy(own_server.port) as proxy:
         storage = new_storage(through(proxy, postgres_url), limits=SHORT, pool_size=2)
         async with storage:
             await asyncio.gather(*(storage.kv.get(str(number)) for number in range(9)))
@@ -101,9 +101,9 @@ async def test_incident_38_a_silent_server_costs_a_call_its_deadline_and_no_more
         assert time.monotonic() - began < 3  # stopping did not wait for goodbyes
 
 
-async def test_a_cancelled_call_on_a_silent_network_returns_at_once(postgres_server: Server, postgres_url: str) -> None:
+async def test_a_cancelled_call_on_a_silent_network_returns_at_once(own_server: Server, postgres_url: str) -> None:
     """P8: no polite cancel is waited for."""
-    async with Proxy(postgres_server.port) as proxy:
+    async with Proxy(own_server.port) as proxy:
         storage = new_storage(through(proxy, postgres_url), limits=Limits(call_s=30))
         await storage.start()
         proxy.silent = True

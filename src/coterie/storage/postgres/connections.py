@@ -81,7 +81,8 @@ class Connector:
             await asyncio.sleep(pause_s)
 
     async def _try(self, role: Role, *, over: float, standby: bool) -> Session:
-        session = Session(await self._open(over), what=f"the connection to {self.address}")
+        raw = await self._open(over)
+        session = Session(raw, what=f"the connection to {self.address}", label=self._chance.token(4).hex())
         try:
             require_version(session.version, address=self.address)
             if session.standby and not standby:
@@ -109,12 +110,11 @@ class Connector:
 
     def _unreachable(self, error: Exception, *, tries: int, took_s: float) -> PersistenceError:
         many = f"{tries} tries" if tries > 1 else "1 try"
-        running = "is the server running? coterie doctor checks the address; "
         return PersistenceError(
             doing=f"connect to {self.address}",
             problem=f"{describe(error)} ({many} in {took_s:.1f}s)",
             outcome="unreachable",
-            hint=hopeless(error) or running + "without COTERIE_URL a local file is used",
+            hint=hopeless(error) or "is the server running? without COTERIE_URL a local file is used",
         )
 
 

@@ -21,9 +21,14 @@ SQL = statements.load("coterie.storage.postgres.sql", "server.sql")
 
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "migrations": ("select",),
-    "kv": ("select", "insert", "update", "delete"),
+    **dict.fromkeys(("kv", "runners", "leases", "seats", "states"), ("select", "insert", "update", "delete")),
+    "generations": ("select", "insert", "update"),
+    "secrets": ("select", "insert"),
 }
 """What the role at run time must be allowed on our tables. Locking a row needs `update` too [M12]."""
+
+
+_MIXED_UP = {"26000", "42P05", "08P01"}  # prepared in another session, prepared there already, out of step
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +86,7 @@ async def require_sessions(ours: Session, other: Session, *, mark: str, address:
         after = await ours.fetch(SQL["whose"], over=over)
         await other.execute("rollback", over=over)
     except DatabaseRefusal as error:
-        if getattr(error, "sqlstate", None) not in (
-            "26000",
-            "42P05",
-            "08P01",
-        ):  # prepared elsewhere, or twice
+        if getattr(error, "sqlstate", None) not in _MIXED_UP:
             raise
         raise _pooler(address) from error
     if len({before[0]["pid"], after[0]["pid"]}) > 1 or held[0]["pid"] == after[0]["pid"] or after[0]["mark"] != mark:

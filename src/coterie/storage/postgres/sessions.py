@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,11 @@ class Session:
         which a call was cancelled or ran out of time is closed and never used again.
     """
 
-    def __init__(self, raw: asyncpg.Connection[Any], *, what: str) -> None:
+    def __init__(self, raw: asyncpg.Connection[Any], *, what: str, label: str) -> None:
         self._raw = raw
+        self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
+        self._numbers = itertools.count(1)
         self._guard = forks.Guard(what)
         self._expired: str | None = None
         # The driver sets TCP_NODELAY only, and has no public way to its socket.
@@ -70,7 +73,8 @@ class Session:
         statement, until = self._prepared.get(sql, (None, 0.0))
         if statement is None or deadline(0) >= until:
             with self._limited(over, sent=False):  # what is lost here has not begun
-                statement = await self._raw.prepare(sql)
+                # Named by us: without its own cache the driver would parse and plan at every call.
+                statement = await self._raw.prepare(sql, name=f"coterie_{self._label}_{next(self._numbers)}")
             self._prepared[sql] = statement, deadline(PLAN_S)
         with self._limited(over, sent=True):
             rows: Sequence[asyncpg.Record] = await statement.fetch(*values)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import Storage
-from coterie.storage.postgres import forks, inspection
+from coterie.storage.postgres import forks, inspection, secrets
 from coterie.storage.postgres.commits import Committer
 from coterie.storage.postgres.connections import Connector, Limits
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
@@ -53,6 +53,7 @@ class PostgresStorage(Storage):
         super().__init__(what=f"the storage at {self.address}")
         self._guard = forks.Guard(self.what)
         self._chance = chance
+        self._cluster = settings.name
         self._migrate = settings.migrate
         self._check_schema = check_schema
         self._committer = Committer(self._connector, cluster=settings.name, chance=chance, limits=self._limits)
@@ -71,6 +72,12 @@ class PostgresStorage(Storage):
         self._guard.check()
         self.require_running()
         return cast("datetime", (await self.pool.read(inspection.SQL["now"]))[0][0])
+
+    async def secret(self) -> bytes:
+        """The cluster's secret. See `storage.interface.Storage`."""
+        self._guard.check()
+        self.require_running()
+        return await secrets.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
 
     @asynccontextmanager
     async def dedicated(self) -> AsyncIterator[Dedicated]:

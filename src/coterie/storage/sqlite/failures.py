@@ -18,7 +18,7 @@ _HINTS: tuple[tuple[type[Exception], str], ...] = (
     (apsw.BusyError, "another process holds the file; try again"),
     (apsw.LockedError, "another process holds the file; try again"),
     (apsw.FullError, "free space on its disk; writing goes on by itself then"),
-    (apsw.IOError, "look at the disk and the kernel's log; coterie doctor checks the file"),
+    (apsw.IOError, "look at the disk and the kernel's log"),
     (apsw.CorruptError, "the file is damaged: stop all processes, copy it, and restore a backup"),
     (apsw.NotADBError, "the file is damaged: stop all processes, copy it, and restore a backup"),
     (apsw.ReadOnlyError, "make the file and its folder writable for this user"),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage.groups import GroupWriter
-from coterie.storage.interface import Storage
+from coterie.storage.interface import SECRET_BYTES, Storage
+from coterie.storage.sqlite import secrets
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
@@ -40,7 +41,7 @@ class SqliteStorage(Storage):
         settings: The url, the cluster's name, and whether an empty file is set up.
         incarnation: The identity of this process.
         clock: Decides about expiry: all processes of a file share a machine, so its clock is the database's.
-        chance: For jitter.
+        chance: For jitter, and for the cluster's secret.
         executors: Who runs the SQL; threads, unless a simulator puts something else in their place.
         check_schema: Refuse a schema that this program cannot work on. Off for `coterie migrate`.
         lock_limit_s: How long a write waits for other processes before it fails and names who holds the lock.
@@ -64,6 +65,7 @@ class SqliteStorage(Storage):
         self._settings = settings
         self.incarnation = incarnation
         self._clock = clock
+        self._chance = chance
         self._check_schema = check_schema
         self._open = partial(Database, executors=executors, chance=chance, limit_s=lock_limit_s)
         self._main = self._open(self._path, writer="writer", reader="reader", pause_s=_PAUSE_S)
@@ -85,6 +87,17 @@ class SqliteStorage(Storage):
         """The time of this machine, which all processes of the file share."""
         self._main.require_usable()
         return to_datetime(self._clock.wall_ns())
+
+    async def secret(self) -> bytes:
+        """The cluster's secret. See `storage.interface.Storage`."""
+        cluster = self._settings.name
+        found = await self._main.read(lambda c: secrets.read(c, cluster), doing="read the cluster's secret")
+        if found is not None:
+            return found
+        drawn = self._chance.token(SECRET_BYTES)
+        return await self._main.transact(
+            lambda c: secrets.read_or_draw(c, cluster, drawn), doing="draw the cluster's secret"
+        )
 
     async def write(self, write: Write) -> Any:
         """The result of a write, durable; concurrent ones share transactions."""

@@ -1,7 +1,7 @@
 """All interleavings of two transactions on a real PostgreSQL, with sessions lost anywhere, also in COMMIT.
 
 What only concurrent transactions show (a guard that reads but does not lock, two writers in opposite order) cannot
-appear in a store that serialises writers, hence not in simulation [m16, RELIABILITY 2c]. Here two sessions play two
+appear in a store that serialises writers, hence not in simulation [m16]. Here two sessions play two
 scripts; after every statement the choice of who goes next is open, and all choices are tried. A statement that waits
 for the other session stays waiting while that one goes on. The final tables, and what each session was told, are
 judged.

@@ -54,7 +54,7 @@ async def explore(
     """Play every order of a pair, or a fixed sample of them.
 
     Args:
-        play: Plays one run whose order begins as given, and goes on as it likes.
+        play: Plays one run whose order begins as given, if it can be, and goes on as it likes.
         pair: What to play.
         loss: Which session gets lost where, if any.
         most: A bound: then a sample that the seed decides, all over the tree of choices.
@@ -62,19 +62,22 @@ async def explore(
         until: Stop after a run for which this holds.
     """
     count, chance = Count(), Chance(seed)
-    open_ends = [""]
+    open_ends, seen = [""], {""}
     while open_ends and (most is None or count.runs < most):
         prefix = open_ends.pop(chance.bits(32) % len(open_ends) if most is not None else -1)
         run = await play(pair, loss, prefix)
         count.add(run)
-        open_ends += others(run.choices, run.order, fixed=len(prefix))
+        found = [other for other in others(run.choices, run.order, prefix) if other not in seen]
+        open_ends += found
+        seen.update(found)
         if until is not None and until(run):
             break
     return count
 
 
-def others(choices: list[str], order: str, *, fixed: int) -> list[str]:
-    """The orders that part from a run's after the part of it that was fixed."""
+def others(choices: list[str], order: str, prefix: str) -> list[str]:
+    """The orders that part from a run's after the part of it that was asked for, and was possible."""
+    asked = next((turn for turn, choice in enumerate(prefix) if order[turn : turn + 1] != choice), len(prefix))
     return [
-        order[:turn] + choice for turn in range(fixed, len(order)) for choice in choices[turn] if choice != order[turn]
+        order[:turn] + choice for turn in range(asked, len(order)) for choice in choices[turn] if choice != order[turn]
     ]

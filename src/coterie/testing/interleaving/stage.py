@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from coterie.testing.interleaving.scripts import Ground, Loss, Pair, Rows, Side
     from coterie.testing.interleaving.sessions import Connect
+
+REPEATS_MOST = 20
+"""Tries to repeat an order of three sessions, of which the server chooses one turn or two."""
 
 
 @dataclass(slots=True)
@@ -83,11 +87,15 @@ class Stage:
         await self._watcher.close()
 
     async def play(self, pair: Pair, loss: Loss | None = None, prefix: str = "") -> Run:
-        """Play one run whose order begins with `prefix`; then A goes on whenever it can.
+        """Play one run whose order begins with `prefix`; past it, A goes on whenever it can.
 
         Promise:
-            The same pair, loss and order give the same run: no turn is given before the last one's effect is
-            known: every statement is answered, or waits for a lock that one of ours holds.
+            Of two sessions the same pair, loss and order give the same run: no turn is given before the effect of
+            the last one is known, when every statement is answered or waits for a lock that one of ours holds.
+
+        Not promised:
+            The same of three: when two wait for the third, the server chooses who goes first. A run that cannot
+            follow `prefix` for that reason takes its own way from there.
         """
         scripts = pair.scripts(loss)
         await self._reset(pair, scripts)
@@ -96,12 +104,21 @@ class Stage:
         while not all(track.told.end for track in tracks):
             able = "".join(track.side for track in tracks if track.ready)
             if able:
-                await self._turn(run, tracks, able, wanted=prefix[len(run.order) : len(run.order) + 1])
+                follows = prefix.startswith(run.order)
+                await self._turn(run, tracks, able, wanted=prefix[len(run.order) :][:1] if follows else "")
             else:
                 await self._knot(run, tracks)
         await self._settle(run, tracks, to_end=True)
         await self._read(run)
         return run
+
+    async def repeat(self, pair: Pair, loss: Loss | None, order: str) -> Run:
+        """Play a run again, in the very order that it had."""
+        for _ in range(REPEATS_MOST):
+            run = await self.play(pair, loss, order)
+            if run.order == order:
+                return run
+        raise AssertionError(f"{pair.name}: {order} is no order, the nearest is {run.order}")
 
     async def _reset(self, pair: Pair, sides: Iterable[Side]) -> None:
         self.runs += 1
@@ -111,8 +128,7 @@ class Stage:
         await self._watcher.hold_gate()
 
     async def _turn(self, run: Run, tracks: Sequence[Track], able: str, *, wanted: str) -> None:
-        assert not wanted or wanted in able, f"{run.pair.name}: {run.order}{wanted} is no order, only {able} can go on"
-        chosen = wanted or able[0]
+        chosen = wanted if wanted and wanted in able else able[0]
         run.choices.append(able)
         run.order += chosen
         track = next(track for track in tracks if track.side == chosen)
@@ -139,33 +155,30 @@ class Stage:
         self, run: Run, tracks: Sequence[Track], *, at_gate: Track | None = None, to_end: bool = False
     ) -> None:
         """Until every statement under way is answered or waits for a lock of ours, and who was cut off is gone."""
+        known = [track.session.pid for track in tracks]
+        answers: list[tuple[bool, str, str]] = []
         async with asyncio.timeout(STUCK_S):
-            while busy := await self._busy(run, tracks):
-                pids = [track.session.pid for track in busy]
-                known = [track.session.pid for track in tracks]
-                waiting = await self._watcher.waiting_for(pids, among=known)
+            while busy := [track for track in tracks if await self._is_busy(track, answers)]:
+                waiting = await self._watcher.waiting_for([t.session.pid for t in busy], among=known)
                 for track in busy:
                     self._note(run, track, waiting.get(track.session.pid))
                 if len(waiting) == len(busy) and not to_end and (at_gate is None or at_gate.waiting):
-                    return
-                await self._pause(busy)
+                    break
+                await self._pause(busy[0])
+        # Whose turn it was answers first, then those that it let go on: what arrives first here means nothing.
+        run.lines += [f"{side} {'goes on, ' if late else ''}{line}" for late, side, line in sorted(answers)]
 
-    async def _busy(self, run: Run, tracks: Sequence[Track]) -> list[Track]:
-        busy = []
-        for track in tracks:
-            if track.task is not None and not track.zombie:
-                await self._pause([track])
-                if not track.task.done():
-                    busy.append(track)
-                else:
-                    again = "goes on, " if track.waiting else ""
-                    run.lines.append(f"{track.side} {again}{await track.settle()}")
-            elif track.zombie:
-                if await self._watcher.alive([track.session.pid]):
-                    busy.append(track)
-                else:
-                    track.zombie = False
-        return busy
+    async def _is_busy(self, track: Track, answers: list[tuple[bool, str, str]]) -> bool:
+        if track.zombie:
+            track.zombie = bool(await self._watcher.alive([track.session.pid]))
+            return track.zombie
+        if track.task is None:
+            return False
+        await self._pause(track)
+        if not track.task.done():
+            return True
+        answers.append((track.waiting, track.side, await track.settle()))
+        return False
 
     def _note(self, run: Run, track: Track, blockers: list[int] | None) -> None:
         if blockers is None or track.waiting or track.zombie:
@@ -175,17 +188,14 @@ class Stage:
         run.waits += not at_gate
         run.lines.append(f"{track.side} {track.doing}: " + ("in COMMIT, client gone" if at_gate else "waits"))
 
-    async def _pause(self, busy: Sequence[Track]) -> None:
-        """A moment, or less if the first one is answered."""
-        task = busy[0].task
-        if task is None or busy[0].zombie:
+    async def _pause(self, track: Track) -> None:
+        """A moment, or less if its statement is answered."""
+        if track.task is None:
             await asyncio.sleep(POLL_S)
-        elif not task.done():
-            try:
+        elif not track.task.done():
+            with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
-                    await asyncio.shield(asyncio.gather(task, return_exceptions=True))
-            except TimeoutError:
-                pass
+                    await asyncio.shield(asyncio.gather(track.task, return_exceptions=True))
 
     async def _knot(self, run: Run, tracks: Sequence[Track]) -> None:
         """Both wait for each other, until the server cuts the knot: a deadlock, or a lock timeout."""

@@ -1,0 +1,203 @@
+"""What frames carry: small typed arrays around bodies that nobody here looks into. No I/O.
+
+    [kind, field, field, …]        kind is a small number, fields stand in the order below
+
+Rules for rolling deploys (N and N + 1 talk to each other, see also `identity.PROTOCOL`):
+- Fields are only ever added at the end, with a default. Those of a newer peer are dropped, those that an older
+  peer does not send take their default.
+- A kind below `OPTIONAL_FROM` is sent only in a protocol version that has it; unknown, it breaks the connection.
+- A kind from `OPTIONAL_FROM` on may be sent to anybody: whoever does not know it skips it.
+
+Depth and width: no field is a list or a map, so there is nothing to nest (RELIABILITY 3.3, no. 5). Headers and facts
+are bytes of a bounded size, read when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
+from coterie.kernel.codec import codec_for
+from coterie.transport.frames import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OPTIONAL_FROM: Final = 64
+HEADERS_MOST_BYTES: Final = 8 * 1024
+FACTS_MOST_BYTES: Final = 32 * 1024
+AROUND_BODY_BYTES: Final = 64 * 1024
+"""A frame may be longer than its body by this: headers or facts, and the other fields."""
+
+_SHOWN_CHARACTERS = 1_000
+
+RawHeaders = Annotated[bytes, Meta(max_length=HEADERS_MOST_BYTES)]
+RawFacts = Annotated[bytes, Meta(max_length=FACTS_MOST_BYTES)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Request(Struct, array_like=True, tag=1, gc=False):
+    """Asks for one reply, or for a stream of items if there is a window."""
+
+    id: Count
+    route: Count
+    body: bytes
+    left_ms: Count = 0
+    headers: RawHeaders = b""
+    window_bytes: Count = 0
+
+
+class Reply(Struct, array_like=True, tag=2, gc=False):
+    """The one reply to a request."""
+
+    id: Count
+    body: bytes
+
+
+class Failure(Struct, array_like=True, tag=3, gc=False):
+    """The end of a request without a reply, or of a stream before its end: an error of ours, by code and facts."""
+
+    id: Count
+    code: Annotated[str, Meta(max_length=200)]
+    facts: RawFacts = b""
+
+
+class Cancel(Struct, array_like=True, tag=4, gc=False):
+    """Nobody waits for this request any more."""
+
+    id: Count
+
+
+class Notice(Struct, array_like=True, tag=5, gc=False):
+    """Something that has no reply."""
+
+    route: Count
+    body: bytes
+    headers: RawHeaders = b""
+
+
+class Item(Struct, array_like=True, tag=6, gc=False):
+    """One item of a stream."""
+
+    id: Count
+    body: bytes
+
+
+class End(Struct, array_like=True, tag=7, gc=False):
+    """The end of a stream, all items sent."""
+
+    id: Count
+
+
+class Credit(Struct, array_like=True, tag=8, gc=False):
+    """The reader of a stream has room for so much more."""
+
+    id: Count
+    more_bytes: Count
+
+
+class Ping(Struct, array_like=True, tag=9, gc=False):
+    """Are you there?"""
+
+    number: Count = 0
+
+
+class Pong(Struct, array_like=True, tag=10, gc=False):
+    """Yes."""
+
+    number: Count = 0
+
+
+class Goodbye(Struct, array_like=True, tag=11, gc=False):
+    """No request will follow on this connection, and none should be sent; those under way are finished."""
+
+    reason: Annotated[str, Meta(max_length=1_000)] = ""
+
+
+class Terms(Struct, array_like=True, tag=12, gc=False):
+    """The first frame of each side: what it takes."""
+
+    body_most_bytes: Count
+    in_flight: Count
+    in_flight_bytes: Count
+
+
+Envelope = Request | Reply | Failure | Cancel | Notice | Item | End | Credit | Ping | Pong | Goodbye | Terms
+
+
+class _Kind(Struct, array_like=True, gc=False):
+    kind: int
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Envelope).decode
+"""The envelope in a body. Raises `MALFORMED`; ask `require_optional` then."""
+
+MALFORMED = (ValueError, RecursionError)  # msgspec's errors are ValueErrors; the second is for nested junk
+
+_kind_of = msgspec.msgpack.Decoder(_Kind).decode
+_headers_of = msgspec.msgpack.Decoder(dict[str, str]).decode
+_facts = codec_for(dict[str, Any])
+
+
+def require_optional(body: bytes | memoryview, error: Exception) -> None:
+    """Return if a body that does not decode is of a kind that may be skipped.
+
+    Raises:
+        ProtocolError: It is malformed, or of a kind that must be understood.
+    """
+    try:
+        kind = _kind_of(body).kind
+    except MALFORMED:
+        raise ProtocolError(f"a frame that is no envelope: {error}") from None
+    if kind < OPTIONAL_FROM:
+        raise ProtocolError(f"a frame of kind {kind} that this protocol version does not have: {error}") from None
+
+
+def pack_headers(headers: Mapping[str, str]) -> bytes:
+    """Headers as they travel.
+
+    Raises:
+        MalformedMessage: They are too long, or not text.
+    """
+    if not headers:
+        return b""
+    packed = codec_for(dict[str, str]).encode(dict(headers), what="headers")
+    if len(packed) > HEADERS_MOST_BYTES:
+        raise MalformedMessage(what="headers", problem=f"{len(packed)} bytes, the most is {HEADERS_MOST_BYTES}")
+    return packed
+
+
+def read_headers(packed: bytes) -> dict[str, str]:
+    """What a peer sent as headers; none if it is not what headers look like."""
+    try:
+        return _headers_of(packed) if packed else {}
+    except MALFORMED:
+        return {}
+
+
+def pack_error(error: CoterieError) -> tuple[str, bytes]:
+    """An error as code and facts that fit, its text shortened if need be."""
+    code, facts = error.to_wire()
+    try:
+        packed = _facts.encode(facts)
+    except MalformedMessage:  # a fact that is not data
+        packed = b""
+    if not 0 < len(packed) <= FACTS_MOST_BYTES:
+        packed = _facts.encode({"message": error.message[:_SHOWN_CHARACTERS]})
+    return code, packed
+
+
+def read_error(frame: Failure) -> CoterieError:
+    """The error that a peer sent. Never raises, whatever arrived."""
+    try:
+        facts = _facts.decode(frame.facts) if frame.facts else {}
+    except MalformedMessage:
+        facts = {}
+    error = CoterieError.from_wire(frame.code, facts)
+    if isinstance(error, RunnerUnavailable):
+        error.sent = bool(error.sent)
+    return error

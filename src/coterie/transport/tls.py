@@ -1,0 +1,155 @@
+"""TLS between runners: version 1.3, a private authority, and a certificate from both ends.
+
+The server asks for the client's certificate and refuses who has none; forgetting that is what left clusters
+open for years (incident 41). System authorities are never loaded: anybody can get a certificate from those.
+
+Policy: a certificate that `tls_ca` signed makes its holder a machine of ours, whatever name stands in it:
+runners are reached at addresses that change, so names are not compared. Which runner it is, by incarnation,
+and that it belongs to this cluster, is proved by the handshake, which runs inside TLS as it does without.
+So the authority must sign nothing but the certificates of this cluster.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigurationError, quoted
+
+if TYPE_CHECKING:
+    from coterie.settings import Settings
+
+_NOT_YET, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and …_HAS_EXPIRED
+_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE
+
+
+def server_context(settings: Settings) -> ssl.SSLContext | None:
+    """What a listener uses: it *requires* a certificate of the client. None without `tls_cert`.
+
+    Raises:
+        ConfigurationError: A file is missing or unreadable, or the three do not fit together, or are out of date.
+    """
+    return None if settings.tls_cert is None else _checked(settings)[0]
+
+
+def client_context(settings: Settings) -> ssl.SSLContext | None:
+    """What a connection uses: it shows a certificate and checks the server's. None without `tls_cert`.
+
+    Raises:
+        ConfigurationError: As `server_context`.
+    """
+    return None if settings.tls_cert is None else _checked(settings)[1]
+
+
+def _checked(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    server = _context(settings, ssl.PROTOCOL_TLS_SERVER)
+    server.options |= ssl.OP_NO_TICKET
+    server.num_tickets = 0  # a resumed session would not look at the certificate again
+    client = _context(settings, ssl.PROTOCOL_TLS_CLIENT)
+    # What the others would say of this certificate is better heard now, from ourselves.
+    _meet(settings, server, client)
+    return server, client
+
+
+def _context(settings: Settings, protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # see the policy above
+    context.verify_mode = ssl.CERT_REQUIRED
+    _trust(context, settings)
+    _show(context, settings)
+    return context
+
+
+def _trust(context: ssl.SSLContext, settings: Settings) -> None:
+    if settings.tls_ca is None:
+        raise ConfigurationError(
+            problem="tls_ca is missing: without it there is nothing to check the certificates of other runners by",
+            hint="set tls_ca to the file of the authority that signed tls_cert",
+        )
+    _require_file("tls_ca", settings.tls_ca)
+    try:
+        context.load_verify_locations(settings.tls_ca)
+    except ssl.SSLError as error:
+        raise _unreadable("tls_ca", settings.tls_ca, "certificates in PEM form") from error
+
+
+def _show(context: ssl.SSLContext, settings: Settings) -> None:
+    assert settings.tls_cert is not None
+    assert settings.tls_key is not None, "the settings refuse one without the other"
+    _require_file("tls_cert", settings.tls_cert)
+    _require_file("tls_key", settings.tls_key)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
+    except _Encrypted as error:
+        raise ConfigurationError(
+            problem=f"tls_key is {quoted(settings.tls_key)}, which needs a password",
+            hint="write the key without one, readable by this user alone: openssl pkey -in … -out …",
+        ) from error
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigurationError(
+                problem=f"tls_key is {quoted(settings.tls_key)}, "
+                f"which is not the key of tls_cert, {quoted(settings.tls_cert)}",
+                hint="give the key that the certificate was made for",
+            ) from error
+        raise _unreadable("tls_cert and tls_key", settings.tls_cert, "a certificate and its key in PEM form") from error
+
+
+def _meet(settings: Settings, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Let our own server and client shake hands, in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_side=False),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(2):  # hello and answer; then the client's certificate is looked at
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                raise _unfit(settings, error) from error
+
+
+def _unfit(settings: Settings, error: ssl.SSLCertVerificationError) -> ConfigurationError:
+    shown = f"tls_cert is {quoted(str(settings.tls_cert))}"
+    said = {
+        _EXPIRED: (", which has expired", "renew it, sign it with tls_ca, and start again"),
+        _NOT_YET: (", which is not valid yet", "is the clock of this machine right?"),
+        _PURPOSE: (
+            ", which may not be used by both a server and a client",
+            "sign it with extendedKeyUsage = serverAuth, clientAuth",
+        ),
+    }
+    if error.verify_code in said:
+        problem, hint = said[error.verify_code]
+        return ConfigurationError(problem=shown + problem, hint=hint)
+    return ConfigurationError(
+        problem=f"{shown}, which other runners would refuse: {error.verify_message}",
+        hint=f"sign it with the authority in tls_ca, {quoted(str(settings.tls_ca))}",
+    )
+
+
+def _require_file(setting: str, path: str) -> None:
+    try:
+        Path(path).open("rb").close()
+    except OSError as error:
+        raise ConfigurationError(
+            problem=f"{setting} is {quoted(path)}, which cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="give the path of a file that this process may read",
+        ) from error
+
+
+def _unreadable(setting: str, path: str, expected: str) -> ConfigurationError:
+    return ConfigurationError(problem=f"{setting}: {quoted(path)} holds no {expected}", hint="look at its first line")
+
+
+class _Encrypted(Exception):
+    """The key wants a password."""
+
+
+def _no_password(*_: Any) -> str:
+    raise _Encrypted
