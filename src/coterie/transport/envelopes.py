@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
+from coterie.errors import CoterieError, MalformedMessage
 from coterie.kernel.codec import codec_for
 from coterie.transport.frames import ProtocolError
 
@@ -197,7 +197,4 @@ def read_error(frame: Failure) -> CoterieError:
         facts = _facts.decode(frame.facts) if frame.facts else {}
     except MalformedMessage:
         facts = {}
-    error = CoterieError.from_wire(frame.code, facts)
-    if isinstance(error, RunnerUnavailable):
-        error.sent = bool(error.sent)
-    return error
+    return CoterieError.from_wire(frame.code, facts)

@@ -1,0 +1,210 @@
+"""Streams: items that never run further ahead of their reader than a window.
+
+    reader   Request(window) ─▶                               ─▶ Credit(consumed) …
+    sender                      Item, Item, … until the window is used up, then it waits      … Item, End
+
+Credit is counted in bytes, with something for each item, so that empty ones are bounded too. One item may overshoot,
+so a reader holds at most a window and one item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from coterie.errors import SendTimeout
+from coterie.transport.envelopes import Cancel, Credit, Request
+from coterie.transport.frames import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any, Self
+
+    from coterie.errors import CoterieError
+    from coterie.transport.envelopes import Item
+    from coterie.transport.inflight import Calls, Sends
+    from coterie.transport.wheel import Slot
+
+ITEM_BYTES = 64
+
+
+def weight(item: bytes) -> int:
+    """What an item costs of the window."""
+    return len(item) + ITEM_BYTES
+
+
+class Reading:
+    """The reader's end, while it is open: fed by the connection, emptied by `Items`."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        send: Sends,
+        *,
+        peer: str,
+        route: int,
+        body: bytes,
+        headers: bytes,
+        within_s: float,
+        window_bytes: int,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls = calls
+        self._send = send
+        self._peer = peer
+        self._within_s = within_s
+        self._window_bytes = window_bytes
+        self._items: deque[bytes] = deque()
+        self._owed_bytes = 0  # sent by the peer, and not given back as credit
+        self._given_bytes = 0  # consumed since the last credit
+        self._over = False
+        self._error: CoterieError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._heard_s = self._loop.time()
+        calls.last_id += 1
+        self._number = calls.last_id
+        calls.streams[self._number] = self
+        self._slot: Slot = calls.wheel.add(self._number, within_s)
+        send(Request(self._number, route, body, int(within_s * 1000), headers, window_bytes))
+
+    async def next(self) -> bytes | None:
+        """The next item; None at the end."""
+        self._heard_s = self._loop.time()
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                return None
+            assert self._waiter is None, "a stream has one reader"
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._items.popleft()
+        self._give_back(weight(item))
+        return item
+
+    def close(self) -> None:
+        """The reader leaves."""
+        self._items.clear()
+        if self._number in self._calls.streams:
+            del self._calls.streams[self._number]
+            self._send(Cancel(self._number))
+            self.finish(None)
+
+    # Called by the connection
+
+    def take(self, frame: Item) -> None:
+        """An item came."""
+        self._heard_s = self._loop.time()
+        if self._owed_bytes >= self._window_bytes:
+            raise ProtocolError(f"a stream sends on without credit, {self._owed_bytes} bytes ahead of its reader")
+        self._owed_bytes += weight(frame.body)
+        self._items.append(frame.body)
+        self._wake()
+
+    def finish(self, error: CoterieError | None) -> None:
+        """Nothing more will come."""
+        assert not self._over, "a stream ends once"
+        self._over, self._error = True, error
+        self._slot.pop(self._number, None)
+        self._wake()
+
+    def expired(self) -> None:
+        """The wheel turned: too long a silence, unless something happened since."""
+        left_s = self._heard_s + self._within_s - self._loop.time()
+        if left_s > 0:
+            self._slot = self._calls.wheel.add(self._number, left_s)
+            return
+        del self._calls.streams[self._number]
+        self._send(Cancel(self._number))
+        self.finish(SendTimeout(target=f"a stream from runner {self._peer}", waited_s=self._within_s))
+
+    def _give_back(self, size: int) -> None:
+        self._given_bytes += size
+        if not self._over and self._given_bytes * 2 >= self._window_bytes:
+            self._owed_bytes -= self._given_bytes
+            self._send(Credit(self._number, self._given_bytes))
+            self._given_bytes = 0
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Items:
+    """What `Transport.stream` gives: opens at the first item, ends at the last, at an error, or by `aclose`."""
+
+    def __init__(self, opening: Callable[[], Coroutine[Any, Any, Reading]]) -> None:
+        self._opening = opening
+        self._reading: Reading | None = None
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            if self._reading is None:
+                self._reading = await self._opening()
+            item = await self._reading.next()
+        except BaseException:
+            await self.aclose()
+            raise
+        if item is None:
+            self._closed = True
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        """Leave: the sender is told."""
+        self._closed = True
+        if self._reading is not None:
+            self._reading.close()
+
+
+class Sending:
+    """The sender's end: how much it may send, and who waits for more."""
+
+    __slots__ = ("_credit_bytes", "_over", "_waiter")
+
+    def __init__(self, window_bytes: int) -> None:
+        self._credit_bytes = window_bytes
+        self._over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def room(self) -> bool:
+        """Wait for credit; false if the stream is over.
+
+        There is no deadline here: the reader has one, and so has the connection, and either ends this.
+        """
+        while self._credit_bytes <= 0 and not self._over:
+            assert self._waiter is None, "a stream has one sender"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return not self._over
+
+    def spend(self, item: bytes) -> None:
+        """An item is sent."""
+        self._credit_bytes -= weight(item)
+
+    def add(self, more_bytes: int) -> None:
+        """The reader has consumed."""
+        self._credit_bytes += more_bytes
+        self._wake()
+
+    def stop(self) -> None:
+        """The stream is over."""
+        self._over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
