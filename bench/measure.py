@@ -74,3 +74,31 @@ def fsync_per_s(folder: str | None = None, *, seconds: float = 0.5) -> float:
             os.fdatasync(file.fileno())
             done += 1
         return done / (time.perf_counter() - began)
+
+
+async def p50_s(work: Work, *, times: int) -> float:
+    """The median time of one call after the other."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        await work()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+async def compare_alone(scenario: str, *, ours: Work, raw: Work, goal: float | None, rounds: int, times: int) -> Row:
+    """One call at a time, taking turns: the medians as rates, so that more is better here too."""
+    for work in (raw, ours):
+        await p50_s(work, times=times // 4)
+    pairs = []
+    for _ in range(rounds):
+        base = await p50_s(raw, times=times)
+        pairs.append((await p50_s(ours, times=times), base))
+    return Row(
+        scenario,
+        1,
+        1 / statistics.median(ours for ours, _ in pairs),
+        1 / statistics.median(base for _, base in pairs),
+        statistics.median(base / ours for ours, base in pairs),
+        goal,
+    )

@@ -72,9 +72,7 @@ async def test_eight_processes_that_ask_first_at_once_get_one_value_m4(url: str)
     if url == "sqlite://":
         pytest.skip("memory is one process's")
     command = [sys.executable, "-c", PROCESS, url]
-    started = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)
-    ]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     try:
         for process in started:
             assert process.stdout is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
 
@@ -35,8 +36,9 @@ class Migration:
         return f"{self.number:04}_{self.phase}_{self.name}"
 
 
+@cache
 def load(package: str) -> tuple[Migration, ...]:
-    """The migrations that lie as `NNNN_phase_name.sql` in a package, by number."""
+    """The migrations that lie as `NNNN_phase_name.sql` in a package, by number. Read once in a process."""
     found = []
     for file in resources.files(package).iterdir():
         if match := _FILE.fullmatch(file.name):

@@ -149,7 +149,7 @@ def _attempt(workload: Workload, number: int) -> Seed:
     try:
         run(workload)
     except Exception as error:  # noqa: BLE001 whatever broke, it is the seed's result
-        failure = f"{''.join(traceback.format_exception_only(error)).strip()}\n{run.report()}"
+        failure = f"{''.join(traceback.format_exception(error)).strip()}\n{run.report()}"
     return Seed(number, run.loop.trace.digest(), failure, hits=run.chaos.hits, taken=run.chaos.taken)
 
 

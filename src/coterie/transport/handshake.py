@@ -16,7 +16,7 @@ one that is sent back does not fit its direction, and a changed version or flag 
 itself first: whoever merely connects to a port gets nothing that depends on the secret.
 
 What a proof reveals only to those who know the secret is judged after it: cluster, then incarnation. All
-messages have one size; a stranger can make us keep 206 bytes.
+messages have one size; a stranger can make us keep 209 bytes.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from coterie.transport.frames import ProtocolError
 from coterie.transport.wheel import Wheel
 
 if TYPE_CHECKING:
+    from coterie.transport.envelopes import End, Item
     from coterie.transport.interface import Limits
     from coterie.transport.streaming import Reading
     from coterie.transport.wheel import Slot
@@ -52,6 +53,8 @@ class Calls:
         self._limits = limits
         self._waiting: dict[int, tuple[asyncio.Future[bytes], Slot, int, float]] = {}
         self._bytes = 0
+        self._most = limits.in_flight  # zero once the connection is lost, so that the hot path sees it
+        self._most_bytes = limits.in_flight_bytes
         self._queue: deque[asyncio.Future[None]] = deque()
         self._ended: CoterieError | None = None
 
@@ -61,7 +64,12 @@ class Calls:
     async def request(self, route: int, body: bytes, within_s: float, headers: bytes) -> bytes:
         """Send a request and wait for its reply."""
         size, waiting = len(body), self._waiting
-        if self._queue or not self.has_room(size):
+        if (
+            len(waiting) >= self._most
+            or self._bytes + size > self._most_bytes
+            or size > self._limits.body_most_bytes
+            or self._queue
+        ):
             within_s -= await self.room(route, size, within_s)
         number = self.last_id = self.last_id + 1
         future: asyncio.Future[bytes] = self._loop.create_future()
@@ -89,7 +97,7 @@ class Calls:
         if not future.cancelled():  # cancelled, and its task has not run since
             future.set_result(frame.body)
         if self._queue:
-            self._wake()
+            self.wake()
 
     def failed(self, frame: Failure) -> None:
         """A request or a stream failed at the peer."""
@@ -100,11 +108,28 @@ class Calls:
         else:
             self._unknown(frame.id)
 
+    def item(self, frame: Item) -> None:
+        """An item of a stream came."""
+        reading = self.streams.get(frame.id)
+        if reading is None:
+            self._unknown(frame.id)
+        else:
+            reading.take(frame)
+
+    def ended(self, frame: End) -> None:
+        """A stream came to its end."""
+        reading = self.streams.pop(frame.id, None)
+        if reading is None:
+            self._unknown(frame.id)
+        else:
+            reading.finish(None)
+
     # Ends
 
     def lost(self, error: CoterieError) -> None:
         """The connection is gone: tell everybody, and whether their request can have left."""
         self._ended = error
+        self._most = 0
         for number in list(self._waiting):
             self._end(number, self._loss(number))
         for number in list(self.streams):
@@ -121,11 +146,10 @@ class Calls:
         if number in self.streams:
             self.streams[number].expired()
             return
-        entry = self._waiting.get(number)
-        assert entry is not None, "what is done leaves the wheel"
-        entry[1][number] = None  # the wheel has taken its slot away; `_end` takes it out as of any other
-        self._send(Cancel(number))
-        self._end(number, SendTimeout(target=f"runner {self._peer}", waited_s=round(entry[3], 3)))
+        if number in self._waiting:  # unless one that expired before it has cost the connection
+            waited_s = round(self._waiting[number][3], 3)
+            self._end(number, SendTimeout(target=f"runner {self._peer}", waited_s=waited_s))
+            self._send(Cancel(number))
 
     def _cancelled(self, number: int) -> None:
         if number in self._waiting:
@@ -138,7 +162,7 @@ class Calls:
         self._bytes -= size
         if error is not None and not future.done():
             future.set_exception(error)
-        self._wake()
+        self.wake()
 
     def _unknown(self, number: int) -> None:
         if number > self.last_id or number == 0:
@@ -197,10 +221,10 @@ class Calls:
                 if turn in self._queue:
                     self._queue.remove(turn)
                 else:
-                    self._wake()  # its turn goes to the next
+                    self.wake()  # its turn goes to the next
                 raise
             self._require(route, size)
-        self._loop.call_soon(self._wake)  # after this one has taken its room, there may be some left
+        self._loop.call_soon(self.wake)  # after this one has taken its room, there may be some left
 
     def _require(self, route: int, size: int) -> None:
         if self._ended is not None:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from coterie.errors import SendTimeout
-from coterie.transport.envelopes import Cancel, Credit, Request
+from coterie.transport.envelopes import Cancel, Credit
 from coterie.transport.frames import ProtocolError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from coterie.errors import CoterieError
-    from coterie.transport.envelopes import Item
+    from coterie.transport.envelopes import Item, Request
     from coterie.transport.inflight import Calls, Sends
     from coterie.transport.wheel import Slot
 
@@ -37,24 +37,13 @@ def weight(item: bytes) -> int:
 class Reading:
     """The reader's end, while it is open: fed by the connection, emptied by `Items`."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        send: Sends,
-        *,
-        peer: str,
-        route: int,
-        body: bytes,
-        headers: bytes,
-        within_s: float,
-        window_bytes: int,
-    ) -> None:
+    def __init__(self, calls: Calls, send: Sends, request: Request, *, peer: str, within_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls = calls
         self._send = send
         self._peer = peer
         self._within_s = within_s
-        self._window_bytes = window_bytes
+        self._window_bytes = request.window_bytes
         self._items: deque[bytes] = deque()
         self._owed_bytes = 0  # sent by the peer, and not given back as credit
         self._given_bytes = 0  # consumed since the last credit
@@ -63,10 +52,10 @@ class Reading:
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = self._loop.time()
         calls.last_id += 1
-        self._number = calls.last_id
+        self._number = request.id = calls.last_id
         calls.streams[self._number] = self
         self._slot: Slot = calls.wheel.add(self._number, within_s)
-        send(Request(self._number, route, body, int(within_s * 1000), headers, window_bytes))
+        send(request)
 
     async def next(self) -> bytes | None:
         """The next item; None at the end."""
@@ -111,6 +100,7 @@ class Reading:
         self._over, self._error = True, error
         self._slot.pop(self._number, None)
         self._wake()
+        self._calls.wake()
 
     def expired(self) -> None:
         """The wheel turned: too long a silence, unless something happened since."""

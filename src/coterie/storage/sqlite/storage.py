@@ -74,9 +74,7 @@ class SqliteStorage(Storage):
         super().__init__(what=f"storage {self.address}")
         self.groups = GroupWriter(self._commit)
         self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
-        self.schema = self._schema = SqliteSchema(
-            self._main, package=f"{__package__}.migrations", clock=clock
-        )
+        self.schema = self._schema = SqliteSchema(self._main, package=f"{__package__}.migrations", clock=clock)
 
     @property
     def address(self) -> str:

@@ -1,0 +1,15 @@
+"""Bytes between processes: fast, bounded, and closed to whoever does not belong.
+
+    request ─▶ inflight ─▶ writing ─▶ ═══ socket ═══ ─▶ frames ─▶ envelopes ─▶ answering ─▶ Handler
+       ▲                                                                                    │
+       └── inflight ◀─ envelopes ◀─ frames ◀─ ═══════════════════════════════ ◀─ writing ◀──┘
+
+Promise:
+    No byte of a stranger reaches a decoder (INV-X1); no reply reaches another caller than its own (incident 39); a
+    request runs at most once; every queue has a bound; whatever arrives, nothing worse happens than that its own
+    connection is closed.
+
+In which order to read: `interface` (what the rooms above use); `frames` and `envelopes` (the format); `handshake`,
+`identity` and `sealing` (who gets in); `connection` with `inflight`, `wheel`, `answering`, `streaming` and `writing`;
+`peers` (one connection per peer); `tcp`, `tls` and `listening` (sockets).
+"""

@@ -1,0 +1,325 @@
+"""One connection to a peer: handshake, then frames, both ways at once. Over TCP, TLS or the simulator's network.
+
+    greeting ──▶ open ──▶ leaving ──▶ lost          greeting: nothing is decoded (INV-X1)
+        └──────────┴──────────────────▲             leaving: a Goodbye was sent or received; no new requests
+
+Back-pressure: the requests of one side are bounded (`inflight`), streams by their windows (`streaming`), what is to be
+written (`writing`). Reading stops only when a peer does not take what is written to it. It does not stop for requests
+that we have no room for, since behind them may be the replies that our own handlers wait for: such requests are
+refused, and a peer that keeps to our terms sends none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import CoterieError, ShuttingDown
+from coterie.transport import envelopes
+from coterie.transport.answering import Answers
+from coterie.transport.envelopes import AROUND_BODY_BYTES, Goodbye, Notice, Ping, Pong, Terms
+from coterie.transport.frames import Frames, ProtocolError, Refused
+from coterie.transport.inflight import Calls, unavailable
+from coterie.transport.streaming import Reading
+from coterie.transport.writing import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coterie.transport.handshake import Established, Handshake
+    from coterie.transport.interface import Handler, Limits
+    from coterie.transport.listening import Door
+    from coterie.transport.sealing import Opener
+
+_decode = envelopes.decode
+
+
+class Connection(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        handler: Who answers the peer's requests.
+        limits: What this side takes.
+        greet: Makes the handshake, once the transport is known.
+        on_open: Called when the peer has proved itself and said its terms.
+        on_lost: Called once when the connection is gone, also if it never opened.
+        enter: Counts a stranger at the door; None on the side that connects.
+    """
+
+    def __init__(
+        self,
+        *,
+        handler: Handler,
+        limits: Limits,
+        greet: Callable[[asyncio.BaseTransport], Handshake],
+        on_open: Callable[[Connection], None],
+        on_lost: Callable[[Connection, Exception], None],
+        enter: Callable[[Connection, asyncio.BaseTransport], Door] | None = None,
+    ) -> None:
+        self.is_ours = enter is None
+        self.peer = ""
+        self.is_open = self.is_leaving = self.is_lost = False
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the socket is closed
+        self.calls: Calls
+        self._answers: Answers
+        self._out: Outbox
+        self._loop = asyncio.get_running_loop()
+        self._handler, self._limits = handler, limits
+        self._greet, self._on_open, self._on_lost, self._enter = greet, on_open, on_lost, enter
+        self._door: Door | None = None
+        self._transport: asyncio.Transport | None = None
+        self._handshake: Handshake
+        self._established: Established | None = None
+        self._opener: Opener | None = None
+        self._frames = Frames(limits.body_most_bytes + AROUND_BODY_BYTES)
+        self._dispatch: dict[type, Callable[[Any], None]] = {}
+        self._is_retired = self._is_left = False  # a Goodbye was sent; one was received
+        self._heard = True
+        self._pings = 0
+        self._unwritten_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # For callers
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new requests may be sent."""
+        return self.is_open and not self.is_leaving
+
+    def notify(self, route: int, body: bytes, headers: bytes) -> bool:
+        """Send a notice; false if it was dropped."""
+        if self._out.is_full or not self.is_usable or len(body) > self._terms.body_most_bytes:
+            return False
+        self._out.send(Notice(route, body, headers))
+        return True
+
+    async def stream(self, route: int, body: bytes, within_s: float, headers: bytes) -> Reading:
+        """Open a stream."""
+        if not self.calls.has_room(len(body)):
+            await self.calls.room(route, len(body), within_s)
+        request = envelopes.Request(0, route, body, int(within_s * 1000), headers, self._limits.window_bytes)
+        return Reading(self.calls, self._out.send, request, peer=self.peer, within_s=within_s)
+
+    def ping(self) -> None:
+        """Ask for a sign of life; a connection that the peer knows nothing of breaks by it."""
+        self._out.send(Ping())
+
+    def retire(self, reason: str) -> None:
+        """Send no new requests, let both sides finish what is under way, then close."""
+        if self.is_open and not (self._is_retired or self.is_lost):
+            self._is_retired = self.is_leaving = True
+            self._out.send(Goodbye(reason))
+
+    def close(self, reason: str) -> None:
+        """Say goodbye and close, whatever is under way; what was written still leaves."""
+        if self.is_open and not self.is_lost:
+            self._out.send(Goodbye(reason))
+            self._out.flush()
+        self._lose(ShuttingDown(what="the transport"))
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: Exception) -> None:
+        """Close at once."""
+        self._lose(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "a stream"
+        self._transport = transport
+        self._out = Outbox(
+            self._loop, transport, most_bytes=self._limits.in_flight_bytes, give_up=self._peer_stuck
+        )
+        if self.is_lost:  # given up while it was being connected
+            transport.abort()
+            return
+        if self._enter is not None:
+            self._door = self._enter(self, transport)
+        self._handshake = self._greet(transport)
+        transport.write(self._handshake.begin())
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_lost:
+            return
+        self._heard = True
+        out = self._out
+        was_holding, out.is_holding = out.is_holding, True  # what this causes leaves together, at its end
+        try:
+            if self._established is None:
+                self._greeted(data)
+            else:
+                self._opened(data)
+        except (ProtocolError, Refused) as error:
+            self._broken(error)
+        out.is_holding = was_holding
+        out.flush()
+        if self._is_retired:
+            self._close_if_done()
+
+    def eof_received(self) -> None:
+        """The peer closed: so do we, which is what returning None means."""
+
+    def pause_writing(self) -> None:
+        self._out.pause()
+
+    def resume_writing(self) -> None:
+        self._out.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.is_lost:
+            self._lose(self._handshake.closed() if self._established is None else self._loss(exc))
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    # The handshake
+
+    def _greeted(self, data: bytes) -> None:
+        assert self._transport is not None, "connection_made comes first"
+        answer = self._handshake.receive(data)
+        if answer:
+            self._transport.write(answer)
+        if self._handshake.done is not None:
+            self._prove(self._handshake.done)
+            self._opened(self._handshake.done.leftover)
+
+    def _prove(self, established: Established) -> None:
+        """The peer is who it says: from here on frames are decoded."""
+        self._established, self.peer = established, established.peer
+        self._out.sealer, self._opener = established.sealer, established.opener
+        if self._door is not None:
+            self._door.admitted()
+        limits = self._limits
+        self._answers = Answers(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
+        self._dispatch = {Terms: self._agreed, Ping: self._pinged, Pong: _ignore, Goodbye: self._parted}
+        self._timer = self._loop.call_later(limits.ping_s, self._tick)
+        self._out.send(Terms(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
+
+    def _agreed(self, theirs: Terms) -> None:
+        """The peer's terms come first: from here on requests flow."""
+        if self.is_open:
+            raise ProtocolError("terms are said once")
+        mine, answers = self._limits, self._answers
+        self._terms = replace(
+            mine,
+            body_most_bytes=min(mine.body_most_bytes, theirs.body_most_bytes),
+            in_flight=min(mine.in_flight, theirs.in_flight),
+            in_flight_bytes=min(mine.in_flight_bytes, theirs.in_flight_bytes),
+        )
+        answers.body_most_bytes = self._terms.body_most_bytes
+        self.calls = Calls(self._loop, peer=self.peer, send=self._out.send, limits=self._terms)
+        self._out.calls = self.calls
+        self._dispatch |= {
+            envelopes.Request: answers.asked,
+            envelopes.Reply: self.calls.replied,
+            envelopes.Failure: self.calls.failed,
+            envelopes.Cancel: answers.cancelled,
+            envelopes.Notice: answers.noticed,
+            envelopes.Item: self.calls.item,
+            envelopes.End: self.calls.ended,
+            envelopes.Credit: answers.credited,
+        }
+        self.is_open = True
+        self._on_open(self)
+
+    # Frames
+
+    def _opened(self, data: bytes) -> None:
+        if self._opener is None:
+            self._take(data)
+        else:
+            for verified in self._opener.open(data):
+                self._take(verified)
+
+    def _take(self, data: bytes) -> None:
+        self._answers.now_s = self._loop.time()
+        dispatch = self._dispatch
+        for body in self._frames.feed(data):
+            try:
+                frame = _decode(body)
+            except envelopes.MALFORMED as error:
+                envelopes.require_optional(body, error)
+                continue
+            handle = dispatch.get(type(frame))
+            if handle is None:
+                raise ProtocolError(f"{type(frame).__name__} before the terms")
+            handle(frame)
+
+    def _pinged(self, frame: Ping) -> None:
+        self._out.send(Pong(frame.number))
+
+    def _parted(self, frame: Goodbye) -> None:
+        """The peer sends no new requests; neither do we, and say so."""
+        self._is_left = True
+        if not self._is_retired:
+            self._is_retired = self.is_leaving = True
+            self._out.send(Goodbye(frame.reason))
+
+    def _close_if_done(self) -> None:
+        """When both have said goodbye and nothing is under way, the side that opened it closes."""
+        done = self._is_left and not (len(self.calls) or len(self._answers))
+        if done and self.is_ours and not self.is_lost:
+            self.close("done")
+
+    # The end
+
+    def _tick(self) -> None:
+        """Nothing heard since the last tick: ask; after too many in vain, give up.
+
+        Ticks are counted, not time: after a pause of our own the peer gets its chance to be heard.
+        """
+        self._timer = self._loop.call_later(self._limits.ping_s, self._tick)
+        if self._heard or self._moves():
+            self._heard, self._pings = False, 0
+        elif self._pings >= self._limits.pings:
+            silent_s = self._limits.ping_s * (self._pings + 1)
+            self.abort(unavailable(self.peer, f"nothing heard from it for {silent_s:g}s", sent=True))
+        else:
+            self._pings += 1
+            self.ping()
+        if self._is_retired and not self.is_lost:
+            self._close_if_done()
+
+    def _moves(self) -> bool:
+        """Whether the peer takes what is written, while we do not read."""
+        if not self._out.is_reading_paused or self._transport is None:
+            return False
+        before, self._unwritten_bytes = self._unwritten_bytes, self._transport.get_write_buffer_size()
+        return before != self._unwritten_bytes
+
+    def _peer_stuck(self, problem: str) -> None:
+        self.abort(unavailable(self.peer, problem, sent=True))
+
+    def _broken(self, error: ProtocolError | Refused) -> None:
+        if self._door is not None and isinstance(error, Refused):
+            self._door.refused(error.reason)
+        self.abort(error if isinstance(error, Refused) else unavailable(self.peer, f"it sent {error}", sent=True))
+
+    def _loss(self, exc: Exception | None) -> CoterieError:
+        why = "it said goodbye" if self._is_left else f"the connection broke ({exc or 'closed by the other end'})"
+        return unavailable(self.peer, why, sent=True)
+
+    def _lose(self, error: Exception) -> None:
+        """Tell everybody, once."""
+        if self.is_lost:
+            return
+        self.is_lost = self.is_leaving = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._out.close()
+        if self._door is not None:
+            self._door.left()
+        if self.is_open:
+            assert isinstance(error, CoterieError), "callers get errors of ours"
+            self.calls.lost(error)
+        if self._established is not None:
+            self._answers.lost()
+        self._on_lost(self, error)
+
+
+def _ignore(_: object) -> None:
+    """A pong: that it was heard is all."""

@@ -1,0 +1,141 @@
+"""What one connection has to write: coalesced, sealed where need be, and bounded.
+
+Frames of one turn of the loop leave together, those that a read caused when it is worked off, and a frame for which
+nothing else is under way at once (a lone call is a sixth faster for it).
+
+What the socket does not take is kept here. Above the bound nothing is read either, so that no more is asked of us;
+at four times the bound the connection is given up.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from coterie.transport.envelopes import encode as _encode
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from coterie.transport.inflight import Calls
+    from coterie.transport.sealing import Sealer
+
+HIGH_BYTES = 1024 * 1024
+"""What the socket's own buffer holds before writing pauses."""
+
+_GIVE_UP = 4
+_pack = struct.Struct(">I").pack
+
+
+class Outbox:
+    """Frames on their way out.
+
+    Args:
+        loop: Whose turns count.
+        transport: Where they go.
+        most_bytes: The bound.
+        give_up: Called with a reason when the peer reads nothing for too much.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        *,
+        most_bytes: int,
+        give_up: Callable[[str], None],
+    ) -> None:
+        self.calls: Calls | None = None  # told up to which request everything may have left
+        self.sealer: Sealer | None = None
+        self.held_bytes = 0
+        self.is_holding = False  # a flush will come: at the end of a read, or of the loop's turn
+        self.is_reading_paused = False
+        self._loop = loop
+        self._transport = transport
+        self._most_bytes = most_bytes
+        self._give_up = give_up
+        self._frames: list[bytes] = []
+        self._paused = False
+        self._closed = False
+        transport.set_write_buffer_limits(high=HIGH_BYTES)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more waits than should."""
+        return self.held_bytes > self._most_bytes
+
+    def send(self, frame: object, lone: bool = False) -> None:  # noqa: FBT001, FBT002 hot, called by position
+        """Queue a frame; a lone one leaves at once."""
+        body = _encode(frame)
+        size = len(body)
+        if lone and not (self.is_holding or self._frames or self._closed):
+            self._write(_pack(size) + body)
+            return
+        self._frames += (_pack(size), body)
+        self.held_bytes = held_bytes = self.held_bytes + size + 4
+        if not self.is_holding:
+            self.is_holding = True
+            self._loop.call_soon(self._turn_over)
+        if held_bytes > self._most_bytes:
+            self._crowded()
+
+    def flush(self) -> None:
+        """Write what there is, as far as the socket takes it."""
+        if self._paused or self._closed:
+            return
+        if self.held_bytes <= HIGH_BYTES:
+            frames, self._frames, self.held_bytes = self._frames, [], 0
+            if frames:
+                self._write(b"".join(frames))
+            return
+        while self._frames and not self._paused:
+            self._write(self._piece())
+
+    def pause(self) -> None:
+        """The socket's buffer is full."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """There is room again."""
+        self._paused = False
+        self.flush()
+        if self.is_reading_paused and self.held_bytes * 2 <= self._most_bytes and not self._closed:
+            self.is_reading_paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Write no more; what is kept is dropped, and provably never left."""
+        self._closed = True
+        self._frames.clear()
+        self.held_bytes = 0
+
+    def _turn_over(self) -> None:
+        self.is_holding = False
+        if self._frames:
+            self.flush()
+
+    def _write(self, data: bytes) -> None:
+        if self.calls is not None:
+            # If only a part is written, more may be counted as left than has: never less.
+            self.calls.left_id = self.calls.last_id
+        self._transport.write(data if self.sealer is None else self.sealer.seal(data))
+
+    def _piece(self) -> bytes:
+        """The first frames, together about what the socket's buffer takes."""
+        size, count = 0, 0
+        while count < len(self._frames) and size < HIGH_BYTES:
+            size += len(self._frames[count]) + len(self._frames[count + 1])
+            count += 2
+        piece = b"".join(self._frames[:count])
+        del self._frames[:count]
+        self.held_bytes -= size
+        return piece
+
+    def _crowded(self) -> None:
+        self.flush()
+        if self.is_full and not (self.is_reading_paused or self._closed):
+            self.is_reading_paused = True
+            self._transport.pause_reading()
+        if self.held_bytes > self._most_bytes * _GIVE_UP:
+            self._give_up(f"it reads nothing, and {self.held_bytes} bytes wait for it")
