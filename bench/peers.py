@@ -154,7 +154,7 @@ class _BareInline(_Bare):
 
 class _BareTask(_Bare):
     def received(self, frame: _Frame) -> None:
-        self.loop.create_task(self._handle(frame))  # noqa: RUF006 a prototype
+        self.loop.create_task(self._handle(frame))
 
     async def _handle(self, frame: _Frame) -> None:
         self.send(frame)
