@@ -25,12 +25,9 @@ def main() -> None:
     if options.json:
         print(json.dumps({"fsync_per_s": floor, "rows": [dataclasses.asdict(row) for row in rows]}))
     else:
-        print(
-            f"\nfdatasync of 8 KiB on this disk: {floor:,.0f}/s. RAW is what stands behind the slash, or the same driver"
-        )
-        print(
-            f"with one commit each (PostgreSQL: over {kv.RAW_CONNECTIONS} connections). Ratios: medians of alternating rounds."
-        )
+        print(f"\nfdatasync of 8 KiB on this disk: {floor:,.0f}/s. RAW is what stands behind the slash, or the same")
+        print(f"driver with one commit each (PostgreSQL: over {kv.RAW_CONNECTIONS} connections).")
+        print("Ratios are medians of alternating rounds.")
     if any(not row.met for row in rows):
         sys.exit(1)
 
@@ -56,7 +53,7 @@ async def _run(suites: list[str], *, rounds: int, seconds: float, talk: bool) ->
 
 
 def _line(row: Row) -> str:
-    goal = "" if row.goal is None else f"{row.goal:g}"
+    goal = "" if row.goal is None else f"{row.goal:.2g}"
     mark = "" if row.goal is None else (" ✓" if row.met else " ✗")
     return (
         f"{row.scenario:<28}{row.callers:>8}{row.ours_per_s:>12,.0f}{row.raw_per_s:>12,.0f}"

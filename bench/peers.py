@@ -195,7 +195,7 @@ async def call_bare(address: str) -> AsyncIterator[Call]:
 
 
 async def serve_grpc() -> str:
-    import grpc
+    import grpc  # type: ignore[import-untyped]  # only here
 
     async def echo(body: bytes, _: Any) -> bytes:
         return body
