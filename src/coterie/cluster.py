@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 class Connection(Service):
     """One process's part in a cluster, as a client: storage and what stands on it."""
 
-    def __init__(
-        self, settings: Settings, storage: Storage, *, incarnation: str, clock: Clock, chance: Chance
-    ) -> None:
+    def __init__(self, settings: Settings, storage: Storage, *, incarnation: str, clock: Clock, chance: Chance) -> None:
         super().__init__(what=f"cluster {settings.name!r}")
         self.incarnation = incarnation
         self.storage = storage

@@ -252,10 +252,7 @@ class MessageDead(ClusterError):
     """The message was set aside after its attempts."""
 
     text = "message {message_id} to {target} is dead after {attempts} attempts: {problem}"
-    advice = (
-        "coterie messages show {message_id} tells each attempt, "
-        "coterie messages retry {message_id} runs it again"
-    )
+    advice = "coterie messages show {message_id} tells each attempt, coterie messages retry {message_id} runs it again"
     message_id: str
     target: str
     attempts: int
@@ -274,8 +271,7 @@ class TransactionTimeout(ClusterError):
     """A user's transaction was open for longer than it may be."""
 
     text = (
-        "transaction of {target} was open for {waited_s:g}s, longer than the limit of {limit_s:g}s, "
-        "and was rolled back"
+        "transaction of {target} was open for {waited_s:g}s, longer than the limit of {limit_s:g}s, and was rolled back"
     )
     advice = "await other services before or after the block, or raise transaction_limit"
     target: str

@@ -311,9 +311,7 @@ class Settings:
         Raises:
             ConfigurationError: One is unknown, cannot be read, is out of bounds, or does not fit another.
         """
-        given: dict[str, Any] = gather(
-            cls, overrides or {}, os.environ if environ is None else environ, where=where
-        )
+        given: dict[str, Any] = gather(cls, overrides or {}, os.environ if environ is None else environ, where=where)
         settings = cls(**given)
         for warning in settings.warnings():
             log.warning("%s", warning)

@@ -72,9 +72,7 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
 
 
 def test_the_refusal_shows_how_a_shard_is_written() -> None:
-    with pytest.raises(
-        ValueError, match=r"'default' is not a shard: write group and number, as in \"default:42\""
-    ):
+    with pytest.raises(ValueError, match=r"'default' is not a shard: write group and number, as in \"default:42\""):
         ShardId.parse("default")
 
 

@@ -383,9 +383,7 @@ def test_an_error_of_the_users_own_class_is_malformed_too() -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text() | st.binary(),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4),
     max_leaves=12,
 )
 
@@ -527,8 +525,6 @@ def test_the_canonical_encoding_does_not_know_the_hash_seed_m4() -> None:
     seen = set()
     for seed in ("0", "1", "2", "3"):
         environ = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-c", SEEDED], capture_output=True, text=True, check=True, env=environ
-        )
+        done = subprocess.run([sys.executable, "-c", SEEDED], capture_output=True, text=True, check=True, env=environ)
         seen.add(done.stdout)
     assert len(seen) == 1

@@ -15,9 +15,7 @@ from coterie.kernel.context import ClusterContext, ContextFields, current, withi
 
 
 def test_outside_of_cluster_work_the_error_says_how_to_get_a_context_k4() -> None:
-    with pytest.raises(
-        ClusterContextRequired, match="there is no cluster context here: call it from a handler"
-    ):
+    with pytest.raises(ClusterContextRequired, match="there is no cluster context here: call it from a handler"):
         current()
 
 
@@ -55,9 +53,7 @@ def test_arguments_and_context_have_the_same_fields_and_types() -> None:
 
 
 def test_the_context_has_all_that_is_promised_and_all_of_it_is_optional() -> None:
-    promised = (
-        "runner_id shard entity_type entity_id is_leader epoch message_id key attempt deadline trace_id"
-    )
+    promised = "runner_id shard entity_type entity_id is_leader epoch message_id key attempt deadline trace_id"
     assert set(promised.split()) <= {field.name for field in dataclasses.fields(ClusterContext)}
     assert not any(dataclasses.asdict(ClusterContext()).values())
 

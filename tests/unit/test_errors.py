@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import pickle
+import tempfile
 from dataclasses import InitVar, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,9 @@ from coterie.errors import CoterieError, MailboxFull, RemoteError, SendTimeout, 
 from coterie.kernel.codec import PLAIN, codec_for
 from coterie.kernel.versions import MigrationFailed, NewerVersion, Versioned
 from coterie.settings import Settings
+from coterie.transport.identity import Member, advertised_address, require_reachable
+from coterie.transport.tls import server_context
+from tests.unit.transport.authority import CLIENT, Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +71,6 @@ FACTS: dict[str, Any] = {
     "problem": "connection refused",
     "remote_traceback": "Traceback (most recent call last): …",
     "resident": 10000,
-    "sent": True,
     "runner": "web-2",
     "sent": True,
     "shard": "default:42",
@@ -113,6 +118,25 @@ def decode(value: object) -> Callable[[], object]:
     return lambda: codec_for(_Order).decode(PLAIN.encode(value), what="Account.charge: payload refused")
 
 
+def told(advertise: str | None) -> Callable[[], object]:
+    return lambda: advertised_address(Settings.load({"advertise": advertise}, {}), ("0.0.0.0", 7650))
+
+
+def tls(*, ca: bool = True, change: dict[str, str] | None = None, **signing: Any) -> Callable[[], object]:
+    def refuse() -> None:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            authority = Authority(Path(), "shop")
+            Authority(Path(), "foreign").sign()
+            Path("junk.pem").write_text("junk")
+            files: dict[str, str | None] = {**vars(authority.sign(**signing)), **(change or {})}
+            server_context(Settings.load(files if ca else {**files, "tls_ca": None}, {}))
+
+    return refuse
+
+
+WEB_1, WEB_2 = Member("web-1", "127.0.0.1:41001", "boot/1"), Member("web-2", "10.0.0.5:7650", "boot/2")
+MINUTE = timedelta(minutes=1)
+
 REFUSED: dict[str, Callable[[], object]] = {
     "an unknown argument": load(heartbeet="30s"),
     "an unknown variable": load({"COTERIE_HEARTBEET": "30s"}),
@@ -140,6 +164,20 @@ REFUSED: dict[str, Callable[[], object]] = {
     "retention and timeout": load(retention="10s"),
     "certificate without key": load(tls_cert="runner.pem"),
     "authority without certificate": load(tls_ca="ca.pem"),
+    "every address, none to tell": told(None),
+    "a name to tell": told("web-1.internal:7650"),
+    "every address to tell": told("0.0.0.0:7650"),
+    "loopback and another host": lambda: require_reachable(WEB_1, [WEB_2]),
+    "certificate without authority": tls(ca=False),
+    "a certificate that is missing": tls(change={"tls_cert": "gone.pem"}),
+    "a certificate that is none": tls(change={"tls_cert": "junk.pem"}),
+    "an authority that is none": tls(change={"tls_ca": "junk.pem"}),
+    "a key of another certificate": tls(change={"tls_key": "foreign-1.key"}),
+    "a key with a password": tls(password=b"hunter2"),
+    "an expired certificate": tls(ends=-MINUTE),
+    "a certificate before its time": tls(begins=MINUTE),
+    "a certificate of another authority": tls(change={"tls_ca": "foreign-ca.pem"}),
+    "a certificate for one purpose": tls(purposes=(CLIENT,)),
     "text for a number": decode({"cents": "500"}),
     "a missing field": decode({}),
     "a list for a class": decode([1]),
@@ -150,9 +188,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a large number as a value": lambda: PLAIN.encode([2**64], what="kv"),
     "a type that is not data": lambda: codec_for(list[complex]),
     "a type that msgspec refuses": lambda: codec_for(_WithInit),
-    "a newer version": lambda: Versioned(_Order, 2, {1: dict}, what='state of "importer"').decode(
-        b"\x92\x03\x80"
-    ),
+    "a newer version": lambda: Versioned(_Order, 2, {1: dict}, what='state of "importer"').decode(b"\x92\x03\x80"),
     "a migration that raises": lambda: Versioned(
         _Order, 2, {1: lambda old: old["gone"]}, what='state of "importer"'
     ).decode(b"\x92\x01\x80"),
@@ -182,9 +218,7 @@ def golden() -> str:
 def test_every_text_is_the_one_in_the_golden_file() -> None:
     if os.environ.get("COTERIE_UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(golden(), "utf-8")
-    assert GOLDEN.read_text("utf-8") == golden(), (
-        "if meant: COTERIE_UPDATE_GOLDEN=1 pytest tests/unit/test_errors.py"
-    )
+    assert GOLDEN.read_text("utf-8") == golden(), "if meant: COTERIE_UPDATE_GOLDEN=1 pytest tests/unit/test_errors.py"
 
 
 def test_every_class_is_in_the_golden_file() -> None:

@@ -167,9 +167,7 @@ async def test_when_start_and_then_stop_fail_the_error_of_start_is_raised_and_th
 
 
 @pytest.mark.parametrize("stop_fails", [False, True])
-async def test_a_cancelled_start_ends_it_and_stays_cancelled(
-    watch: Callable[..., Watched], stop_fails: bool
-) -> None:
+async def test_a_cancelled_start_ends_it_and_stays_cancelled(watch: Callable[..., Watched], stop_fails: bool) -> None:
     watched = watch(stop_fails=stop_fails)
     watched.release.clear()
     starting = asyncio.create_task(watched.service.start())

@@ -350,9 +350,7 @@ def test_settings_are_frozen_comparable_and_survive_pickling() -> None:
 
 
 def test_repr_shows_what_is_not_the_default() -> None:
-    assert (
-        repr(load(heartbeat="5s", shards=7)) == "Settings(url=sqlite:///coterie.db, heartbeat=5s, shards=7)"
-    )
+    assert repr(load(heartbeat="5s", shards=7)) == "Settings(url=sqlite:///coterie.db, heartbeat=5s, shards=7)"
 
 
 def test_the_overrides_are_every_field_but_url_and_name() -> None:
@@ -396,9 +394,7 @@ def test_the_names_of_groups_are_those_that_shards_take(name: str) -> None:
         assert not taken
 
 
-@pytest.mark.parametrize(
-    ("file", "made"), [("docs/settings.md", settings_page), (".env.example", env_example)]
-)
+@pytest.mark.parametrize(("file", "made"), [("docs/settings.md", settings_page), (".env.example", env_example)])
 def test_the_committed_pages_are_those_that_the_declarations_make(file: str, made: Callable[[], str]) -> None:
     assert (ROOT / file).read_text("utf-8") == made(), f"{file} is out of date: run make settings-docs"
 

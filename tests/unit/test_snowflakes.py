@@ -32,9 +32,7 @@ def test_a_snowflake_is_time_machine_and_sequence_k2() -> None:
 
 def test_the_layout_never_changes() -> None:
     assert Snowflake.compose(timestamp=1_735_689_600_000, machine_id=0, sequence=0) == 0
-    assert (
-        Snowflake.compose(timestamp=1_735_689_600_001, machine_id=1, sequence=1) == (1 << 22) + (1 << 12) + 1
-    )
+    assert Snowflake.compose(timestamp=1_735_689_600_001, machine_id=1, sequence=1) == (1 << 22) + (1 << 12) + 1
 
 
 @settings(deadline=None)

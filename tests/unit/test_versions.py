@@ -98,13 +98,9 @@ def test_a_newer_version_is_told_apart_from_what_cannot_be_read() -> None:
 def test_a_migration_that_raises_is_reported_with_its_version() -> None:
     with pytest.raises(MigrationFailed) as caught:
         NOW.decode(stored(1, {"other": 1}))
-    assert caught.value.message == (
-        "state of \"importer\": migration from version 1 to 2 failed: KeyError: 'id'"
-    )
+    assert caught.value.message == ("state of \"importer\": migration from version 1 to 2 failed: KeyError: 'id'")
     assert isinstance(caught.value.__cause__, KeyError)
-    assert not isinstance(caught.value, MalformedMessage), (
-        "a defect of ours must not reset anybody's state (S4)"
-    )
+    assert not isinstance(caught.value, MalformedMessage), "a defect of ours must not reset anybody's state (S4)"
 
 
 def test_a_migration_that_gives_no_map_is_reported_with_its_version() -> None:
@@ -165,9 +161,7 @@ def test_any_bytes_lead_to_one_of_the_four_outcomes(data: bytes) -> None:
         (0, None, "V3: version is 0, expected a whole number from 1 on"),
     ],
 )
-def test_gaps_in_the_migrations_are_refused_at_definition_s5(
-    version: int, migrations: Any, said: str
-) -> None:
+def test_gaps_in_the_migrations_are_refused_at_definition_s5(version: int, migrations: Any, said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Versioned(V3, version, migrations)
     assert caught.value.message == said

@@ -41,9 +41,7 @@ class ShardId:
     def __post_init__(self) -> None:
         check_group(self.group)
         if not 0 <= self.number <= _MOST_SHARD_NUMBER:
-            raise ValueError(
-                f"shard number {self.number} of group {self.group!r} is not in 0-{_MOST_SHARD_NUMBER}"
-            )
+            raise ValueError(f"shard number {self.number} of group {self.group!r} is not in 0-{_MOST_SHARD_NUMBER}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -116,9 +114,7 @@ class MessageIds:
 def drawn_at(message_id: str) -> datetime:
     """When the id was drawn, by its sender's clock, to the millisecond."""
     if not _MESSAGE_ID.fullmatch(message_id):
-        raise ValueError(
-            f"{message_id!r} is not a message id: those have 32 hexadecimal digits, in lower case"
-        )
+        raise ValueError(f"{message_id!r} is not a message id: those have 32 hexadecimal digits, in lower case")
     try:
         return to_datetime(int(message_id[:12], 16) * 1_000_000)
     except OverflowError:
@@ -147,9 +143,7 @@ def shard_number(entity_type: str, entity_id: str, shards: int) -> int:
 def check_group(group: str) -> None:
     """Raise `ValueError` unless this can name a shard group."""
     if not _GROUP.fullmatch(group):
-        raise ValueError(
-            f'shard group {group!r} is not a name: use 1-64 of letters, digits, "_", "." and "-"'
-        )
+        raise ValueError(f'shard group {group!r} is not a name: use 1-64 of letters, digits, "_", "." and "-"')
 
 
 def _check_name(name: str, *, what: str) -> None:

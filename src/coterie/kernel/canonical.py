@@ -53,11 +53,7 @@ class Walk:
         tag = config.tag if config is not None else None
         if config is not None and config.array_like:
             return self._array_like(value, parts, tag)
-        pairs = [
-            (self._encode(part.name), encoded)
-            for part, encoded, plain in self._parts(value, parts)
-            if not plain
-        ]
+        pairs = [(self._encode(part.name), encoded) for part, encoded, plain in self._parts(value, parts) if not plain]
         if tag is not None:
             pairs.append((self._encode(config.tag_field), self._encode(tag)))
         return _map(pairs)

@@ -196,9 +196,7 @@ def _check(info: Any, seen: dict[int, Any]) -> None:
 def _parts(info: Any) -> list[Any]:
     named = [getattr(info, name, None) for name in ("item_type", "key_type", "value_type", "type")]
     several = [*getattr(info, "item_types", ()), *getattr(info, "types", ()), *getattr(info, "fields", ())]
-    return [
-        part for part in [*named, *several] if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)
-    ]
+    return [part for part in [*named, *several] if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)]
 
 
 def _understood(kind: Any) -> bool:

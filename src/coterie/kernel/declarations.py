@@ -83,9 +83,7 @@ def take_values(target: Any) -> dict[str, str]:
     return origins
 
 
-def gather(
-    kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str], *, where: str
-) -> dict[str, Given]:
+def gather(kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str], *, where: str) -> dict[str, Given]:
     """What was given for which field: the argument, else the variable. Unknown ones are refused.
 
     An empty variable counts as not set. So does an argument of None where None is no value.

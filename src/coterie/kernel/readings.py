@@ -111,9 +111,7 @@ def size(least: int, most: int) -> Kind:
             value = int(match["count"]) * _SIZE_UNITS[match["unit"] or "B"]
         return int(_number(value, int, least, most))
 
-    return Kind(
-        parse, f'a size from {format_size(least)} to {format_size(most)}, such as "8MiB"', format_size
-    )
+    return Kind(parse, f'a size from {format_size(least)} to {format_size(most)}, such as "8MiB"', format_size)
 
 
 def flag() -> Kind:
@@ -151,9 +149,7 @@ def names() -> Kind:
         found = tuple(_match(_NAME, one)[0] for one in _several(value))
         return found if found and len(set(found)) == len(found) else _fail()
 
-    return Kind(
-        parse, 'names apart by commas, no two alike, each 1-64 of letters, digits, "_", "." and "-"', ",".join
-    )
+    return Kind(parse, 'names apart by commas, no two alike, each 1-64 of letters, digits, "_", "." and "-"', ",".join)
 
 
 def address(*, port_least: int = 0) -> Kind:
@@ -163,9 +159,7 @@ def address(*, port_least: int = 0) -> Kind:
         _, port = split_address(value if isinstance(value, str) else _fail())
         return str(value) if port >= port_least else _fail()
 
-    return Kind(
-        parse, f'host:port with a port from {port_least} to 65535, such as "127.0.0.1:7650" or "[::1]:7650"'
-    )
+    return Kind(parse, f'host:port with a port from {port_least} to 65535, such as "127.0.0.1:7650" or "[::1]:7650"')
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -211,9 +205,7 @@ def secrets(*, most: int) -> Kind:
     def parse(value: Any, what: str) -> tuple[Secret, ...]:
         if value is None or value in ("off", ()):
             return ()
-        found = tuple(
-            one if isinstance(one, Secret) else Secret(one) for one in _several(_fetched(value, what))
-        )
+        found = tuple(one if isinstance(one, Secret) else Secret(one) for one in _several(_fetched(value, what)))
         sound = all(isinstance(one.reveal(), str) and len(one.reveal()) >= _SECRET_LEAST for one in found)
         return found if sound and len(found) <= most else _fail()
 
@@ -303,6 +295,4 @@ def _retry(value: Any, what: str) -> Retry:
 
 def _retry_text(policy: Retry) -> str:
     base, most = format_duration(policy.base), format_duration(policy.max)
-    return (
-        f"attempts={policy.attempts},base={base},factor={policy.factor:g},max={most},jitter={policy.jitter:g}"
-    )
+    return f"attempts={policy.attempts},base={base},factor={policy.factor:g},max={most},jitter={policy.jitter:g}"

@@ -26,9 +26,7 @@ _SHOWN_MOST = 40
 _PLACE = re.compile(r"(?P<said>.*?)(?: - at (?P<key>`key` in )?`(?P<path>\$.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+)\]|(?P<some>\[\.\.\.\])")
 _MISSING = re.compile(r"Object (?P<how>missing required|contains unknown) field `(?P<field>.*)`")
-_EXPECTED = re.compile(
-    r"Expected `(?P<wanted>[^`]*)`(?P<limit>.*?)(?:, got `?(?P<found>[^`]*)`?)?", re.DOTALL
-)
+_EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`(?P<limit>.*?)(?:, got `?(?P<found>[^`]*)`?)?", re.DOTALL)
 
 _WORDS = {
     "int": "a whole number",

@@ -82,9 +82,7 @@ def private_attrs_field(kind: type) -> str | None:
 
 
 def _struct_part(one: msgspec.structs.FieldInfo) -> Part:
-    return Part(
-        one.encode_name, one.name, _default(one.default, one.default_factory, absent=msgspec.NODEFAULT)
-    )
+    return Part(one.encode_name, one.name, _default(one.default, one.default_factory, absent=msgspec.NODEFAULT))
 
 
 def _dataclass_part(one: dataclasses.Field[Any]) -> Part:

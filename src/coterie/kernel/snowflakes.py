@@ -105,9 +105,7 @@ class SnowflakeGenerator:
     def extend(self, until_ms: int) -> None:
         """Allow ids up to a mark that has been stored. A mark only moves forward."""
         if until_ms < self._until_ms:
-            raise ValueError(
-                f"the mark of machine {self.machine_id} cannot go back {self._until_ms - until_ms} ms"
-            )
+            raise ValueError(f"the mark of machine {self.machine_id} cannot go back {self._until_ms - until_ms} ms")
         if until_ms > _LAST_MS:
             _check_time(until_ms)
         self._until_ms = until_ms

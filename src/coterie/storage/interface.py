@@ -1,7 +1,7 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
-The contract is split by what is stored. Present: `kv`, the schema and the cluster's secret. Each part speaks in plain values: texts,
-bytes, whole numbers; encoding is the caller's business.
+The contract is split by what is stored. Present: `kv`, the schema and the cluster's secret. Each part speaks in
+plain values: texts, bytes, whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke while the commit was under way).

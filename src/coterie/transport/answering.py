@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from coterie.errors import CoterieError, MalformedMessage, RemoteError
-from coterie.transport import envelopes
 from coterie.transport.envelopes import End, Failure, Item, Reply, pack_error, read_headers
 from coterie.transport.frames import ProtocolError
-from coterie.transport.inflight import unavailable
+from coterie.transport.inflight import SMALL_BYTES, unavailable
 from coterie.transport.streaming import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from coterie.transport import envelopes
     from coterie.transport.envelopes import Cancel, Credit, Notice
     from coterie.transport.inflight import Sends
     from coterie.transport.interface import Handler, Limits
@@ -31,7 +31,8 @@ class Request(Struct, eq=False):
     id: int
     route: int
     body: bytes
-    until_s: float
+    arrived_s: float
+    left_ms: int
     raw_headers: bytes
     sending: Any  # a Sending if it is a stream
     is_open: bool = True
@@ -42,6 +43,10 @@ class Request(Struct, eq=False):
         return str(self.answers.peer)
 
     @property
+    def until_s(self) -> float:
+        return float(self.arrived_s + self.left_ms / 1000)
+
+    @property
     def headers(self) -> Mapping[str, str]:
         return read_headers(self.raw_headers)
 
@@ -50,7 +55,11 @@ class Request(Struct, eq=False):
         return self.sending is not None
 
     def reply(self, body: bytes) -> None:
-        self.answers.reply(self, body)
+        assert self.sending is None, "a stream is answered by send and end"
+        assert not self.is_answered, "a request is answered once"
+        self.is_answered = True
+        if self.is_open:
+            self.answers.reply(self, body)
 
     def fail(self, code: str, facts: Mapping[str, object]) -> None:
         self.answers.fail(self, CoterieError.from_wire(code, facts))
@@ -83,6 +92,7 @@ class Answers:
         self._open: dict[int, Request] = {}
         self._bytes = 0
         self._last_id = 0
+        self._most = limits.in_flight  # zero once the connection is lost
         self._over = False
 
     def __len__(self) -> int:
@@ -96,14 +106,14 @@ class Answers:
         if number <= self._last_id:
             raise ProtocolError(f"request {number} after request {self._last_id}: ids are never used again")
         self._last_id = number
-        if self._over or not self._has_room(size):
+        if len(self._open) >= self._most or (size > SMALL_BYTES and not self._has_room(size)):
             self._refuse(number)
             return
         sending = Sending(frame.window_bytes) if frame.window_bytes else None
-        until_s = self.now_s + frame.left_ms / 1000
-        request = Request(self, number, frame.route, frame.body, until_s, frame.headers, sending)
+        request = Request(self, number, frame.route, frame.body, self.now_s, frame.left_ms, frame.headers, sending)
         self._open[number] = request
-        self._bytes += size
+        if size > SMALL_BYTES:
+            self._bytes += size
         try:
             self._on_request(request)
         except Exception as error:  # a bug above must not cost the other requests their connection
@@ -137,10 +147,11 @@ class Answers:
     # Answers
 
     def reply(self, request: Request, body: bytes) -> None:
-        """Answer; dropped if nobody waits."""
-        assert request.sending is None, "a stream is answered by send and end"
-        if not self._answered(request):
-            return
+        """Answer an open request: the hot path, so `_close` is spelled out."""
+        request.is_open = False
+        del self._open[request.id]
+        if len(request.body) > SMALL_BYTES:
+            self._bytes -= len(request.body)
         if len(body) > self.body_most_bytes:
             self._send(Failure(request.id, *pack_error(self._too_large("the reply to", request, body))))
         else:
@@ -171,13 +182,14 @@ class Answers:
     def lost(self) -> None:
         """The connection is gone, or about to be: nobody waits for any of these."""
         self._over = True
+        self._most = 0
         for request in list(self._open.values()):
             self._close(request)
             self._tell(request)
         assert self._bytes == 0, "what is counted in is counted out"
 
     def _answered(self, request: Request) -> bool:
-        assert not request.is_answered, f"request {request.id} is answered twice"
+        assert not request.is_answered, "a request is answered once"
         request.is_answered = True
         if not request.is_open:
             return False
@@ -186,7 +198,8 @@ class Answers:
 
     def _close(self, request: Request) -> None:
         del self._open[request.id]
-        self._bytes -= len(request.body)
+        if len(request.body) > SMALL_BYTES:
+            self._bytes -= len(request.body)
         request.is_open = False
         if request.sending is not None:
             request.sending.stop()
@@ -198,10 +211,7 @@ class Answers:
             log.exception("the handler failed on the cancellation of a request on route %d", request.route)
 
     def _has_room(self, size: int) -> bool:
-        limits = self._limits
-        return len(self._open) < limits.in_flight and (
-            self._bytes == 0 or self._bytes + size <= limits.in_flight_bytes
-        )
+        return self._bytes == 0 or self._bytes + size <= self._limits.in_flight_bytes
 
     def _refuse(self, number: int) -> None:
         problem = "it is stopping" if self._over else "more is in flight than it takes"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import CoterieError, ShuttingDown
 from coterie.transport import envelopes
@@ -43,7 +43,8 @@ class Connection(asyncio.Protocol):
         limits: What this side takes.
         greet: Makes the handshake, once the transport is known.
         on_open: Called when the peer has proved itself and said its terms.
-        on_lost: Called once when the connection is gone, also if it never opened.
+        on_lost: Called once when the connection is lost, also if it never opened.
+        on_gone: Called when its socket is about to be closed.
         enter: Counts a stranger at the door; None on the side that connects.
     """
 
@@ -55,18 +56,21 @@ class Connection(asyncio.Protocol):
         greet: Callable[[asyncio.BaseTransport], Handshake],
         on_open: Callable[[Connection], None],
         on_lost: Callable[[Connection, Exception], None],
+        on_gone: Callable[[asyncio.BaseTransport], None],
         enter: Callable[[Connection, asyncio.BaseTransport], Door] | None = None,
     ) -> None:
         self.is_ours = enter is None
         self.peer = ""
         self.is_open = self.is_leaving = self.is_lost = False
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the socket is closed
+        self._loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[Exception | None] = self._loop.create_future()  # what kept it from opening, or None
+        self.gone: asyncio.Future[None] = self._loop.create_future()  # the socket is closed
         self.calls: Calls
         self._answers: Answers
         self._out: Outbox
-        self._loop = asyncio.get_running_loop()
         self._handler, self._limits = handler, limits
-        self._greet, self._on_open, self._on_lost, self._enter = greet, on_open, on_lost, enter
+        self._greet, self._enter = greet, enter
+        self._on_open, self._on_lost, self._on_gone = on_open, on_lost, on_gone
         self._door: Door | None = None
         self._transport: asyncio.Transport | None = None
         self._handshake: Handshake
@@ -112,28 +116,29 @@ class Connection(asyncio.Protocol):
             self._out.send(Goodbye(reason))
 
     def close(self, reason: str) -> None:
-        """Say goodbye and close, whatever is under way; what was written still leaves."""
-        if self.is_open and not self.is_lost:
-            self._out.send(Goodbye(reason))
+        """Say goodbye and end everything that is under way. The peer closes then, or we do after a while."""
+        if self.is_open and not self.is_lost and self._transport is not None:
+            self._out.send(Goodbye(reason, is_final=True))
             self._out.flush()
-        self._lose(ShuttingDown(what="the transport"))
-        if self._transport is not None:
-            self._transport.close()
+            self._lose(ShuttingDown(what="the transport"))
+            self._timer = self._loop.call_later(self._limits.goodbye_s, self._transport.abort)
+        elif not self.is_lost:
+            self.abort(ShuttingDown(what="the transport"))
 
     def abort(self, error: Exception) -> None:
         """Close at once."""
         self._lose(error)
         if self._transport is not None:
             self._transport.abort()
+        elif not self.gone.done():
+            self.gone.set_result(None)
 
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream"
+        transport = cast("asyncio.Transport", transport)  # a stream's, though uvloop's do not inherit from it
         self._transport = transport
-        self._out = Outbox(
-            self._loop, transport, most_bytes=self._limits.in_flight_bytes, give_up=self._peer_stuck
-        )
+        self._out = Outbox(self._loop, transport, most_bytes=self._limits.in_flight_bytes, give_up=self._peer_stuck)
         if self.is_lost:  # given up while it was being connected
             transport.abort()
             return
@@ -172,6 +177,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_lost:
             self._lose(self._handshake.closed() if self._established is None else self._loss(exc))
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._on_gone(self._transport)
         if not self.gone.done():
             self.gone.set_result(None)
 
@@ -194,7 +203,8 @@ class Connection(asyncio.Protocol):
             self._door.admitted()
         limits = self._limits
         self._answers = Answers(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
-        self._dispatch = {Terms: self._agreed, Ping: self._pinged, Pong: _ignore, Goodbye: self._parted}
+        self._dispatch = dict.fromkeys(envelopes.KINDS, _too_soon)
+        self._dispatch |= {Terms: self._agreed, Ping: self._pinged, Pong: _ignore, Goodbye: self._parted}
         self._timer = self._loop.call_later(limits.ping_s, self._tick)
         self._out.send(Terms(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
 
@@ -224,6 +234,8 @@ class Connection(asyncio.Protocol):
         }
         self.is_open = True
         self._on_open(self)
+        if not self.opened.done():
+            self.opened.set_result(None)
 
     # Frames
 
@@ -243,10 +255,7 @@ class Connection(asyncio.Protocol):
             except envelopes.MALFORMED as error:
                 envelopes.require_optional(body, error)
                 continue
-            handle = dispatch.get(type(frame))
-            if handle is None:
-                raise ProtocolError(f"{type(frame).__name__} before the terms")
-            handle(frame)
+            dispatch[type(frame)](frame)
 
     def _pinged(self, frame: Ping) -> None:
         self._out.send(Pong(frame.number))
@@ -254,7 +263,10 @@ class Connection(asyncio.Protocol):
     def _parted(self, frame: Goodbye) -> None:
         """The peer sends no new requests; neither do we, and say so."""
         self._is_left = True
-        if not self._is_retired:
+        if frame.is_final and self._transport is not None:
+            self._lose(self._loss(None))
+            self._transport.close()
+        elif not self._is_retired:
             self._is_retired = self.is_leaving = True
             self._out.send(Goodbye(frame.reason))
 
@@ -319,6 +331,12 @@ class Connection(asyncio.Protocol):
         if self._established is not None:
             self._answers.lost()
         self._on_lost(self, error)
+        if not self.opened.done():
+            self.opened.set_result(error)
+
+
+def _too_soon(frame: object) -> None:
+    raise ProtocolError(f"{type(frame).__name__} before the terms")
 
 
 def _ignore(_: object) -> None:

@@ -14,7 +14,7 @@ are bytes of a bounded size, read when somebody asks for them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -112,9 +112,14 @@ class Pong(Struct, array_like=True, tag=10, gc=False):
 
 
 class Goodbye(Struct, array_like=True, tag=11, gc=False):
-    """No request will follow on this connection, and none should be sent; those under way are finished."""
+    """No request will follow on this connection, and none should be sent; those under way are finished.
+
+    A final one ends those too: whoever gets it closes. So the side that says it never closes over unread bytes,
+    which would reset the connection, and a reset may overtake the goodbye.
+    """
 
     reason: Annotated[str, Meta(max_length=1_000)] = ""
+    is_final: bool = False
 
 
 class Terms(Struct, array_like=True, tag=12, gc=False):
@@ -126,6 +131,9 @@ class Terms(Struct, array_like=True, tag=12, gc=False):
 
 
 Envelope = Request | Reply | Failure | Cancel | Notice | Item | End | Credit | Ping | Pong | Goodbye | Terms
+
+
+KINDS: Final = get_args(Envelope)
 
 
 class _Kind(Struct, array_like=True, gc=False):

@@ -26,7 +26,7 @@ class ProtocolError(Exception):
     """The peer sent what no peer of ours sends: its connection is closed."""
 
 
-class Refused(Exception):  # noqa: N818 the word both sides of the handshake use
+class Refused(Exception):
     """The peer is not let in, or does not let us in: why, in words for the log."""
 
     def __init__(self, reason: str) -> None:

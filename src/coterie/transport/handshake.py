@@ -23,34 +23,27 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from coterie.transport.frames import Refused
+from coterie.transport.hellos import HELLO_BYTES, NONCE_BYTES, Hello, require_beginning
 from coterie.transport.sealing import Opener, Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.kernel.chance import Chance
+    from coterie.transport.hellos import Role
     from coterie.transport.identity import Identity
 
-Role = Literal["client", "server"]
-
-MAGIC = b"coterie\n"  # ends in a line feed: a peer that speaks text fails at once
-NONCE_BYTES = 32
-INCARNATION_BYTES = 32
 SECRETS_MOST = 2
 SECRET_LEAST_BYTES = 16
 
-_SEAL = 1
-_HELLO = struct.Struct(f">8s4sBHH{INCARNATION_BYTES}s{NONCE_BYTES}s")  # magic, kind, flags, versions, who, nonce
-_KIND = {"client": b"CLNT", "server": b"SRVR"}
 _PART_BYTES = 32 + 32  # which cluster, and the proof
 _PROOF_BYTES = {"client": SECRETS_MOST * _PART_BYTES, "server": _PART_BYTES}
 
-BYTES_MOST = max(_HELLO.size + size_bytes for size_bytes in _PROOF_BYTES.values())
+BYTES_MOST = max(HELLO_BYTES + size_bytes for size_bytes in _PROOF_BYTES.values())
 """What one end reads before the other has proved itself."""
 
 
@@ -119,8 +112,8 @@ class Handshake:
         self._me = me
         self._secrets = tuple(secrets)
         self._expects = expects
-        self._mine = _Hello.of(me, role=role, seal=seal, nonce=chance.token(NONCE_BYTES))
-        self._theirs: _Hello | None = None
+        self._mine = Hello.of(me, role=role, seal=seal, nonce=chance.token(NONCE_BYTES))
+        self._theirs: Hello | None = None
         self._said = b""  # the client's proof, once it is said and judged: the server's proof covers it
         self._buffer = b""
         self._failed: Refused | None = None
@@ -153,9 +146,9 @@ class Handshake:
     def _receive(self, data: bytes) -> bytes:
         self._buffer += data
         last = self._role == "client" and self._theirs is not None
-        wanted = _HELLO.size if self._theirs is None else _PROOF_BYTES[self._other]
+        wanted = HELLO_BYTES if self._theirs is None else _PROOF_BYTES[self._other]
         if self._theirs is None:
-            _require_beginning(self._buffer, self._other)
+            require_beginning(self._buffer, self._other)
         if len(self._buffer) < wanted:
             return b""
         message, rest = self._buffer[:wanted], self._buffer[wanted:]
@@ -170,7 +163,7 @@ class Handshake:
         return b""
 
     def _greeted(self, message: bytes) -> bytes:
-        self._theirs = _Hello.read(message)
+        self._theirs = Hello.read(message)
         if self._theirs.nonce == self._mine.nonce:
             raise Refused("it sent our own challenge back")
         if self._role == "server":
@@ -226,13 +219,13 @@ class Handshake:
         return hmac.digest(secret, head + hellos + hashlib.sha256(self._said).digest() + rest, "sha256")
 
     def _version(self) -> int:
-        newest, least = zip(*((hello.newest, hello.least) for hello in self._hellos()), strict=True)
-        if min(newest) < max(least):
-            mine, theirs = self._mine, self._known()
+        mine, theirs = self._mine, self._known()
+        newest = min(mine.newest, theirs.newest)
+        if newest < max(mine.least, theirs.least):
             raise Refused(
                 f"it speaks protocol {theirs.least} to {theirs.newest}, this program {mine.least} to {mine.newest}"
             )
-        return min(newest)
+        return newest
 
     def _establish(self, secret: bytes, version: int, *, leftover: bytes) -> None:
         sealer, opener = None, None
@@ -247,41 +240,10 @@ class Handshake:
         except UnicodeDecodeError:
             raise Refused("its incarnation is not ASCII") from None
 
-    def _hellos(self) -> tuple[_Hello, _Hello]:
+    def _hellos(self) -> tuple[Hello, Hello]:
         pair = self._mine, self._known()
         return pair if self._role == "client" else pair[::-1]
 
-    def _known(self) -> _Hello:
+    def _known(self) -> Hello:
         assert self._theirs is not None, "nothing is judged before both have greeted"
         return self._theirs
-
-
-class _Hello(NamedTuple):
-    """A first message: the fields that are looked at, and the bytes that the proofs cover."""
-
-    seals: bool
-    newest: int
-    least: int
-    incarnation: bytes
-    nonce: bytes
-    raw: bytes
-
-    @staticmethod
-    def of(me: Identity, *, role: Role, seal: bool, nonce: bytes) -> _Hello:
-        who = me.incarnation.encode("ascii")
-        if not 1 <= len(who) <= INCARNATION_BYTES or b"\0" in who:
-            raise ValueError(f"an incarnation has 1 to {INCARNATION_BYTES} ASCII characters, not {me.incarnation!r}")
-        flags = _SEAL if seal else 0
-        return _Hello.read(_HELLO.pack(MAGIC, _KIND[role], flags, me.protocol, me.protocol_least, who, nonce))
-
-    @staticmethod
-    def read(raw: bytes) -> _Hello:
-        _, _, flags, newest, least, who, nonce = _HELLO.unpack(raw)
-        return _Hello(bool(flags & _SEAL), newest, least, who, nonce, raw)
-
-
-def _require_beginning(buffer: bytes, role: Role) -> None:
-    """Refuse as soon as the first bytes are wrong: a stranger's port, HTTP, our own hello sent back."""
-    expected = MAGIC + _KIND[role]
-    if not expected.startswith(buffer[: len(expected)]):
-        raise Refused("it does not speak the protocol of coterie")

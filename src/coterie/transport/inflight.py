@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from coterie.transport.wheel import Slot
 
 
+SMALL_BYTES = 512
+"""Bodies up to this are not weighed one by one: the bound on their number bounds them too."""
+
+
 class Sends(Protocol):
     """How frames leave: see `Connection.send`."""
 
-    def __call__(self, frame: object, lone: bool = False) -> None: ...  # noqa: FBT001, FBT002 hot, called by position
+    def __call__(self, frame: object, lone: bool = False) -> None: ...
 
 
 class Calls:
@@ -54,7 +58,6 @@ class Calls:
         self._waiting: dict[int, tuple[asyncio.Future[bytes], Slot, int, float]] = {}
         self._bytes = 0
         self._most = limits.in_flight  # zero once the connection is lost, so that the hot path sees it
-        self._most_bytes = limits.in_flight_bytes
         self._queue: deque[asyncio.Future[None]] = deque()
         self._ended: CoterieError | None = None
 
@@ -64,18 +67,14 @@ class Calls:
     async def request(self, route: int, body: bytes, within_s: float, headers: bytes) -> bytes:
         """Send a request and wait for its reply."""
         size, waiting = len(body), self._waiting
-        if (
-            len(waiting) >= self._most
-            or self._bytes + size > self._most_bytes
-            or size > self._limits.body_most_bytes
-            or self._queue
-        ):
+        if len(waiting) >= self._most or self._queue or (size > SMALL_BYTES and not self.has_room(size)):
             within_s -= await self.room(route, size, within_s)
         number = self.last_id = self.last_id + 1
         future: asyncio.Future[bytes] = self._loop.create_future()
         lone = not waiting
         waiting[number] = (future, self.wheel.add(number, within_s), size, within_s)
-        self._bytes += size
+        if size > SMALL_BYTES:
+            self._bytes += size
         self._send(Request(number, route, body, int(within_s * 1000), headers), lone)
         try:
             return await future
@@ -93,7 +92,8 @@ class Calls:
             return
         future, slot, size, _ = entry
         del slot[frame.id]
-        self._bytes -= size
+        if size > SMALL_BYTES:
+            self._bytes -= size
         if not future.cancelled():  # cancelled, and its task has not run since
             future.set_result(frame.body)
         if self._queue:
@@ -159,7 +159,8 @@ class Calls:
     def _end(self, number: int, error: CoterieError | None) -> None:
         future, slot, size, _ = self._waiting.pop(number)
         del slot[number]
-        self._bytes -= size
+        if size > SMALL_BYTES:
+            self._bytes -= size
         if error is not None and not future.done():
             future.set_exception(error)
         self.wake()
@@ -238,7 +239,8 @@ class Calls:
         if len(self._queue) >= self._limits.waiting:
             raise unavailable(self._peer, f"{len(self._queue)} requests wait for room already", sent=False)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Something has ended: let the next one in."""
         while self._queue and self._queue[0].done():
             self._queue.popleft()
         if self._queue and (len(self) < self._limits.in_flight):

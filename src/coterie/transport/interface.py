@@ -148,8 +148,12 @@ class Wire(Protocol):
         """
         ...
 
-    def seals(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether this connection needs sealing: it leaves the host, and nothing else protects it."""
+    def made(self, transport: asyncio.BaseTransport) -> bool:
+        """A connection is made, by either side. Whether it needs sealing: it leaves the host unprotected."""
+        ...
+
+    def gone(self, transport: asyncio.BaseTransport) -> None:
+        """A connection is about to be closed."""
         ...
 
     def close(self) -> None:
@@ -197,9 +201,7 @@ class Transport(Service, abc.ABC):
         """
 
     @abc.abstractmethod
-    def notify(
-        self, peer: PeerAddress, route: int, body: bytes, *, headers: Mapping[str, str] | None = None
-    ) -> bool:
+    def notify(self, peer: PeerAddress, route: int, body: bytes, *, headers: Mapping[str, str] | None = None) -> bool:
         """Tell a peer something, without a reply; false if it was dropped: not connected, or too much is waiting."""
 
     @abc.abstractmethod

@@ -16,6 +16,7 @@ from coterie.kernel import forks
 from coterie.transport.identity import is_loopback
 
 if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
     from collections.abc import Callable, Mapping
 
     from coterie.settings import Settings
@@ -75,7 +76,7 @@ class Gate:
         """Sockets that have not proved themselves yet."""
         return len(self._waiting)
 
-    def enter(self, peer: str, abort: Callable[[], None]) -> Door:
+    def enter(self, peer: str, abort: Callable[[], object]) -> Door:
         """A socket has come; tell its `Door` how it ends.
 
         Args:
@@ -104,7 +105,7 @@ class Gate:
 class Door:
     """One socket on its way in. Exactly one of its ends counts, the first."""
 
-    def __init__(self, gate: Gate, peer: str, abort: Callable[[], None], *, within_s: float) -> None:
+    def __init__(self, gate: Gate, peer: str, abort: Callable[[], object], *, within_s: float) -> None:
         self.peer = peer
         self._gate = gate
         self._abort = abort
@@ -179,7 +180,7 @@ class Plug:
     Keep it as long as the socket is open, then `pull` it: the number of a closed socket soon is another file's.
     """
 
-    def __init__(self, opened: socket.socket | asyncio.trsock.TransportSocket) -> None:
+    def __init__(self, opened: socket.socket | TransportSocket) -> None:
         self._number = opened.fileno()
         forks.watch(self)
 
@@ -192,7 +193,7 @@ class Plug:
         self._number = -1
 
 
-def tune(opened: socket.socket | asyncio.trsock.TransportSocket) -> None:
+def tune(opened: socket.socket | TransportSocket) -> None:
     """Set what every connection of ours has: a dead peer is noticed within 11 s, small writes leave at once."""
     if opened.family not in (socket.AF_INET, socket.AF_INET6):
         return

@@ -3,8 +3,8 @@
     length (4 bytes)  MAC (16 bytes)  payload
 
 Each direction has a key of its own, which both ends derive in the handshake. The MAC covers the record's
-number, its length and its payload; both ends count, so the number is not sent. A record is verified before
-any of it is handed on, and it is small, so what waits for verification is bounded.
+number and its payload; both ends count, so the number is not sent. A record is verified before any of it is
+handed on, and its length is limited, so what waits for verification is bounded.
 
 Not promised: secrecy (TLS), and noticing that somebody cut the connection between two records: that looks like
 a peer that went away, and is treated so.
@@ -25,7 +25,7 @@ MAC_BYTES = 16
 KEY_BYTES = 32
 
 _LENGTH = struct.Struct(">I")
-_NUMBER = struct.Struct(">QI")
+_NUMBER = struct.Struct(">Q")
 _HEAD_BYTES = _LENGTH.size + MAC_BYTES
 
 
@@ -76,8 +76,9 @@ class Opener:
                 raise self._refusal("a sealed record is not genuine: it was changed, repeated, moved or made up")
             payloads.append(payload)
             at = end
-        self._buffer = bytearray(data[at:])
-        self._need_bytes = end - at
+        if self._buffer or at < len(data):  # most often neither: writes arrive as they were sent
+            self._buffer = bytearray(data[at:])
+            self._need_bytes = end - at
         return payloads
 
     def end(self) -> None:
@@ -110,7 +111,7 @@ class _Macs:
 
     def next(self, payload: bytes) -> bytes:
         mac = self._keyed.copy()  # half the price of keying anew
-        mac.update(_NUMBER.pack(self._count, len(payload)))
+        mac.update(_NUMBER.pack(self._count))
         mac.update(payload)
         self._count += 1
         return mac.digest()

@@ -68,18 +68,18 @@ def _trust(context: ssl.SSLContext, settings: Settings) -> None:
             problem="tls_ca is missing: without it there is nothing to check the certificates of other runners by",
             hint="set tls_ca to the file of the authority that signed tls_cert",
         )
-    _require_file("tls_ca", settings.tls_ca)
+    _require_file("tls_ca", settings.tls_ca, "CERTIFICATE")
     try:
         context.load_verify_locations(settings.tls_ca)
     except ssl.SSLError as error:
-        raise _unreadable("tls_ca", settings.tls_ca, "certificates in PEM form") from error
+        raise _broken("tls_ca", settings.tls_ca, error) from error
 
 
 def _show(context: ssl.SSLContext, settings: Settings) -> None:
     assert settings.tls_cert is not None
     assert settings.tls_key is not None, "the settings refuse one without the other"
-    _require_file("tls_cert", settings.tls_cert)
-    _require_file("tls_key", settings.tls_key)
+    _require_file("tls_cert", settings.tls_cert, "CERTIFICATE")
+    _require_file("tls_key", settings.tls_key, "PRIVATE KEY")
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
     except _Encrypted as error:
@@ -94,7 +94,7 @@ def _show(context: ssl.SSLContext, settings: Settings) -> None:
                 f"which is not the key of tls_cert, {quoted(settings.tls_cert)}",
                 hint="give the key that the certificate was made for",
             ) from error
-        raise _unreadable("tls_cert and tls_key", settings.tls_cert, "a certificate and its key in PEM form") from error
+        raise _broken("tls_cert, with its tls_key,", settings.tls_cert, error) from error
 
 
 def _meet(settings: Settings, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
@@ -133,18 +133,27 @@ def _unfit(settings: Settings, error: ssl.SSLCertVerificationError) -> Configura
     )
 
 
-def _require_file(setting: str, path: str) -> None:
+def _require_file(setting: str, path: str, kind: str) -> None:
     try:
-        Path(path).open("rb").close()
+        content = Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(
             problem=f"{setting} is {quoted(path)}, which cannot be read: {(error.strerror or str(error)).lower()}",
             hint="give the path of a file that this process may read",
         ) from error
+    if f"{kind}-----".encode() not in content:  # also "EC PRIVATE KEY" and the like
+        raise ConfigurationError(
+            problem=f"{setting} is {quoted(path)}, which holds no {kind.lower()} in PEM form",
+            hint=f'such a file has a line "-----BEGIN {kind}-----"',
+        )
 
 
-def _unreadable(setting: str, path: str, expected: str) -> ConfigurationError:
-    return ConfigurationError(problem=f"{setting}: {quoted(path)} holds no {expected}", hint="look at its first line")
+def _broken(setting: str, path: str, error: ssl.SSLError) -> ConfigurationError:
+    why = (error.reason or "unknown").replace("_", " ").lower()
+    return ConfigurationError(
+        problem=f"{setting} is {quoted(path)}, which cannot be used: {why}",
+        hint="openssl x509 -text -noout -in shows what a certificate holds",
+    )
 
 
 class _Encrypted(Exception):

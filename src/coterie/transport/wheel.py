@@ -1,4 +1,4 @@
-"""Deadlines of many calls with one timer: a wheel of coarse slots (STACK E.6: a timer per call costs as much as a task).
+"""Deadlines of many calls with one timer: a wheel of coarse slots. A timer per call would cost as much as a task.
 
 A call is put into the slot of the moment at which it expires, and takes itself out when it is done, which nearly all
 do. The timer stands on the earliest slot in use. When it goes off, slots in which nothing is left are dropped.
@@ -34,27 +34,36 @@ class Wheel:
         self._slots: dict[int, Slot] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0
+        self._last: tuple[float, float, Slot] = (0.0, 0.0, {})  # the slot of the last call, from when to when
 
     def add(self, number: int, within_s: float) -> Slot:
         """Let a number expire after a while. `del slot[number]` takes it out again."""
-        tick = int((self._loop.time() + within_s) / TICK_S) + 1
-        slot = self._slots.get(tick)
-        if slot is None:
-            slot = self._slots[tick] = {}
-            if self._timer is None or tick < self._armed:
-                self._arm(tick)
+        at_s = self._loop.time() + within_s
+        begin_s, end_s, slot = self._last
+        if not begin_s <= at_s < end_s:  # calls come in bursts of one timeout: nearly always it is
+            slot = self._slot(int(at_s / TICK_S) + 1)
         slot[number] = None
         return slot
 
     def stop(self) -> None:
         """Forget everything."""
         self._slots.clear()
+        self._last = (0.0, 0.0, {})
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def __len__(self) -> int:
         return sum(map(len, self._slots.values()))
+
+    def _slot(self, tick: int) -> Slot:
+        slot = self._slots.get(tick)
+        if slot is None:
+            slot = self._slots[tick] = {}
+            if self._timer is None or tick < self._armed:
+                self._arm(tick)
+        self._last = ((tick - 1) * TICK_S, tick * TICK_S, slot)
+        return slot
 
     def _arm(self, tick: int) -> None:
         if self._timer is not None:
@@ -64,6 +73,7 @@ class Wheel:
 
     def _turn(self) -> None:
         self._timer = None
+        self._last = (0.0, 0.0, {})  # its slot may be dropped below
         # What the timer was set for is due, even if the clock, in floating point, says a hair less.
         now = max(self._armed, int(self._loop.time() / TICK_S))
         due = [tick for tick in self._slots if tick <= now]

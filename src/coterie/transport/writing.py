@@ -65,12 +65,14 @@ class Outbox:
         """Whether more waits than should."""
         return self.held_bytes > self._most_bytes
 
-    def send(self, frame: object, lone: bool = False) -> None:  # noqa: FBT001, FBT002 hot, called by position
+    def send(self, frame: object, lone: bool = False) -> None:
         """Queue a frame; a lone one leaves at once."""
         body = _encode(frame)
         size = len(body)
         if lone and not (self.is_holding or self._frames or self._closed):
             self._write(_pack(size) + body)
+            return
+        if self._closed:
             return
         self._frames += (_pack(size), body)
         self.held_bytes = held_bytes = self.held_bytes + size + 4

@@ -47,12 +47,8 @@ class Opener:
         clock: Clock | None = None,
         **options: Any,
     ) -> SqliteStorage:
-        settings = Settings.load(
-            {"url": url or f"sqlite:///{self.path}", "name": name, "migrate": migrate}, environ={}
-        )
-        return SqliteStorage(
-            settings, incarnation="0" * 32, clock=clock or SystemClock(), chance=Chance(), **options
-        )
+        settings = Settings.load({"url": url or f"sqlite:///{self.path}", "name": name, "migrate": migrate}, environ={})
+        return SqliteStorage(settings, incarnation="0" * 32, clock=clock or SystemClock(), chance=Chance(), **options)
 
 
 @pytest.fixture

@@ -109,9 +109,7 @@ def public() -> Iterator[Path]:
 
 
 @pytest.mark.processes
-def test_a_folder_that_is_not_writable_is_refused_and_named(
-    public: Path, child: Callable[..., Child]
-) -> None:
+def test_a_folder_that_is_not_writable_is_refused_and_named(public: Path, child: Callable[..., Child]) -> None:
     public.chmod(0o555)
     said = child("unprivileged", f"sqlite:///{public}/coterie.db").line()
     assert said.startswith("ConfigurationError")

@@ -48,9 +48,7 @@ def test_each_failure_has_a_hint_that_fits(kind: type[apsw.Error], word: str) ->
     ("kind", "outcome"),
     [(apsw.BusyError, "refused"), (apsw.FullError, "refused"), (apsw.IOError, "unknown")],
 )
-def test_only_a_failing_disk_leaves_the_outcome_of_a_commit_open(
-    kind: type[apsw.Error], outcome: str
-) -> None:
+def test_only_a_failing_disk_leaves_the_outcome_of_a_commit_open(kind: type[apsw.Error], outcome: str) -> None:
     assert commit_failed(kind("x"), doing="write").outcome == outcome
 
 
@@ -128,9 +126,7 @@ class Failing:
         ("commit", apsw.IOError("fsync"), "unknown"),
     ],
 )
-def test_after_any_error_nothing_is_written_and_the_next_one_works(
-    at: str, error: Exception, outcome: str
-) -> None:
+def test_after_any_error_nothing_is_written_and_the_next_one_works(at: str, error: Exception, outcome: str) -> None:
     connection: Any = Failing(at, error)
     patience = Patience(chance=Chance(1), limit_s=0.01, pause_s=0.001, holder=lambda: None)
 

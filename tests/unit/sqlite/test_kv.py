@@ -98,9 +98,7 @@ def test_the_end_of_a_prefix_lies_past_all_its_keys_and_before_all_others(prefix
 
 @settings(max_examples=60, deadline=None)
 @given(st.sets(keys, max_size=12), keys, st.none() | keys, st.integers(1, 5))
-def test_ranges_are_those_of_the_keys_bytes(
-    stored: set[str], prefix: str, after: str | None, most: int
-) -> None:
+def test_ranges_are_those_of_the_keys_bytes(stored: set[str], prefix: str, after: str | None, most: int) -> None:
     """K1: ordered by UTF-8 bytes, `%` and `_` are plain."""
     connection = fresh()
     for key in stored:

@@ -75,9 +75,7 @@ def test_network_file_systems_are_known_by_name(kind: str) -> None:
     assert location.is_network(kind)
 
 
-@pytest.mark.parametrize(
-    "kind", ["ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "fuse.mergerfs", "apfs", ""]
-)
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "fuse.mergerfs", "apfs", ""])
 def test_local_file_systems_are_let_pass(kind: str) -> None:
     assert not location.is_network(kind)
 

@@ -41,9 +41,7 @@ def test_several_busy_processes_all_make_progress(path: Path, child: Callable[..
 
 
 @pytest.mark.processes
-def test_in_a_forked_child_every_use_is_refused_and_nothing_is_closed(
-    path: Path, child: Callable[..., Child]
-) -> None:
+def test_in_a_forked_child_every_use_is_refused_and_nothing_is_closed(path: Path, child: Callable[..., Child]) -> None:
     """P13: a child has SQLite's book of locks, but not the locks."""
     parent = child("fork", f"sqlite:///{path}")
     found = json.loads(parent.line())

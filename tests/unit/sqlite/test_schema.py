@@ -37,9 +37,7 @@ WRONG = Migration(LAST + 3, "pre", "wrong", "create table halfway (x integer) st
 
 async def test_an_empty_file_is_set_up_at_the_first_start(new: Opener) -> None:
     async with new() as storage:
-        assert [str(migration) for migration in await storage.schema.applied()] == [
-            str(known) for known in KNOWN
-        ]
+        assert [str(migration) for migration in await storage.schema.applied()] == [str(known) for known in KNOWN]
         assert await storage.schema.pending() == []
 
 

@@ -131,9 +131,7 @@ async def test_leases_are_set_up_even_where_the_main_file_may_not_be(new: Opener
         await storage.dedicated()
 
 
-async def test_a_leases_file_that_cannot_be_used_is_refused_and_may_be_tried_again(
-    new: Opener, path: Path
-) -> None:
+async def test_a_leases_file_that_cannot_be_used_is_refused_and_may_be_tried_again(new: Opener, path: Path) -> None:
     file = Path(f"{path}-leases")
     file.write_text("not a database, but long enough to look like none at all" * 20)
     async with new() as storage:

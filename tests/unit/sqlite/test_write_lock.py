@@ -31,9 +31,7 @@ async def begun(storage: SqliteStorage) -> None:
 
 
 @pytest.mark.processes
-async def test_a_frozen_writer_is_named_in_the_error(
-    new: Opener, path: Path, child: Callable[..., Child]
-) -> None:
+async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, child: Callable[..., Child]) -> None:
     """REVIEW C3: a process stopped inside a commit stops everybody; the kernel knows which one."""
     async with new(lock_limit_s=0.3) as storage:
         await storage.kv.put(KvPut("before", b"1", 1))

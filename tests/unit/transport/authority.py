@@ -16,7 +16,7 @@ from coterie.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 DAY = timedelta(days=1)
 
 
@@ -54,7 +54,7 @@ class Authority:
         *,
         begins: timedelta = -DAY,
         ends: timedelta = DAY,
-        purposes: tuple[x509.ObjectIdentifier, ...] = BOTH,
+        purposes: tuple[x509.ObjectIdentifier, ...] = (SERVER, CLIENT),
         password: bytes | None = None,
     ) -> Files:
         """A certificate of this authority."""

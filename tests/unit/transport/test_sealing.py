@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.transport import sealing
 from coterie.transport.frames import ProtocolError
 from coterie.transport.sealing import MAC_BYTES, RECORD_MOST_BYTES, Opener, Sealer
 
@@ -149,9 +149,14 @@ def test_junk_raises_nothing_else_than_protocol_error(junk: bytes) -> None:
 
 
 def test_macs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = []
-    real = sealing.hmac.compare_digest
-    monkeypatch.setattr(sealing.hmac, "compare_digest", lambda a, b: (compared.append((len(a), len(b))), real(a, b))[1])
+    compared: list[tuple[int, int]] = []
+    real = hmac.compare_digest
+
+    def spy(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return real(one, other)
+
+    monkeypatch.setattr("coterie.transport.sealing.hmac.compare_digest", spy)
     opened(*sealed())
     assert compared == [(MAC_BYTES, MAC_BYTES)] * 3
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import ssl
+import subprocess
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from coterie.errors import ConfigurationError
 from coterie.settings import Settings
 from coterie.transport.tls import client_context, server_context
-from tests.unit.transport.authority import Authority
+from tests.unit.transport.authority import CLIENT, SERVER, Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
+
+    from cryptography import x509
 
     from tests.unit.transport.authority import Files
 
+DOCS = Path(__file__).parents[3] / "docs" / "transport.md"
 MINUTE = timedelta(minutes=1)
 
 
@@ -142,6 +147,17 @@ def test_only_the_private_authority_is_trusted_and_both_ends_must_show_a_certifi
         assert context.minimum_version is ssl.TLSVersion.TLSv1_3
 
 
+def test_the_commands_of_the_docs_make_files_that_are_taken(tmp_path: Path) -> None:
+    commands = re.search(r"^```sh\n(.*?)^```$", DOCS.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert commands is not None
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subprocess.run(["sh", "-e"], input=commands[1], text=True, cwd=tmp_path, capture_output=True, check=True)
+    names = {"tls_cert": "web-1.pem", "tls_key": "web-1.key", "tls_ca": "ca.pem"}
+    settings = Settings.load({setting: tmp_path / name for setting, name in names.items()}, environ={})
+    assert server_context(settings) is not None
+
+
 def test_without_certificate_there_is_no_tls() -> None:
     settings = Settings.load({}, environ={})
     assert server_context(settings) is client_context(settings) is None
@@ -171,10 +187,21 @@ def test_a_missing_file_is_named(authority: Authority, setting: str) -> None:
 
 @pytest.mark.parametrize("setting", ["tls_cert", "tls_key", "tls_ca"])
 def test_a_file_without_what_it_should_hold_is_named(authority: Authority, tmp_path: Path, setting: str) -> None:
-    (tmp_path / "junk.pem").write_text("junk")
-    told = refusal(replace(authority.sign(), **{setting: str(tmp_path / "junk.pem")}))
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+    held = "private key" if setting == "tls_key" else "certificate"
+    told = refusal(replace(authority.sign(), **{setting: str(junk)}))
+    assert told.startswith(f'{setting} is "{junk}", which holds no {held} in PEM form')
+
+
+@pytest.mark.parametrize("setting", ["tls_cert", "tls_key", "tls_ca"])
+def test_a_damaged_file_is_named(authority: Authority, tmp_path: Path, setting: str) -> None:
+    files = authority.sign()
+    kind = "PRIVATE KEY" if setting == "tls_key" else "CERTIFICATE"
+    (tmp_path / "damaged.pem").write_text(f"-----BEGIN {kind}-----\nbm90aGluZw==\n-----END {kind}-----\n")
+    told = refusal(replace(files, **{setting: str(tmp_path / "damaged.pem")}))
     assert setting in told
-    assert "in PEM form" in told
+    assert "which cannot be used: " in told
 
 
 def test_a_key_of_another_certificate_is_told(authority: Authority) -> None:
@@ -193,7 +220,7 @@ def test_a_certificate_that_others_would_refuse_is_told_at_start(authority: Auth
     assert "which other runners would refuse: unable to get local issuer certificate" in refusal(foreign)
 
 
-@pytest.mark.parametrize("purpose", [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-def test_a_certificate_for_one_purpose_is_told(authority: Authority, purpose: object) -> None:
-    told = refusal(authority.sign(purposes=(purpose,)))  # type: ignore[arg-type]  # an object identifier
+@pytest.mark.parametrize("purpose", [SERVER, CLIENT])
+def test_a_certificate_for_one_purpose_is_told(authority: Authority, purpose: x509.ObjectIdentifier) -> None:
+    told = refusal(authority.sign(purposes=(purpose,)))
     assert "which may not be used by both a server and a client" in told

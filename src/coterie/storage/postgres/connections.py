@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from coterie.errors import ConfigurationError, PersistenceError
+from coterie.kernel import forks
 from coterie.kernel.secret import redacted_url
-from coterie.storage.postgres import forks
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, hopeless
 from coterie.storage.postgres.sessions import Session, deadline
 
@@ -49,7 +49,7 @@ class Connector:
         self._name = application_name(incarnation)
         self._chance = chance
         self._limits = limits
-        self._guard = forks.Guard(f"the connection to {self.address}")
+        self._origin = forks.Origin(f"the connection to {self.address}")
 
     async def connect(
         self, role: Role, *, over: float | None = None, tries: int | None = None, standby: bool = False
@@ -65,7 +65,7 @@ class Connector:
         Raises:
             PersistenceError: "unreachable", with the number of tries and the time they took.
         """
-        self._guard.check()
+        self._origin.require_same()
         assert over is not None or tries is not None, "it would try for ever"
         began, number = deadline(0), 0
         while True:

@@ -11,8 +11,8 @@ from coterie.storage.postgres.commits import SQL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from coterie.kernel.forks import Origin
     from coterie.storage.groups import GroupWriter
-    from coterie.storage.postgres.forks import Guard
     from coterie.storage.postgres.pool import Pool
 
 CLEAR_STEP = 5000
@@ -22,11 +22,11 @@ CLEAR_STEP = 5000
 class PostgresKv:
     """Keys and values of one cluster on PostgreSQL."""
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, guard: Guard) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer
-        self._guard = guard
+        self._origin = origin
 
     async def get(self, key: str) -> Entry | None:
         """The entry, or None if it is absent or expired."""
@@ -90,7 +90,7 @@ class PostgresKv:
         return cast("int", rows[0][0])
 
     def _check(self) -> None:
-        self._guard.check()
+        self._origin.require_same()
         self._writer.require_running()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from coterie.storage.postgres import forks
+from coterie.kernel import forks
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Session:
         self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
         self._numbers = itertools.count(1)
-        self._guard = forks.Guard(what)
+        self._origin = forks.Origin(what)
         self._expired: str | None = None
         # The driver sets TCP_NODELAY only, and has no public way to its socket.
         self._socket: socket.socket | None = raw._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # noqa: SLF001
@@ -110,7 +110,7 @@ class Session:
 
     @contextmanager
     def _limited(self, over: float, *, sent: bool) -> Iterator[None]:
-        self._guard.check()
+        self._origin.require_same()
         loop = asyncio.get_running_loop()
         if self.closed or loop.time() >= over:
             raise Lost("the connection was closed" if self.closed else "no time is left", sent=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
+from coterie.kernel import forks
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import Storage
-from coterie.storage.postgres import forks, inspection, secrets
+from coterie.storage.postgres import inspection, secrets
 from coterie.storage.postgres.commits import Committer
 from coterie.storage.postgres.connections import Connector, Limits
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
@@ -51,7 +52,7 @@ class PostgresStorage(Storage):
         self._limits = limits or Limits(transaction_s=settings.transaction_limit.total_seconds())
         self._connector = Connector(settings.url, incarnation=incarnation, chance=chance, limits=self._limits)
         super().__init__(what=f"the storage at {self.address}")
-        self._guard = forks.Guard(self.what)
+        self._origin = forks.Origin(self.what)
         self._chance = chance
         self._cluster = settings.name
         self._migrate = settings.migrate
@@ -59,7 +60,7 @@ class PostgresStorage(Storage):
         self._committer = Committer(self._connector, cluster=settings.name, chance=chance, limits=self._limits)
         self.writer = GroupWriter(self._committer.commit)
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
-        self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, guard=self._guard)
+        self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.schema = PostgresSchema(self._connector, limits=self._limits)
 
     @property
@@ -69,20 +70,20 @@ class PostgresStorage(Storage):
 
     async def now(self) -> datetime:
         """The database's clock."""
-        self._guard.check()
+        self._origin.require_same()
         self.require_running()
         return cast("datetime", (await self.pool.read(inspection.SQL["now"]))[0][0])
 
     async def secret(self) -> bytes:
         """The cluster's secret. See `storage.interface.Storage`."""
-        self._guard.check()
+        self._origin.require_same()
         self.require_running()
         return await secrets.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
 
     @asynccontextmanager
     async def dedicated(self) -> AsyncIterator[Dedicated]:
         """A connection of one's own, for ownership: outside of the pool, on the loop of whoever opens it."""
-        self._guard.check()
+        self._origin.require_same()
         session = await self._connector.connect("dedicated", tries=self._limits.tries)
         held = Dedicated(session, address=self.address, within_s=self._limits.call_s)
         try:
@@ -92,12 +93,12 @@ class PostgresStorage(Storage):
 
     async def start(self) -> None:
         """Connect, check, and refuse what would break promises."""
-        self._guard.check()
+        self._origin.require_same()
         await super().start()
 
     async def stop(self) -> None:
         """Let go of all connections."""
-        self._guard.check()
+        self._origin.require_same()
         await super().stop()
 
     async def _start(self) -> None:

@@ -71,9 +71,7 @@ def _prepare_file(connection: apsw.Connection, path: Path) -> None:
     connection.set_busy_timeout(_OPENING_MS)
     mode = _into_wal(connection)
     _configure(connection)
-    connection.execute(
-        "select count(*) from sqlite_schema"
-    ).fetchall()  # the first read: -wal and -shm exist now
+    connection.execute("select count(*) from sqlite_schema").fetchall()  # the first read: -wal and -shm exist now
     _require_settings(connection, path, mode)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
 from coterie.storage.sqlite import guard, transactions
 from coterie.storage.sqlite.connection import open_file, open_memory, require_library
 from coterie.storage.sqlite.failures import failed
-from coterie.storage.sqlite.forks import Origin
 from coterie.storage.sqlite.location import require_folder, require_local
 
 if TYPE_CHECKING:

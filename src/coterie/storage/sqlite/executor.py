@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from coterie.errors import PersistenceError
+from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
 from coterie.storage.interface import WAITING_MOST
-from coterie.storage.sqlite.forks import Origin
 
 if TYPE_CHECKING:
     import apsw
@@ -59,9 +59,7 @@ class ThreadExecutor(Service):
         begun, and runs to its end otherwise. `stop` returns when the connection is closed.
     """
 
-    def __init__(
-        self, connect: Callable[[], apsw.Connection], *, what: str, waiting_most: int = WAITING_MOST
-    ) -> None:
+    def __init__(self, connect: Callable[[], apsw.Connection], *, what: str, waiting_most: int = WAITING_MOST) -> None:
         super().__init__(what=what)
         self._connect = connect
         self._waiting_most = waiting_most

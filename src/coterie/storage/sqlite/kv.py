@@ -63,9 +63,7 @@ def count(connection: apsw.Connection, scope: Scope, prefix: str) -> int:
     return found
 
 
-def page(
-    connection: apsw.Connection, scope: Scope, prefix: str, *, after: str | None, most: int
-) -> list[Entry]:
+def page(connection: apsw.Connection, scope: Scope, prefix: str, *, after: str | None, most: int) -> list[Entry]:
     """The next live entries past the key `after`."""
     past = after is not None and after.encode() > prefix.encode()
     bindings = scope.bindings(start=after if past else prefix, end=end_of(prefix), after=after, most=most)
@@ -167,6 +165,4 @@ class SqliteKv:
 
     async def purge(self, *, most: int) -> int:
         """Delete up to `most` expired entries for good; how many it were."""
-        return await self._database.transact(
-            lambda c: purge(c, self._scope(), most), doing="purge expired keys"
-        )
+        return await self._database.transact(lambda c: purge(c, self._scope(), most), doing="purge expired keys")

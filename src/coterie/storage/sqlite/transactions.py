@@ -38,9 +38,7 @@ class Patience:
         holder: Who holds the write lock, for the error.
     """
 
-    def __init__(
-        self, *, chance: Chance, limit_s: float, pause_s: float, holder: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, *, chance: Chance, limit_s: float, pause_s: float, holder: Callable[[], int | None]) -> None:
         self._chance = chance
         self._limit_s = limit_s
         self._pause_s = pause_s
@@ -74,21 +72,15 @@ class Patience:
             return PersistenceError(doing=doing, problem=problem, outcome="unreachable")
         pid = self._holder()
         if pid is None:
-            problem = (
-                f"the file was locked for {waited_s:.1f}s, by no single process that can be seen from here"
-            )
+            problem = f"the file was locked for {waited_s:.1f}s, by no single process that can be seen from here"
             hint = "write less at once, or use PostgreSQL"
         else:
-            problem = (
-                f"{described(pid)} has held the file's write lock, and {waited_s:.1f}s were waited for it"
-            )
+            problem = f"{described(pid)} has held the file's write lock, and {waited_s:.1f}s were waited for it"
             hint = f"let it go on (kill -CONT {pid}) or end it (kill -KILL {pid})"
         return PersistenceError(doing=doing, problem=problem, outcome="unreachable", hint=hint)
 
 
-def transact(
-    connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str
-) -> T:
+def transact(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
     """The result of `work`, durable.
 
     Promise:
@@ -110,9 +102,7 @@ def transact(
     return result
 
 
-def read(
-    connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str
-) -> T:
+def read(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
     """The result of `work`, which only reads. Busy (another process recovers or closes it) is waited out."""
     try:
         return patience.insist(lambda: work(connection), doing=doing)

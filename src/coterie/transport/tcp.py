@@ -1,0 +1,75 @@
+"""TCP and TLS: the wire of production.
+
+Unix sockets between processes of one host measured 0.87 to 1.03 times TCP on loopback, so there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from coterie.kernel.readings import split_address
+from coterie.transport.identity import advertised_address, is_loopback
+from coterie.transport.listening import Plug, tune, warn_in_the_clear
+from coterie.transport.tls import client_context, server_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coterie.settings import Settings
+
+_BACKLOG = 256
+
+
+class TcpWire:
+    """Sockets: `listen`, `advertise` and `tls_*` of the settings decide which."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tls_server, self._tls_client = server_context(settings), client_context(settings)
+        self._server: asyncio.Server | None = None
+        self._plugs: dict[asyncio.BaseTransport, Plug] = {}
+        self._listening: list[Plug] = []
+
+    async def listen(self, factory: Callable[[], asyncio.Protocol]) -> str:
+        """Bind and accept; the address to tell others.
+
+        Raises:
+            ConfigurationError: There is no single address to tell others.
+            OSError: It cannot be bound.
+        """
+        host, port = split_address(self._settings.listen)
+        loop = asyncio.get_running_loop()
+        server = self._server = await loop.create_server(factory, host, port, ssl=self._tls_server, backlog=_BACKLOG)
+        self._listening = [Plug(each) for each in server.sockets]
+        address = advertised_address(self._settings, server.sockets[0].getsockname()[:2])
+        warn_in_the_clear(self._settings, self._settings.listen)
+        return address
+
+    async def connect(self, address: str, factory: Callable[[], asyncio.Protocol]) -> object:
+        """Connect; raises `OSError`."""
+        host, port = split_address(address)
+        name = None if self._tls_client is None else ""
+        loop = asyncio.get_running_loop()
+        return await loop.create_connection(factory, host, port, ssl=self._tls_client, server_hostname=name)
+
+    def made(self, transport: asyncio.BaseTransport) -> bool:
+        """Tune the socket; sealing is for what leaves the host without TLS."""
+        opened = transport.get_extra_info("socket")
+        tune(opened)
+        self._plugs[transport] = Plug(opened)
+        return self._tls_client is None and not is_loopback(str(transport.get_extra_info("peername")[0]))
+
+    def gone(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is about to be closed."""
+        plug = self._plugs.pop(transport, None)
+        if plug is not None:
+            plug.pull()
+
+    def close(self) -> None:
+        """Listen no more."""
+        for plug in self._listening:
+            plug.pull()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
