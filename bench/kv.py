@@ -73,7 +73,7 @@ class _RawSqlite:
     """One thread, one connection, one commit for each put."""
 
     def __init__(self, path: str) -> None:
-        self._inbox: queue.SimpleQueue[tuple[str, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, asyncio.Future[None]] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, args=(path,))
@@ -81,7 +81,7 @@ class _RawSqlite:
 
     async def put(self) -> None:
         done = self._loop.create_future()
-        self._inbox.put((f"key-{next(self._numbers) % 10_000}", done))
+        self._inbox.put((next(self._numbers), done))
         await done
 
     def close(self) -> None:
@@ -92,11 +92,12 @@ class _RawSqlite:
         connection = apsw.Connection(path)
         connection.execute("pragma journal_mode=wal; pragma synchronous=full")
         connection.execute("create table kv(key text primary key, value blob, stamp integer) without rowid")
-        upsert = f"insert into kv values (?, ?, 1) {ON_CONFLICT}"
+        upsert = f"insert into kv values (?, ?, ?) {ON_CONFLICT}"
         while (job := self._inbox.get()) is not None:
-            key, done = job
+            number, done = job
             connection.execute("begin immediate")
-            connection.execute(upsert, (key, VALUE))
+            # Another stamp each time, as ours: a row that does not change would not be written at all.
+            connection.execute(upsert, (f"key-{number % 10_000}", VALUE, number))
             connection.execute("commit")
             self._loop.call_soon_threadsafe(done.set_result, None)
         connection.close()
@@ -109,11 +110,12 @@ async def _postgres() -> AsyncIterator[tuple[Work, Work]]:
         url = server.url(server.create_database())
         pool = await asyncpg.create_pool(url, min_size=RAW_CONNECTIONS, max_size=RAW_CONNECTIONS, reset=_keep)
         await pool.execute("create table raw(key text primary key, value bytea, stamp bigint)")
-        upsert = f"insert into raw values ($1, $2, 1) {ON_CONFLICT}"
+        upsert = f"insert into raw values ($1, $2, $3) {ON_CONFLICT}"
         numbers = itertools.count()
 
         async def raw() -> None:
-            await pool.execute(upsert, f"key-{next(numbers) % 10_000}", VALUE)
+            number = next(numbers)
+            await pool.execute(upsert, f"key-{number % 10_000}", VALUE, number)
 
         cluster = Cluster(url)
         async with cluster.connect():
