@@ -186,7 +186,22 @@ def test_the_smaller_limit_of_the_two_holds(perform: Play) -> None:
         server = await world.runner(name="server", limits=replace(QUICK, body_most_bytes=70_000))
         client = await world.runner(name="client")
         assert isinstance(await outcome(client.request(server, ECHO, bytes(70_001))), MalformedMessage)
+        assert server.desk.bodies == []
         assert await client.request(server, ECHO, bytes(70_000)) == bytes(70_000)
+
+    perform(scenario)
+
+
+def test_no_more_is_asked_of_a_peer_than_it_takes(perform: Play) -> None:
+    async def scenario(world: World) -> None:
+        server = await world.runner(name="server", limits=replace(QUICK, in_flight=3))
+        client = await world.runner(name="client")
+        replies = await asyncio.gather(
+            *(client.request(server, KEEP, b"") for _ in range(3)),
+            _serve(server, 30),
+            *(client.request(server, KEEP, b"") for _ in range(27)),
+        )
+        assert replies.count(b"served") == 30
 
     perform(scenario)
 
@@ -529,6 +544,15 @@ def test_ten_thousand_calls_cancelled_anywhere_never_mix_up_replies_incident_39(
         assert await client.request(server, ECHO, b"next") == b"next"
 
     perform(scenario)
+
+
+async def _serve(server: Runner, count: int) -> None:
+    """Answer so many, which never pile up beyond what the server takes."""
+    for _ in range(count):
+        await until(lambda: bool(server.desk.kept))
+        await asyncio.sleep(0.001)
+        assert len(server.desk.kept) <= 3
+        server.desk.kept.pop(0).reply(b"served")
 
 
 def _answer_sometime(chance: random.Random, server: Runner, request: Any) -> None:

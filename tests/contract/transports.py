@@ -170,7 +170,7 @@ class TcpWorld(World):
         await runner.transport.start()
 
     async def kill(self, runner: Runner) -> None:
-        runner.transport._wire.close()
+        await runner.transport._wire.close()
         runner.is_dead = True
         runner.transport._callbacks.clear()
         for connection in runner.connections:
@@ -179,9 +179,10 @@ class TcpWorld(World):
         await asyncio.sleep(0)
 
     async def silence(self, runner: Runner) -> None:
-        runner.transport._wire.close()
+        await runner.transport._wire.close()
         for connection in runner.connections:
-            connection._heard, connection._limits = True, Limits(ping_s=3600)
+            if connection._pulse is not None:
+                connection._pulse.stop()
             connection.data_received = lambda data: None  # type: ignore[method-assign] # deaf
             connection._out._write = lambda data: None  # type: ignore[method-assign] # and dumb
 

@@ -13,12 +13,16 @@ from coterie.kernel.service import Service, State
 from coterie.settings import Settings
 from coterie.storage.groups import GroupWriter
 from coterie.storage.opening import open_storage
+from coterie.transport.identity import Identity
+from coterie.transport.peers import Peers
+from coterie.transport.tcp import TcpWire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from coterie.storage.interface import Write
+    from coterie.transport.interface import Request
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,27 @@ def _client(_: Path) -> Service:
     return Connection(settings, storage, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
 
 
+def _transport(_: Path) -> Service:
+    return Peers(
+        me=Identity("default", "0" * 32),
+        wire=TcpWire(Settings.load({"url": "sqlite://"}, environ={})),
+        handler=_Deaf(),
+        secrets=_secrets,
+        chance=Chance(),
+    )
+
+
+async def _secrets() -> list[bytes]:
+    await asyncio.sleep(0)
+    return [bytes(32)]
+
+
+class _Deaf:
+    def on_request(self, request: Request) -> None: ...
+    def on_cancel(self, request: Request) -> None: ...
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None: ...
+
+
 CASES: list[ServiceCase] = [
     ServiceCase("plain", lambda _: Plain()),
     ServiceCase("busy", lambda _: Busy()),
@@ -158,4 +183,5 @@ CASES: list[ServiceCase] = [
     ServiceCase("group writer", lambda _: GroupWriter(_commit)),
     ServiceCase("SQLite storage", _sqlite, histories=10),
     ServiceCase("client", _client, histories=10),
+    ServiceCase("transport", _transport, histories=50),
 ]

@@ -51,7 +51,7 @@ class SimWire:
     def gone(self, transport: asyncio.BaseTransport) -> None:
         """Nothing to undo."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Listen no more."""
         if self._address is not None:
             self._network.close(self._address)

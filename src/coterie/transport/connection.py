@@ -12,7 +12,6 @@ refused, and a peer that keeps to our terms sends none.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import CoterieError, ShuttingDown
@@ -21,6 +20,7 @@ from coterie.transport.answering import Answers
 from coterie.transport.envelopes import AROUND_BODY_BYTES, Goodbye, Notice, Ping, Pong, Terms
 from coterie.transport.frames import Frames, ProtocolError, Refused
 from coterie.transport.inflight import Calls, unavailable
+from coterie.transport.pulse import Pulse
 from coterie.transport.streaming import Reading
 from coterie.transport.writing import Outbox
 
@@ -79,10 +79,8 @@ class Connection(asyncio.Protocol):
         self._frames = Frames(limits.body_most_bytes + AROUND_BODY_BYTES)
         self._dispatch: dict[type, Callable[[Any], None]] = {}
         self._is_retired = self._is_left = False  # a Goodbye was sent; one was received
-        self._heard = True
-        self._pings = 0
-        self._unwritten_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._pulse: Pulse | None = None
+        self._closing: asyncio.TimerHandle | None = None
 
     # For callers
 
@@ -108,6 +106,7 @@ class Connection(asyncio.Protocol):
     def ping(self) -> None:
         """Ask for a sign of life; a connection that the peer knows nothing of breaks by it."""
         self._out.send(Ping())
+        self._close_if_done()
 
     def retire(self, reason: str) -> None:
         """Send no new requests, let both sides finish what is under way, then close."""
@@ -121,7 +120,7 @@ class Connection(asyncio.Protocol):
             self._out.send(Goodbye(reason, is_final=True))
             self._out.flush()
             self._lose(ShuttingDown(what="the transport"))
-            self._timer = self._loop.call_later(self._limits.goodbye_s, self._transport.abort)
+            self._closing = self._loop.call_later(self._limits.goodbye_s, self._transport.abort)
         elif not self.is_lost:
             self.abort(ShuttingDown(what="the transport"))
 
@@ -138,7 +137,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # a stream's, though uvloop's do not inherit from it
         self._transport = transport
-        self._out = Outbox(self._loop, transport, most_bytes=self._limits.in_flight_bytes, give_up=self._peer_stuck)
+        self._out = Outbox(self._loop, transport, most_bytes=self._limits.in_flight_bytes, give_up=self._give_up)
         if self.is_lost:  # given up while it was being connected
             transport.abort()
             return
@@ -150,13 +149,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_lost:
             return
-        self._heard = True
         out = self._out
         was_holding, out.is_holding = out.is_holding, True  # what this causes leaves together, at its end
         try:
-            if self._established is None:
+            if self._pulse is None:
                 self._greeted(data)
             else:
+                self._pulse.heard = True
                 self._opened(data)
         except (ProtocolError, Refused) as error:
             self._broken(error)
@@ -177,8 +176,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_lost:
             self._lose(self._handshake.closed() if self._established is None else self._loss(exc))
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
         if self._transport is not None:
             self._on_gone(self._transport)
         if not self.gone.done():
@@ -204,21 +203,16 @@ class Connection(asyncio.Protocol):
         limits = self._limits
         self._answers = Answers(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
         self._dispatch = dict.fromkeys(envelopes.KINDS, _too_soon)
-        self._dispatch |= {Terms: self._agreed, Ping: self._pinged, Pong: _ignore, Goodbye: self._parted}
-        self._timer = self._loop.call_later(limits.ping_s, self._tick)
+        self._dispatch |= {Terms: self._agreed, Ping: self._pinged, Pong: _ignore}
+        self._pulse = Pulse(self._loop, limits, ping=self.ping, moves=self._out.moves, give_up=self._give_up)
         self._out.send(Terms(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
 
     def _agreed(self, theirs: Terms) -> None:
         """The peer's terms come first: from here on requests flow."""
         if self.is_open:
             raise ProtocolError("terms are said once")
-        mine, answers = self._limits, self._answers
-        self._terms = replace(
-            mine,
-            body_most_bytes=min(mine.body_most_bytes, theirs.body_most_bytes),
-            in_flight=min(mine.in_flight, theirs.in_flight),
-            in_flight_bytes=min(mine.in_flight_bytes, theirs.in_flight_bytes),
-        )
+        answers = self._answers
+        self._terms = self._limits.agreed(theirs)
         answers.body_most_bytes = self._terms.body_most_bytes
         self.calls = Calls(self._loop, peer=self.peer, send=self._out.send, limits=self._terms)
         self._out.calls = self.calls
@@ -231,6 +225,7 @@ class Connection(asyncio.Protocol):
             envelopes.Item: self.calls.item,
             envelopes.End: self.calls.ended,
             envelopes.Credit: answers.credited,
+            Goodbye: self._parted,
         }
         self.is_open = True
         self._on_open(self)
@@ -272,37 +267,12 @@ class Connection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         """When both have said goodbye and nothing is under way, the side that opened it closes."""
-        done = self._is_left and not (len(self.calls) or len(self._answers))
-        if done and self.is_ours and not self.is_lost:
+        if self._is_left and self.is_ours and not (self.is_lost or len(self.calls) or len(self._answers)):
             self.close("done")
 
     # The end
 
-    def _tick(self) -> None:
-        """Nothing heard since the last tick: ask; after too many in vain, give up.
-
-        Ticks are counted, not time: after a pause of our own the peer gets its chance to be heard.
-        """
-        self._timer = self._loop.call_later(self._limits.ping_s, self._tick)
-        if self._heard or self._moves():
-            self._heard, self._pings = False, 0
-        elif self._pings >= self._limits.pings:
-            silent_s = self._limits.ping_s * (self._pings + 1)
-            self.abort(unavailable(self.peer, f"nothing heard from it for {silent_s:g}s", sent=True))
-        else:
-            self._pings += 1
-            self.ping()
-        if self._is_retired and not self.is_lost:
-            self._close_if_done()
-
-    def _moves(self) -> bool:
-        """Whether the peer takes what is written, while we do not read."""
-        if not self._out.is_reading_paused or self._transport is None:
-            return False
-        before, self._unwritten_bytes = self._unwritten_bytes, self._transport.get_write_buffer_size()
-        return before != self._unwritten_bytes
-
-    def _peer_stuck(self, problem: str) -> None:
+    def _give_up(self, problem: str) -> None:
         self.abort(unavailable(self.peer, problem, sent=True))
 
     def _broken(self, error: ProtocolError | Refused) -> None:
@@ -319,8 +289,8 @@ class Connection(asyncio.Protocol):
         if self.is_lost:
             return
         self.is_lost = self.is_leaving = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._pulse is not None:
+            self._pulse.stop()
         if self._transport is not None:
             self._out.close()
         if self._door is not None:

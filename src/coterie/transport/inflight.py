@@ -7,19 +7,19 @@ expired, finds nobody and is dropped; it can never be taken for the answer to an
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
+from coterie.transport.deadlines import Deadlines
 from coterie.transport.envelopes import Cancel, Failure, Reply, Request, read_error
 from coterie.transport.frames import ProtocolError
-from coterie.transport.wheel import Wheel
 
 if TYPE_CHECKING:
     from coterie.transport.envelopes import End, Item
     from coterie.transport.interface import Limits
     from coterie.transport.streaming import Reading
-    from coterie.transport.wheel import Slot
 
 
 SMALL_BYTES = 512
@@ -50,12 +50,12 @@ class Calls:
         self.left_id = 0  # the last one that was given to the socket
         self.dropped = 0
         self.streams: dict[int, Reading] = {}
-        self.wheel = Wheel(loop, self._expired)
+        self.deadlines = Deadlines(loop, self._sweep)
         self._loop = loop
         self._peer = peer
         self._send = send
         self._limits = limits
-        self._waiting: dict[int, tuple[asyncio.Future[bytes], Slot, int, float]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[bytes], float, int, float]] = {}
         self._bytes = 0
         self._most = limits.in_flight  # zero once the connection is lost, so that the hot path sees it
         self._queue: deque[asyncio.Future[None]] = deque()
@@ -72,7 +72,10 @@ class Calls:
         number = self.last_id = self.last_id + 1
         future: asyncio.Future[bytes] = self._loop.create_future()
         lone = not waiting
-        waiting[number] = (future, self.wheel.add(number, within_s), size, within_s)
+        until_s = self._loop.time() + within_s
+        waiting[number] = (future, until_s, size, within_s)
+        if until_s < self.deadlines.next_s:
+            self.deadlines.arm(until_s)
         if size > SMALL_BYTES:
             self._bytes += size
         self._send(Request(number, route, body, int(within_s * 1000), headers), lone)
@@ -90,8 +93,7 @@ class Calls:
         if entry is None:
             self._unknown(frame.id)
             return
-        future, slot, size, _ = entry
-        del slot[frame.id]
+        future, _, size, _ = entry
         if size > SMALL_BYTES:
             self._bytes -= size
         if not future.cancelled():  # cancelled, and its task has not run since
@@ -137,15 +139,20 @@ class Calls:
         for future in self._queue:
             if not future.done():
                 future.set_result(None)  # it asks again, and finds out
-        self._queue.clear()
-        self.wheel.stop()
+        self.deadlines.stop()
         assert not self._waiting, "nobody is left waiting"
         assert self._bytes == 0, "what is counted in is counted out"
 
+    def _sweep(self, now_s: float) -> tuple[float, int]:
+        for number in [number for number, (_, until_s, _, _) in self._waiting.items() if until_s <= now_s]:
+            self._expired(number)
+        for reading in [reading for reading in self.streams.values() if reading.until_s <= now_s]:
+            reading.expired()
+        left_s = [until_s for _, until_s, _, _ in self._waiting.values()]
+        left_s += [reading.until_s for reading in self.streams.values()]
+        return min(left_s, default=math.inf), len(left_s)
+
     def _expired(self, number: int) -> None:
-        if number in self.streams:
-            self.streams[number].expired()
-            return
         if number in self._waiting:  # unless one that expired before it has cost the connection
             waited_s = round(self._waiting[number][3], 3)
             self._end(number, SendTimeout(target=f"runner {self._peer}", waited_s=waited_s))
@@ -157,8 +164,7 @@ class Calls:
             self._send(Cancel(number))
 
     def _end(self, number: int, error: CoterieError | None) -> None:
-        future, slot, size, _ = self._waiting.pop(number)
-        del slot[number]
+        future, _, size, _ = self._waiting.pop(number)
         if size > SMALL_BYTES:
             self._bytes -= size
         if error is not None and not future.done():
@@ -196,6 +202,8 @@ class Calls:
         """
         began_s = self._loop.time()
         self._require(route, size)
+        if len(self._queue) >= self._limits.waiting:
+            raise unavailable(self._peer, f"{len(self._queue)} requests wait for room already", sent=False)
         try:
             async with asyncio.timeout(within_s):
                 await self._line_up(route, size)
@@ -208,24 +216,18 @@ class Calls:
         return self._loop.time() - began_s
 
     async def _line_up(self, route: int, size: int) -> None:
-        first = True
-        while not self.has_room(size) or (first and self._queue):
-            turn: asyncio.Future[None] = self._loop.create_future()
-            if first:
-                self._queue.append(turn)
-            else:
-                self._queue.appendleft(turn)  # it was the first, and stays it
-            first = False
-            try:
+        """Wait at the end of the line. Whoever is woken stays at its head until there is room: nobody overtakes."""
+        queue, turn = self._queue, self._loop.create_future()
+        queue.append(turn)
+        try:
+            while queue[0] is not turn or not self.has_room(size):
+                if turn.done():
+                    turn = queue[0] = self._loop.create_future()
                 await turn
-            except asyncio.CancelledError:
-                if turn in self._queue:
-                    self._queue.remove(turn)
-                else:
-                    self.wake()  # its turn goes to the next
-                raise
-            self._require(route, size)
-        self._loop.call_soon(self.wake)  # after this one has taken its room, there may be some left
+                self._require(route, size)
+        finally:
+            queue.remove(turn)
+            self._loop.call_soon(self.wake)  # after this one has taken its room, there may be some left
 
     def _require(self, route: int, size: int) -> None:
         if self._ended is not None:
@@ -236,15 +238,11 @@ class Calls:
                 problem=f"{size} bytes, runner {self._peer} takes {self._limits.body_most_bytes}",
                 hint="it was not sent; send less at once, or raise frame_limit on all runners",
             )
-        if len(self._queue) >= self._limits.waiting:
-            raise unavailable(self._peer, f"{len(self._queue)} requests wait for room already", sent=False)
 
     def wake(self) -> None:
-        """Something has ended: let the next one in."""
-        while self._queue and self._queue[0].done():
-            self._queue.popleft()
-        if self._queue and (len(self) < self._limits.in_flight):
-            self._queue.popleft().set_result(None)
+        """Something has ended: let the next one look whether there is room."""
+        if self._queue and not self._queue[0].done() and len(self) < self._limits.in_flight:
+            self._queue[0].set_result(None)
 
 
 def unavailable(peer: str, problem: str, *, sent: bool) -> RunnerUnavailable:

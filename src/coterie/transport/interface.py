@@ -10,7 +10,7 @@ A route is a small number that both sides know; what it means, and what is in th
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from coterie.kernel.service import Service
@@ -19,6 +19,8 @@ from coterie.transport.frames import FRAME_LIMIT_BYTES
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from coterie.transport.envelopes import Terms
 
 Presence = Literal["present", "other", "refused", "stranger", "silent"]
 """What answers at an address: the runner; another incarnation; nobody; somebody without our secret; no answer."""
@@ -63,7 +65,16 @@ class Limits:
     backoff_most_s: float = 2.0
     """… up to this."""
     goodbye_s: float = 1.0
-    """How long `stop` waits for what is written to leave."""
+    """How long whoever says goodbye waits for the other end to close."""
+
+    def agreed(self, theirs: Terms) -> Limits:
+        """What may be sent to a peer with such terms."""
+        return replace(
+            self,
+            body_most_bytes=min(self.body_most_bytes, theirs.body_most_bytes),
+            in_flight=min(self.in_flight, theirs.in_flight),
+            in_flight_bytes=min(self.in_flight_bytes, theirs.in_flight_bytes),
+        )
 
 
 class Request(Protocol):
@@ -156,7 +167,7 @@ class Wire(Protocol):
         """A connection is about to be closed."""
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Listen no more. Connections go on."""
         ...
 

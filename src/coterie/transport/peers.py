@@ -125,7 +125,7 @@ class Peers(Transport):
 
     async def _stop(self) -> None:
         """Whoever drains has done so before: those who wait now are told, not waited for."""
-        self._wire.close()
+        await self._wire.close()
         self._gate.close()
         connections = list(self._roster.everyone)
         for connection in connections:

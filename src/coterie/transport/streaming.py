@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from coterie.errors import CoterieError
     from coterie.transport.envelopes import Item, Request
     from coterie.transport.inflight import Calls, Sends
-    from coterie.transport.wheel import Slot
 
 ITEM_BYTES = 64
 
@@ -50,16 +49,17 @@ class Reading:
         self._over = False
         self._error: CoterieError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._heard_s = self._loop.time()
+        self.until_s = self._loop.time() + self._within_s
         calls.last_id += 1
         self._number = request.id = calls.last_id
         calls.streams[self._number] = self
-        self._slot: Slot = calls.wheel.add(self._number, within_s)
+        if self.until_s < calls.deadlines.next_s:
+            calls.deadlines.arm(self.until_s)
         send(request)
 
     async def next(self) -> bytes | None:
         """The next item; None at the end."""
-        self._heard_s = self._loop.time()
+        self.until_s = self._loop.time() + self._within_s
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -87,7 +87,7 @@ class Reading:
 
     def take(self, frame: Item) -> None:
         """An item came."""
-        self._heard_s = self._loop.time()
+        self.until_s = self._loop.time() + self._within_s
         if self._owed_bytes >= self._window_bytes:
             raise ProtocolError(f"a stream sends on without credit, {self._owed_bytes} bytes ahead of its reader")
         self._owed_bytes += weight(frame.body)
@@ -98,19 +98,14 @@ class Reading:
         """Nothing more will come."""
         assert not self._over, "a stream ends once"
         self._over, self._error = True, error
-        self._slot.pop(self._number, None)
         self._wake()
         self._calls.wake()
 
     def expired(self) -> None:
-        """The wheel turned: too long a silence, unless something happened since."""
-        left_s = self._heard_s + self._within_s - self._loop.time()
-        if left_s > 0:
-            self._slot = self._calls.wheel.add(self._number, left_s)
-            return
-        del self._calls.streams[self._number]
-        self._send(Cancel(self._number))
-        self.finish(SendTimeout(target=f"a stream from runner {self._peer}", waited_s=self._within_s))
+        """Too long a silence."""
+        if self._calls.streams.pop(self._number, None) is not None:  # unless another has cost the connection
+            self._send(Cancel(self._number))
+            self.finish(SendTimeout(target=f"a stream from runner {self._peer}", waited_s=self._within_s))
 
     def _give_back(self, size: int) -> None:
         self._given_bytes += size

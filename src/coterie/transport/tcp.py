@@ -6,11 +6,13 @@ Unix sockets between processes of one host measured 0.87 to 1.03 times TCP on lo
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
 from coterie.kernel.readings import split_address
 from coterie.transport.identity import advertised_address, is_loopback
 from coterie.transport.listening import Plug, tune, warn_in_the_clear
+from coterie.transport.lobby import Lobby
 from coterie.transport.tls import client_context, server_context
 
 if TYPE_CHECKING:
@@ -27,9 +29,11 @@ class TcpWire:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._tls_server, self._tls_client = server_context(settings), client_context(settings)
+        self._listener: socket.socket | None = None
+        self._plug: Plug | None = None
         self._server: asyncio.Server | None = None
+        self._lobby: Lobby | None = None
         self._plugs: dict[asyncio.BaseTransport, Plug] = {}
-        self._listening: list[Plug] = []
 
     async def listen(self, factory: Callable[[], asyncio.Protocol]) -> str:
         """Bind and accept; the address to tell others.
@@ -38,11 +42,15 @@ class TcpWire:
             ConfigurationError: There is no single address to tell others.
             OSError: It cannot be bound.
         """
-        host, port = split_address(self._settings.listen)
-        loop = asyncio.get_running_loop()
-        server = self._server = await loop.create_server(factory, host, port, ssl=self._tls_server, backlog=_BACKLOG)
-        self._listening = [Plug(each) for each in server.sockets]
-        address = advertised_address(self._settings, server.sockets[0].getsockname()[:2])
+        listener = self._listener = await self._bind()
+        self._plug = Plug(listener)
+        if self._tls_server is None:
+            self._server = await asyncio.get_running_loop().create_server(factory, sock=listener, backlog=_BACKLOG)
+        else:
+            listener.listen(_BACKLOG)
+            self._lobby = Lobby(self._tls_server, factory)
+            self._lobby.open(listener)
+        address = advertised_address(self._settings, listener.getsockname()[:2])
         warn_in_the_clear(self._settings, self._settings.listen)
         return address
 
@@ -66,10 +74,28 @@ class TcpWire:
         if plug is not None:
             plug.pull()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Listen no more."""
-        for plug in self._listening:
-            plug.pull()
+        if self._lobby is not None:
+            await self._lobby.close()
         if self._server is not None:
             self._server.close()
-            self._server = None
+        if self._listener is not None:
+            assert self._plug is not None, "made together"
+            self._plug.pull()
+            self._listener.close()
+
+    async def _bind(self) -> socket.socket:
+        host, port = split_address(self._settings.listen)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+        return listener

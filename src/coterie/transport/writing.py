@@ -25,6 +25,7 @@ HIGH_BYTES = 1024 * 1024
 """What the socket's own buffer holds before writing pauses."""
 
 _GIVE_UP = 4
+_SMALL_BYTES = 2_048
 _pack = struct.Struct(">I").pack
 
 
@@ -48,7 +49,7 @@ class Outbox:
     ) -> None:
         self.calls: Calls | None = None  # told up to which request everything may have left
         self.sealer: Sealer | None = None
-        self.held_bytes = 0
+        self.held_bytes = 0  # small frames of this turn are left out while the socket takes everything
         self.is_holding = False  # a flush will come: at the end of a read, or of the loop's turn
         self.is_reading_paused = False
         self._loop = loop
@@ -58,6 +59,8 @@ class Outbox:
         self._frames: list[bytes] = []
         self._paused = False
         self._closed = False
+        self._unwritten_bytes = 0
+        self._careful = False  # one of the two
         transport.set_write_buffer_limits(high=HIGH_BYTES)
 
     @property
@@ -69,17 +72,26 @@ class Outbox:
         """Queue a frame; a lone one leaves at once."""
         body = _encode(frame)
         size = len(body)
-        if lone and not (self.is_holding or self._frames or self._closed):
-            self._write(_pack(size) + body)
+        if self._careful or size > _SMALL_BYTES:
+            self._send_counted(size, body)
             return
+        if not self.is_holding:
+            if lone and not self._frames:
+                self._write(_pack(size) + body)
+                return
+            self.is_holding = True
+            self._loop.call_soon(self._turn_over)
+        self._frames += (_pack(size), body)
+
+    def _send_counted(self, size: int, body: bytes) -> None:
         if self._closed:
             return
         self._frames += (_pack(size), body)
-        self.held_bytes = held_bytes = self.held_bytes + size + 4
+        self.held_bytes += size + 4
         if not self.is_holding:
             self.is_holding = True
             self._loop.call_soon(self._turn_over)
-        if held_bytes > self._most_bytes:
+        if self.is_full:
             self._crowded()
 
     def flush(self) -> None:
@@ -96,19 +108,25 @@ class Outbox:
 
     def pause(self) -> None:
         """The socket's buffer is full."""
-        self._paused = True
+        self._paused = self._careful = True
+        self.held_bytes = sum(map(len, self._frames))
 
     def resume(self) -> None:
         """There is room again."""
-        self._paused = False
+        self._paused = self._careful = False
         self.flush()
         if self.is_reading_paused and self.held_bytes * 2 <= self._most_bytes and not self._closed:
             self.is_reading_paused = False
             self._transport.resume_reading()
 
+    def moves(self) -> bool:
+        """Whether the peer has taken something since this was asked before; asked while nothing is read from it."""
+        before, self._unwritten_bytes = self._unwritten_bytes, self._transport.get_write_buffer_size()
+        return self.is_reading_paused and before != self._unwritten_bytes
+
     def close(self) -> None:
         """Write no more; what is kept is dropped, and provably never left."""
-        self._closed = True
+        self._closed = self._careful = True
         self._frames.clear()
         self.held_bytes = 0
 
@@ -131,7 +149,7 @@ class Outbox:
             count += 2
         piece = b"".join(self._frames[:count])
         del self._frames[:count]
-        self.held_bytes -= size
+        self.held_bytes = max(0, self.held_bytes - size)
         return piece
 
     def _crowded(self) -> None:

@@ -1,0 +1,179 @@
+"""The table of requests: ids never used again, one outcome each, bounds in both counts and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coterie.errors import MailboxFull, MalformedMessage, RunnerUnavailable, SendTimeout
+from coterie.testing.running import current_loop
+from coterie.transport.envelopes import Cancel, End, Failure, Item, Reply, Request, pack_error
+from coterie.transport.frames import ProtocolError
+from coterie.transport.inflight import Calls, unavailable
+from coterie.transport.interface import Limits
+
+LIMITS = Limits(body_most_bytes=10_000, in_flight=4, in_flight_bytes=20_000, waiting=3)
+
+
+class Table:
+    """Calls, with what they send."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.sent: list[Any] = []
+        self.calls = Calls(asyncio.get_running_loop(), peer="web-2", send=self._send, limits=limits)
+
+    def _send(self, frame: object, lone: bool = False) -> None:
+        self.sent.append(frame)
+
+    def ask(self, body: bytes = b"", *, within_s: float = 5.0) -> asyncio.Task[bytes]:
+        return asyncio.ensure_future(self.calls.request(1, body, within_s, b""))
+
+    def asked(self) -> list[int]:
+        return [frame.id for frame in self.sent if isinstance(frame, Request)]
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_ids_count_up_and_are_never_used_again_incident_39() -> None:
+    table = Table()
+    first = table.ask()
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    second = table.ask()
+    await asyncio.sleep(0)
+    assert table.asked() == [1, 2]
+    table.calls.replied(Reply(1, b"for the cancelled one"))
+    assert not second.done()
+    assert table.calls.dropped == 1
+    table.calls.replied(Reply(2, b"for the second"))
+    assert await second == b"for the second"
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_a_reply_in_the_same_turn_as_a_cancellation_is_dropped_without_harm() -> None:
+    table = Table()
+    call = table.ask()
+    await asyncio.sleep(0)
+    call.cancel()
+    table.calls.replied(Reply(1, b"late"))
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert len(table.calls) == 0
+    assert not [frame for frame in table.sent if isinstance(frame, Cancel)], "it was answered: nothing to cancel"
+
+
+@pytest.mark.simulated(seeds=1)
+@pytest.mark.parametrize("frame", [Reply(7, b""), Failure(7, "x"), Item(7, b""), End(7), Reply(0, b"")], ids=repr)
+async def test_an_answer_to_what_was_never_asked_breaks_off(frame: Any) -> None:
+    calls = Table().calls
+    handlers: dict[Any, Any] = {Reply: calls.replied, Failure: calls.failed, Item: calls.item, End: calls.ended}
+    handle = handlers[type(frame)]
+    with pytest.raises(ProtocolError, match="0 were asked"):
+        handle(frame)
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_a_stream_item_for_a_plain_request_is_dropped() -> None:
+    table = Table()
+    call = table.ask()
+    await asyncio.sleep(0)
+    table.calls.item(Item(1, b"what?"))
+    table.calls.replied(Reply(1, b"reply"))
+    assert await call == b"reply"
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_an_expired_call_is_cancelled_at_the_peer_and_its_late_reply_dropped() -> None:
+    table = Table()
+    with pytest.raises(SendTimeout, match=r"no reply from runner web-2 within 0\.25s"):
+        await table.ask(within_s=0.25)
+    assert table.sent[-1] == Cancel(1)
+    table.calls.replied(Reply(1, b"late"))
+    assert table.calls.dropped == 1
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_a_failure_is_raised_as_the_error_it_was() -> None:
+    table = Table()
+    call = table.ask()
+    await asyncio.sleep(0)
+    table.calls.failed(Failure(1, *pack_error(MailboxFull(entity="Account/alice", waiting=7))))
+    with pytest.raises(MailboxFull):
+        await call
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_a_loss_tells_each_whether_it_can_have_left() -> None:
+    table = Table()
+    calls = [table.ask() for _ in range(6)]  # four in flight, two wait for room
+    await asyncio.sleep(0.1)
+    table.calls.left_id = 2
+    table.calls.lost(unavailable("web-2", "gone", sent=True))
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [getattr(error, "sent", None) for error in errors] == [True, True, False, False, False, False]
+    assert {type(error) for error in errors} == {RunnerUnavailable}
+    assert len({id(error) for error in errors}) == 6, "an error object belongs to one caller"
+    with pytest.raises(RunnerUnavailable, match="gone"):
+        await table.ask()
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_a_body_beyond_the_limit_is_refused_before_anything_is_sent() -> None:
+    table = Table()
+    with pytest.raises(MalformedMessage, match="10001 bytes"):
+        await table.ask(bytes(10_001))
+    assert table.sent == []
+    assert table.calls.last_id == 0
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_bounds_hold_and_everybody_is_served_in_order_whatever_is_cancelled() -> None:
+    chance = random.Random(current_loop().seed)
+    table = Table(replace(LIMITS, waiting=1_000))
+    calls: list[asyncio.Task[bytes]] = []
+    for number in range(300):
+        calls.append(table.ask(b"%d " % number + bytes(chance.choice([0, 600, 9_000])), within_s=60.0))
+        if chance.random() < 0.3:
+            chance.choice(calls).cancel()
+        await asyncio.sleep(0)
+        waiting = table.calls._waiting
+        assert len(waiting) <= LIMITS.in_flight
+        assert table.calls._bytes <= LIMITS.in_flight_bytes
+        if waiting and chance.random() < 0.5:
+            table.calls.replied(Reply(chance.choice(list(waiting)), b""))
+    while not all(call.done() for call in calls):
+        for number in list(table.calls._waiting):
+            table.calls.replied(Reply(number, b""))
+        await asyncio.sleep(0)
+    bodies = [int(frame.body.split(b" ")[0]) for frame in table.sent if isinstance(frame, Request)]
+    assert bodies == sorted(bodies), "first come, first served"
+    assert len(table.calls) == table.calls._bytes == len(table.calls._queue) == 0
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_more_than_the_bound_of_those_who_wait_are_refused_unsent() -> None:
+    table = Table()
+    calls = [table.ask() for _ in range(4 + 3 + 1)]
+    await asyncio.sleep(0.1)
+    with pytest.raises(RunnerUnavailable, match="3 requests wait for room already") as told:
+        await calls[-1]
+    assert not told.value.sent
+    assert not any(call.done() for call in calls[:-1])
+    table.calls.lost(unavailable("web-2", "gone", sent=True))
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_a_single_body_larger_than_the_bound_on_bytes_still_gets_through() -> None:
+    table = Table(replace(LIMITS, in_flight_bytes=5_000))
+    first, second = table.ask(bytes(9_000)), table.ask(bytes(9_000))
+    await asyncio.sleep(0.1)
+    assert table.asked() == [1]
+    table.calls.replied(Reply(1, b""))
+    await asyncio.sleep(0.1)
+    table.calls.replied(Reply(2, b""))
+    assert (await first, await second) == (b"", b"")
