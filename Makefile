@@ -5,10 +5,11 @@ PY := .venv/bin/python
 QUICK := not processes and not nightly and not simulation and not interleavings
 UV := uv==0.13.7
 SEEDS ?= 200
+FRAMES ?= 1000000
 WORKLOAD ?= kv fenced
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit simulation interleavings processes sim plants nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
+.PHONY: help demo test lint types unit simulation interleavings processes sim fuzz plants nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -70,6 +71,9 @@ processes: .venv/dev.stamp ## tests that start and kill real processes (a sample
 
 sim: .venv/dev.stamp ## many seeds: make sim SEEDS=5000 WORKLOAD=kv
 	@$(PY) -m coterie.testing.campaign $(WORKLOAD:%=tests.simulation.workloads.%:main) --seeds $(SEEDS)
+
+fuzz: .venv/dev.stamp ## frames of junk at the transport: make fuzz FRAMES=10000000
+	@$(PY) -m tests.unit.transport.fuzz --frames $(FRAMES)
 
 plants: .venv/dev.stamp ## plant every known bug and print which instrument found it, after how much
 	@$(PY) -m tests.simulation.plants
