@@ -1,7 +1,7 @@
 """What one connection has to write: coalesced, sealed where need be, and bounded.
 
-Frames of one turn of the loop leave together, those that a read caused when it is worked off, and a frame for which
-nothing else is under way at once (a lone call is a sixth faster for it).
+Frames of one turn of the loop leave together (some hundreds at a time), those that a read caused when it is worked off,
+and a frame for which nothing else is under way at once (a lone call is a sixth faster for it).
 
 What the socket does not take is kept here. Above the bound nothing is read either, so that no more is asked of us;
 at four times the bound the connection is given up.
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from coterie.transport.sealing import Sealer
 
 HIGH_BYTES = 1024 * 1024
-"""What the socket's own buffer holds before writing pauses."""
+"""What is joined to one write at most, about."""
+
+SOCKET_BYTES = 8 * 1024
+"""What the event loop's own buffer holds before writing pauses. Low, since above it uvloop writes at once instead of
+at the end of its turn: so the peer works on the first frames of a large turn while we still make the last ones."""
+
+_EARLY = 2 * 200
+"""After so many frames (two pieces each) of one turn the first ones leave. One in flight pays nothing for it; with
+1,000 in flight it measured 1.3 to 1.8 times the requests per second; with 64 frames less, with 128 to 256 alike."""
 
 _GIVE_UP = 4
 _SMALL_BYTES = 2_048
@@ -61,7 +69,7 @@ class Outbox:
         self._closed = False
         self._unwritten_bytes = 0
         self._careful = False  # one of the two
-        transport.set_write_buffer_limits(high=HIGH_BYTES)
+        transport.set_write_buffer_limits(high=SOCKET_BYTES)
 
     @property
     def is_full(self) -> bool:
@@ -81,7 +89,10 @@ class Outbox:
                 return
             self.is_holding = True
             self._loop.call_soon(self._turn_over)
-        self._frames += (_pack(size), body)
+        frames = self._frames
+        frames += (_pack(size), body)
+        if len(frames) >= _EARLY:
+            self.flush()
 
     def _send_counted(self, size: int, body: bytes) -> None:
         if self._closed:
