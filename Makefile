@@ -90,7 +90,7 @@ bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="
 coverage: unit ## unit tests, then what they do not reach
 	@$(PY) -m coverage report
 
-matrix: ## unit and contract tests on Python 3.11, 3.12 and 3.13
+matrix: ## unit and contract tests on Python 3.11, 3.12 and 3.13 (all on PATH; with pyenv set PYENV_VERSION)
 	@for version in 3.11 3.12 3.13; do \
 	    echo "Python $$version"; \
 	    test -x .venv-$$version/bin/python || python$$version -m venv .venv-$$version || exit 1; \
