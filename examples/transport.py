@@ -45,7 +45,7 @@ class Handler:
         print("  the caller of route", request.route, "has left")
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        print("  a notice:", body.decode())
+        print("  a notice on route", route, "from", peer, dict(headers), body.decode())
 
 
 def transport(incarnation: str, secret: bytes, *, listens: bool) -> Peers:
