@@ -1,1 +1,1 @@
-"""Every pair of critical transactions in every order on a real PostgreSQL [REVIEW m16]."""
+"""Every pair of critical transactions in every order on a real PostgreSQL [m16]."""

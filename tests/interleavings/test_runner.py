@@ -100,7 +100,7 @@ async def test_a_deadlock_may_be_given_up(url: str) -> None:
 
 
 async def test_a_commit_whose_client_is_gone_takes_effect_when_it_is_let_go(url: str) -> None:
-    """REVIEW C1 U: until then nobody sees it, and its locks are held."""
+    """C1 U: until then nobody sees it, and its locks are held."""
     reader = Script("reader", (_get("early"), _set("k", "b"), _get("late")))
     pair = _pair(Script("writer", atomic(_set("k", "a"))), reader)
     async with stage(url) as on:

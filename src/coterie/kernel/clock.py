@@ -8,7 +8,7 @@ from typing import Protocol
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Counts suspension (a closed laptop), which CLOCK_MONOTONIC on Linux does not (REVIEW M13).
+# Counts suspension (a closed laptop), which CLOCK_MONOTONIC on Linux does not [M13].
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

@@ -1,4 +1,4 @@
-"""Group commit: writes that arrive while a commit is under way share the next one [REVIEW M3].
+"""Group commit: writes that arrive while a commit is under way share the next one [M3].
 
 One task per process folds what has queued. Nobody waits for a timer: a lone write is committed at once, and a
 busy queue makes large groups by itself. Members stay independent: each gets its own result, and a group that

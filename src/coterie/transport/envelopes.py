@@ -8,7 +8,7 @@ Rules for rolling deploys (N and N + 1 talk to each other, see also `identity.PR
 - A kind below `OPTIONAL_FROM` is sent only in a protocol version that has it; unknown, it breaks the connection.
 - A kind from `OPTIONAL_FROM` on may be sent to anybody: whoever does not know it skips it.
 
-Depth and width: no field is a list or a map, so there is nothing to nest (RELIABILITY 3.3, no. 5). Headers and facts
+Depth and width: no field is a list or a map, so there is nothing to nest. Headers and facts
 are bytes of a bounded size, read when somebody asks for them.
 """
 

@@ -4,7 +4,7 @@
     │ length, >u32 │ body          │   1 <= length <= limit
     └──────────────┴───────────────┘
 
-The length is judged as soon as it is there, before anything of the body is kept (RELIABILITY 3.3, no. 5).
+The length is judged as soon as it is there, before anything of the body is kept.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Limits:
     in_flight: int = 16_384
     """Requests of one side on one connection; more wait for room, within their deadline."""
     in_flight_bytes: int = 64 * 1024 * 1024
-    """Their bodies together, and what waits to be written (RELIABILITY 3.3, no. 5)."""
+    """Their bodies together, and what waits to be written."""
     waiting: int = 16_384
     """Callers that wait for room on one connection; more are refused."""
     window_bytes: int = 256 * 1024

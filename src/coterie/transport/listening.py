@@ -214,6 +214,6 @@ def in_the_clear(settings: Settings, address: str) -> str | None:
 
 
 def warn_in_the_clear(settings: Settings, address: str) -> None:
-    """Say so at each start (RELIABILITY 3.3, no. 1)."""
+    """Say so at each start."""
     if (warning := in_the_clear(settings, address)) is not None:
         log.warning("%s", warning)

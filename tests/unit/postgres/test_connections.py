@@ -1,4 +1,4 @@
-"""Connections: their settings, their addresses in texts, and what a failed connect says (UX e)."""
+"""Connections: their settings, their addresses in texts, and what a failed connect says."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def plan_of(connection: asyncpg.Connection[Any], name: str) -> dict[str, A
 
 @pytest.mark.parametrize("state", STATES)
 async def test_hot_statements_find_rows_by_key(postgres_url: str, state: str) -> None:
-    """STACK 1b: never a walk over the table, the cluster, or the wrong index; and rows in key order [M3]."""
+    """Never a walk over the table, the cluster, or the wrong index; and rows in key order [M3]."""
     async with new_storage(postgres_url):
         pass
     async with stranger(postgres_url) as connection:

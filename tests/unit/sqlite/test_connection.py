@@ -45,7 +45,7 @@ async def test_an_old_library_is_refused_at_start_before_the_file_is_touched(
 
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_file_is_opened_durable_and_without_sqlites_own_waiting(path: Path, writes: bool) -> None:
-    """Incident 30: synchronous=FULL verified; REVIEW: busy_timeout starves."""
+    """Incident 30: synchronous=FULL verified; SQLite's own waiting starves."""
     connection = open_file(path, writes=writes)
     names = ("journal_mode", "synchronous", "foreign_keys", "mmap_size", "trusted_schema", "busy_timeout")
     assert [connection.pragma(name) for name in names] == ["wal", 2, 1, 0, 0, 0]

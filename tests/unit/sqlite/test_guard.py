@@ -1,4 +1,4 @@
-"""REVIEW C2: nobody else in our process opens the file."""
+"""C2: nobody else in our process opens the file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opens(path: Path) -> dict[str, Callable[[], object]]:
 async def test_the_files_cannot_be_opened_from_python_while_they_are_in_use(
     new: Opener, path: Path, ending: str
 ) -> None:
-    """REVIEW C2: any close would drop our locks, and rows that others committed would vanish."""
+    """C2: any close would drop our locks, and rows that others committed would vanish."""
     async with new() as storage:
         await storage.dedicated()
         target = path.with_name(path.name + ending)

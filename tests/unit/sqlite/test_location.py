@@ -102,7 +102,7 @@ def test_a_machine_without_mountinfo_refuses_nothing() -> None:
 async def test_a_file_on_a_network_file_system_is_refused_at_start(
     new: Opener, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """REVIEW C3: locks do not hold there."""
+    """C3: locks do not hold there."""
     mounts = tmp_path / "mountinfo"
     mounts.write_text("22 1 0:40 / / rw,relatime shared:1 - nfs4 server:/export rw\n")
     monkeypatch.setattr(location, "_MOUNTINFO", mounts)

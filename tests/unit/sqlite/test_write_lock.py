@@ -1,4 +1,4 @@
-"""REVIEW C3: who waits for the write lock learns who holds it."""
+"""C3: who waits for the write lock learns who holds it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def begun(storage: SqliteStorage) -> None:
 
 @pytest.mark.processes
 async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, child: Callable[..., Child]) -> None:
-    """REVIEW C3: a process stopped inside a commit stops everybody; the kernel knows which one."""
+    """C3: a process stopped inside a commit stops everybody; the kernel knows which one."""
     async with new(lock_limit_s=0.3) as storage:
         await storage.kv.put(KvPut("before", b"1", 1))
         assert storage.write_lock_holder() is None
@@ -60,7 +60,7 @@ async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, ch
 async def test_leases_can_be_written_while_the_main_file_is_stuck(
     new: Opener, path: Path, child: Callable[..., Child]
 ) -> None:
-    """REVIEW C3: that is why they have a file of their own."""
+    """C3: that is why they have a file of their own."""
     async with new(lock_limit_s=0.2) as storage:
         leases = await storage.dedicated()
         holder = child("hold", str(path))
@@ -74,7 +74,7 @@ async def test_leases_can_be_written_while_the_main_file_is_stuck(
 
 
 async def test_a_whole_group_waits_once_and_not_member_by_member(new: Opener, path: Path) -> None:
-    """REVIEW C3, M3: nothing began, so there is nothing to run again one by one."""
+    """C3, M3: nothing began, so there is nothing to run again one by one."""
     async with new(lock_limit_s=0.3) as storage:
         other = apsw.Connection(str(path))
         other.execute("begin immediate")

@@ -1,4 +1,4 @@
-"""Bad input at every boundary: only ProtocolError inside, only the connection's end outside (RELIABILITY 2e)."""
+"""Bad input at every boundary: only ProtocolError inside, only the connection's end outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handshake matrix (RELIABILITY 2e): who is let in, who is not, and that nothing else is looked at (X1)."""
+"""The handshake matrix: who is let in, who is not, and that nothing else is looked at (X1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identity, host id and addresses: what others are told about this process (REVIEW M2)."""
+"""Identity, host id and addresses: what others are told about this process [M2]."""
 
 from __future__ import annotations
 

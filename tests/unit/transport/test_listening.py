@@ -1,4 +1,4 @@
-"""The door: few strangers, little time, few lines (RELIABILITY 3.3, no. 1 and 2; P13)."""
+"""The door: few strangers, little time, few lines (P13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before TLS the same holds as after it: few strangers, little time (RELIABILITY 3.3, no. 2; incident 41)."""
+"""Before TLS the same holds as after it: few strangers, little time (incident 41)."""
 
 from __future__ import annotations
 

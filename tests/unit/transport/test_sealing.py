@@ -1,4 +1,4 @@
-"""Sealed records: whatever somebody in between does to them is noticed (RELIABILITY 3.3, no. 3)."""
+"""Sealed records: whatever somebody in between does to them is noticed."""
 
 from __future__ import annotations
 
