@@ -83,7 +83,7 @@ async def ours(
     serve = partial(_serve, answers, shield, files)
     async with peers.elsewhere(serve, pinned=pinned) as address, _transport(HERE, shield, files, None) as transport:
         peer = PeerAddress(address, THERE)
-        yield lambda body: transport.request(peer, 1, body, within_s=30)
+        yield partial(transport.request, peer, 1, within_s=30)
 
 
 async def _serve(answers: Answers, shield: Shield, files: Mapping[str, str]) -> str:
