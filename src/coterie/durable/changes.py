@@ -104,7 +104,10 @@ class KeyValues(Service):
         else:
             self._changes[key] = [change]
             self.tasks.spawn(self._work_off(key), name="modify")
-        return await change.done
+        new = await change.done
+        if ttl_s is not None:
+            self._purge_now_and_then()
+        return new
 
     async def _work_off(self, key: str) -> None:
         group: list[_Change] = []
