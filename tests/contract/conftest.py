@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 Passing = Callable[[float], Awaitable[None]]
 
 
-def new_storage(url: str, *, name: str = "default") -> Storage:
+def new_storage(url: str, *, name: str = "default", check_schema: bool = True) -> Storage:
     settings = Settings.load({"url": url, "name": name}, environ={})
-    return open_storage(settings, incarnation="0" * 31 + "1", clock=SystemClock(), chance=Chance())
+    clock, chance = SystemClock(), Chance()
+    return open_storage(settings, incarnation="0" * 31 + "1", clock=clock, chance=chance, check_schema=check_schema)
 
 
 @pytest.fixture(params=["memory", "file", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -58,8 +58,7 @@ async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json
             click.echo(_as_json(storage, applied, steps, act=act))
         else:
             click.echo(_as_text(storage, applied, steps, act=act))
-            later = await storage.schema.pending("post")
-            if act == "apply" and later:
+            if act == "apply" and await storage.schema.pending("post"):
                 click.echo("when no older version runs: coterie migrate --apply --phase post", err=True)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.errors import MalformedMessage
 from coterie.kernel.codec import codec_for
-from coterie.kernel.durations import to_timedelta
+from coterie.kernel.durations import to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -146,7 +146,7 @@ def _what(full: str) -> str:
 
 
 def _seconds(ttl: Duration | None) -> float | None:
-    return None if ttl is None else to_timedelta(ttl, what="ttl").total_seconds()
+    return None if ttl is None else to_seconds(ttl, what="ttl")
 
 
 def _checked(prefix: str, key: Any) -> str:

@@ -21,7 +21,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.addresses import new_incarnation
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.kernel.durations import to_timedelta
+from coterie.kernel.durations import to_seconds, to_timedelta
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.clocks import LocalTime, SimClock
 from coterie.testing.database import SimulatedDatabase
@@ -220,7 +220,7 @@ class Simulation:
 
     async def advance(self, by: Duration) -> None:
         """Let virtual time pass."""
-        await asyncio.sleep(to_timedelta(by, what="by").total_seconds())
+        await asyncio.sleep(to_seconds(by, what="by"))
 
     async def wait_until(self, condition: Callable[[], object], *, within: Duration = "60s") -> None:
         """Wait until a condition (a plain or a coroutine function) holds, for so much virtual time at most."""
@@ -233,7 +233,7 @@ class Simulation:
 
     def restart_storage(self, *, down: Duration = "500ms") -> Awaitable[None]:
         """Restart the database: all connections break, new ones are refused for a while, nothing committed is lost."""
-        self.database.restart(down_ns=int(to_timedelta(down, what="down").total_seconds() * 1e9))
+        self.database.restart(down_ns=int(to_seconds(down, what="down") * 1e9))
         return _done(self.loop)
 
     async def calm(self) -> None:

@@ -89,10 +89,6 @@ class Frames:
         if at < end:
             self._rest += stream[at:]
 
-    def fits(self, size_bytes: int) -> bool:
-        """Whether a body of this size may be sent to a peer with the same limit."""
-        return 0 < size_bytes <= self._limit_bytes
-
 
 def framed(bodies: Iterable[bytes]) -> bytes:
     """Many bodies as one piece to write."""
