@@ -1,16 +1,16 @@
-"""Rivals for the transport, each a server in another process and a caller here: raw echo, bare frames, grpc.aio."""
+"""Rivals for the transport, each a server in another process and a caller here: raw echo and grpc.aio.
+
+Our own bare frames are in `prototypes`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
 import os
-import struct
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Call = Callable[[bytes], Awaitable[bytes]]
 Serve = Callable[[], Awaitable[str]]
 
-_LENGTH = struct.Struct(">I")
 CORE = {0}
 
 
@@ -90,103 +89,12 @@ class _EchoCaller(_Echo):
 
 
 async def serve_echo() -> str:
-    return await _listen(_Echo)
+    return await listen(_Echo)
 
 
 @asynccontextmanager
 async def call_echo(address: str) -> AsyncIterator[Call]:
-    caller = await _connect(address, _EchoCaller)
-    yield caller.call
-    caller.transport.close()
-
-
-# Bare frames: the shape of our transport without handshake, limits, deadlines, back-pressure and cancellation.
-
-
-class _Frame(msgspec.Struct, array_like=True, gc=False):
-    id: int
-    body: bytes
-
-
-_ENCODE = msgspec.msgpack.Encoder().encode
-_DECODE = msgspec.msgpack.Decoder(_Frame).decode
-
-
-class _Bare(asyncio.Protocol):
-    def __init__(self) -> None:
-        self.buffer = b""
-        self.out: list[bytes] = []
-        self.loop = asyncio.get_running_loop()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
-
-    def send(self, frame: _Frame) -> None:
-        body = _ENCODE(frame)
-        if not self.out:
-            self.loop.call_soon(self._flush)
-        self.out.append(_LENGTH.pack(len(body)))
-        self.out.append(body)
-
-    def _flush(self) -> None:
-        self.transport.write(b"".join(self.out))
-        self.out.clear()
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self.buffer + data if self.buffer else data
-        at, size = 0, len(buffer)
-        while size - at >= 4:
-            end = at + 4 + _LENGTH.unpack_from(buffer, at)[0]
-            if end > size:
-                break
-            self.received(_DECODE(buffer[at + 4 : end]))
-            at = end
-        self.buffer = buffer[at:]
-
-    def received(self, frame: _Frame) -> None:
-        raise NotImplementedError
-
-
-class _BareInline(_Bare):
-    def received(self, frame: _Frame) -> None:
-        self.send(frame)
-
-
-class _BareTask(_Bare):
-    def received(self, frame: _Frame) -> None:
-        self.loop.create_task(self._handle(frame))
-
-    async def _handle(self, frame: _Frame) -> None:
-        self.send(frame)
-
-
-class _BareCaller(_Bare):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = 0
-        self.waiting: dict[int, asyncio.Future[bytes]] = {}
-
-    def call(self, body: bytes) -> Awaitable[bytes]:
-        self.last += 1
-        waiter = self.waiting[self.last] = self.loop.create_future()
-        self.send(_Frame(self.last, body))
-        return waiter
-
-    def received(self, frame: _Frame) -> None:
-        self.waiting.pop(frame.id).set_result(frame.body)
-
-
-async def serve_bare_inline() -> str:
-    return await _listen(_BareInline)
-
-
-async def serve_bare_task() -> str:
-    return await _listen(_BareTask)
-
-
-@asynccontextmanager
-async def call_bare(address: str) -> AsyncIterator[Call]:
-    caller = await _connect(address, _BareCaller)
+    caller = await connect(address, _EchoCaller)
     yield caller.call
     caller.transport.close()
 
@@ -205,7 +113,7 @@ async def serve_grpc() -> str:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"Echo": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    _keep.append(server)
+    keep.append(server)
     return f"127.0.0.1:{port}"
 
 
@@ -217,17 +125,17 @@ async def call_grpc(address: str) -> AsyncIterator[Call]:
         yield channel.unary_unary("/bench/Echo")
 
 
-_keep: list[Any] = []
+keep: list[Any] = []
 
 
-async def _listen(factory: Callable[[], asyncio.Protocol]) -> str:
+async def listen(factory: Callable[[], asyncio.Protocol]) -> str:
     server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0)
-    _keep.append(server)
+    keep.append(server)
     host, port = server.sockets[0].getsockname()[:2]
     return f"{host}:{port}"
 
 
-async def _connect(address: str, factory: Callable[[], Any]) -> Any:
+async def connect(address: str, factory: Callable[[], Any]) -> Any:
     host, _, port = address.rpartition(":")
     _, protocol = await asyncio.get_running_loop().create_connection(factory, host, int(port))
     return protocol

@@ -1,4 +1,4 @@
-"""What every wire must give the transport: played unchanged on TCP, on TLS and on the simulator's network."""
+"""What every wire must give the transport: played unchanged on TCP, sealed TCP, TLS and the simulator's network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SEEDS = int(os.environ.get("COTERIE_TRANSPORT_SEEDS", "4"))
 
 
-@pytest.fixture(params=["tcp", "tls", *(f"sim-{seed}" for seed in range(SEEDS))])
+@pytest.fixture(params=["tcp", "tls", "sealed", *(f"sim-{seed}" for seed in range(SEEDS))])
 def perform(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
     return partial(play, request.param, folder=tmp_path)
 
@@ -344,7 +344,7 @@ def test_two_that_call_each_other_at_once_settle_on_one_connection_and_lose_no_c
     perform(scenario)
 
 
-def test_another_incarnation_on_the_same_port_is_told_apart_M2(perform: Play) -> None:  # noqa: N802 a finding's id
+def test_another_incarnation_on_the_same_port_is_told_apart_M2(perform: Play) -> None:
     async def scenario(world: World) -> None:
         client, server = await pair(world)
         assert await client.transport.probe(server.peer) == "present"
@@ -362,7 +362,7 @@ def test_another_incarnation_on_the_same_port_is_told_apart_M2(perform: Play) ->
     perform(scenario)
 
 
-def test_a_port_where_nobody_listens_refuses_M2(perform: Play) -> None:  # noqa: N802 a finding's id
+def test_a_port_where_nobody_listens_refuses_M2(perform: Play) -> None:
     async def scenario(world: World) -> None:
         client, server = await pair(world)
         address = server.peer

@@ -153,18 +153,20 @@ class World(abc.ABC):
 
 
 class TcpWorld(World):
-    """Sockets on loopback, plain or with TLS."""
+    """Sockets on loopback: plain, with TLS, or sealed as if they led to other hosts."""
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
+    def __init__(self, settings: Mapping[str, str], *, seals: bool = False) -> None:
         super().__init__()
         self._settings = settings
+        self._seals = seals
 
     def _node(self, name: str) -> None:
         return None
 
     def _wire(self, node: Node | None, port: int | None) -> Wire:
         listen = f"127.0.0.1:{port or 0}"
-        return TcpWire(Settings.load({"url": "sqlite://", "listen": listen, **self._settings}, environ={}))
+        settings = Settings.load({"url": "sqlite://", "listen": listen, **self._settings}, environ={})
+        return (SealedWire if self._seals else TcpWire)(settings)
 
     async def _start(self, runner: Runner) -> None:
         await runner.transport.start()
@@ -190,6 +192,14 @@ class TcpWorld(World):
         for connection in a.connections:
             if connection.peer == b.incarnation and connection._transport is not None:
                 connection._transport.abort()
+
+
+class SealedWire(TcpWire):
+    """Sockets on loopback that are taken for those of a foreign network."""
+
+    def made(self, transport: asyncio.BaseTransport) -> bool:
+        assert not super().made(transport), "it is loopback"
+        return True
 
 
 class SimWorld(World):
@@ -232,7 +242,7 @@ async def _secrets() -> list[bytes]:
 
 
 def play(world: str, scenario: Scenario, folder: Path) -> None:
-    """Play a scenario in a world: "tcp", "tls", or "sim-SEED"."""
+    """Play a scenario in a world: "tcp", "tls", "sealed", or "sim-SEED"."""
     if world.startswith("sim-"):
         seed = int(world[4:])
         run_simulation(lambda: _play(lambda: SimWorld(seed), scenario), seed=seed)
@@ -240,7 +250,7 @@ def play(world: str, scenario: Scenario, folder: Path) -> None:
     settings: Mapping[str, str] = {}
     if world == "tls":
         settings = vars(Authority(folder).sign())
-    asyncio.run(_play(lambda: TcpWorld(settings), scenario))
+    asyncio.run(_play(lambda: TcpWorld(settings, seals=world == "sealed"), scenario))
 
 
 async def _play(make: Callable[[], World], scenario: Scenario) -> None:

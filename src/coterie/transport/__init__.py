@@ -10,7 +10,7 @@ Promise:
     connection is closed.
 
 In which order to read: `interface` (what the rooms above use); `frames` and `envelopes` (the format); `handshake`,
-`hellos`, `identity` and `sealing` (who gets in); `connection` with `inflight`, `deadlines`, `answering`, `streaming`,
-`writing` and `pulse`; `peers` with `roster` and `reaching` (one connection per peer); `tcp`, `tls`, `lobby` and
-`listening` (sockets).
+`hellos`, `identity` and `sealing` (who gets in); `connection` with `inflight`, `deadlines`, `outcomes`, `answering`,
+`requests`, `streaming`, `writing` and `pulse`; `peers` with `roster` and `reaching` (one connection per peer); `tcp`,
+`tls`, `lobby` and `listening` (sockets).
 """

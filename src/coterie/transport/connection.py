@@ -19,7 +19,8 @@ from coterie.transport import envelopes
 from coterie.transport.answering import Answers
 from coterie.transport.envelopes import AROUND_BODY_BYTES, Goodbye, Notice, Ping, Pong, Terms
 from coterie.transport.frames import Frames, ProtocolError, Refused
-from coterie.transport.inflight import Calls, unavailable
+from coterie.transport.inflight import Calls
+from coterie.transport.outcomes import unavailable
 from coterie.transport.pulse import Pulse
 from coterie.transport.streaming import Reading
 from coterie.transport.writing import Outbox
@@ -96,12 +97,13 @@ class Connection(asyncio.Protocol):
         self._out.send(Notice(route, body, headers))
         return True
 
-    async def stream(self, route: int, body: bytes, within_s: float, headers: bytes) -> Reading:
+    async def stream(
+        self, route: int, body: bytes, within_s: float, headers: bytes = b"", target: object = None
+    ) -> Reading:
         """Open a stream."""
-        if not self.calls.has_room(len(body)):
-            await self.calls.room(route, len(body), within_s)
+        await self.calls.enter(len(body), within_s, target)
         request = envelopes.Request(0, route, body, int(within_s * 1000), headers, self._limits.window_bytes)
-        return Reading(self.calls, self._out.send, request, peer=self.peer, within_s=within_s)
+        return Reading(self.calls, self._out.send, request, peer=self.peer, within_s=within_s, target=target)
 
     def ping(self) -> None:
         """Ask for a sign of life; a connection that the peer knows nothing of breaks by it."""
@@ -117,7 +119,7 @@ class Connection(asyncio.Protocol):
     def close(self, reason: str) -> None:
         """Say goodbye and end everything that is under way. The peer closes then, or we do after a while."""
         if self.is_open and not self.is_lost and self._transport is not None:
-            self._out.send(Goodbye(reason, is_final=True))
+            self._out.send(Goodbye(reason, is_final=True, taken_id=self._answers.last_id))
             self._out.flush()
             self._lose(ShuttingDown(what="the transport"))
             self._closing = self._loop.call_later(self._limits.goodbye_s, self._transport.abort)
@@ -175,7 +177,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_lost:
-            self._lose(self._handshake.closed() if self._established is None else self._loss(exc))
+            self._lose(self._handshake.closed() if self._established is None else self._loss(self._cut() or exc))
         if self._closing is not None:
             self._closing.cancel()
         if self._transport is not None:
@@ -213,7 +215,7 @@ class Connection(asyncio.Protocol):
             raise ProtocolError("terms are said once")
         answers = self._answers
         self._terms = self._limits.agreed(theirs)
-        answers.body_most_bytes = self._terms.body_most_bytes
+        answers.agree(self._terms.body_most_bytes)
         self.calls = Calls(self._loop, peer=self.peer, send=self._out.send, limits=self._terms)
         self._out.calls = self.calls
         self._dispatch |= {
@@ -259,6 +261,8 @@ class Connection(asyncio.Protocol):
         """The peer sends no new requests; neither do we, and say so."""
         self._is_left = True
         if frame.is_final and self._transport is not None:
+            if frame.taken_id is not None:
+                self.calls.left_id = min(self.calls.left_id, frame.taken_id)
             self._lose(self._loss(None))
             self._transport.close()
         elif not self._is_retired:
@@ -281,8 +285,19 @@ class Connection(asyncio.Protocol):
         self.abort(error if isinstance(error, Refused) else unavailable(self.peer, f"it sent {error}", sent=True))
 
     def _loss(self, exc: Exception | None) -> CoterieError:
-        why = "it said goodbye" if self._is_left else f"the connection broke ({exc or 'closed by the other end'})"
+        why = f"the connection broke ({exc or 'closed by the other end'})"
+        if self._is_left and not isinstance(exc, ProtocolError):
+            why = "it said goodbye"
         return unavailable(self.peer, why, sent=True)
+
+    def _cut(self) -> ProtocolError | None:
+        """Whether it ended inside a sealed record: the peer died while it wrote, or somebody cut the rest off."""
+        try:
+            if self._opener is not None:
+                self._opener.end()
+        except ProtocolError as error:
+            return error
+        return None
 
     def _lose(self, error: Exception) -> None:
         """Tell everybody, once."""

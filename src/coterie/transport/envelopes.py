@@ -120,6 +120,8 @@ class Goodbye(Struct, array_like=True, tag=11, gc=False):
 
     reason: Annotated[str, Meta(max_length=1_000)] = ""
     is_final: bool = False
+    taken_id: Count | None = None
+    """With a final one: the last request that was taken. Later ones were never read, and so can be sent elsewhere."""
 
 
 class Terms(Struct, array_like=True, tag=12, gc=False):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 HEAD_BYTES = 4
 FRAME_LIMIT_BYTES = 8 * 1024 * 1024
 
+_LARGE_BYTES = 256 * 1024
+"""Frames larger than this are not copied to be cut; smaller ones are, since a slice of a view costs three of bytes."""
+
 _HEAD = struct.Struct(">I")
 _pack, _unpack_from = _HEAD.pack, _HEAD.unpack_from
 
@@ -72,7 +75,7 @@ class Frames:
             self._rest += data
             if len(self._rest) < self._need_bytes:
                 return
-            stream = memoryview(self._rest)
+            stream = memoryview(self._rest) if self._need_bytes > _LARGE_BYTES else bytes(self._rest)
             self._rest = bytearray()
         at, end, limit_bytes = 0, len(stream), self._limit_bytes
         need_bytes = HEAD_BYTES

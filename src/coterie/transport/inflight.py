@@ -11,10 +11,11 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, ShuttingDown
 from coterie.transport.deadlines import Deadlines
 from coterie.transport.envelopes import Cancel, Failure, Reply, Request, read_error
 from coterie.transport.frames import ProtocolError
+from coterie.transport.outcomes import late, named, unavailable
 
 if TYPE_CHECKING:
     from coterie.transport.envelopes import End, Item
@@ -51,33 +52,34 @@ class Calls:
         self.dropped = 0
         self.streams: dict[int, Reading] = {}
         self.deadlines = Deadlines(loop, self._sweep)
-        self._loop = loop
+        self._loop, self._time, self._create_future = loop, loop.time, loop.create_future
         self._peer = peer
         self._send = send
         self._limits = limits
-        self._waiting: dict[int, tuple[asyncio.Future[bytes], float, int, float]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[bytes], float, float, object]] = {}
+        self._sizes: dict[int, int] = {}  # of bodies that are not small
         self._bytes = 0
-        self._most = limits.in_flight  # zero once the connection is lost, so that the hot path sees it
+        self._most = limits.in_flight  # that may wait before `enter` is asked: see `_recount`
         self._queue: deque[asyncio.Future[None]] = deque()
         self._ended: CoterieError | None = None
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self.streams)
 
-    async def request(self, route: int, body: bytes, within_s: float, headers: bytes) -> bytes:
-        """Send a request and wait for its reply."""
-        size, waiting = len(body), self._waiting
-        if len(waiting) >= self._most or self._queue or (size > SMALL_BYTES and not self.has_room(size)):
-            within_s -= await self.room(route, size, within_s)
+    async def request(
+        self, route: int, body: bytes, within_s: float, headers: bytes = b"", target: object = None
+    ) -> bytes:
+        """Send a request and wait for its reply. The hot path: whatever is rare is behind one comparison."""
+        waiting = self._waiting
+        if len(waiting) >= self._most or len(body) > SMALL_BYTES:
+            within_s -= await self.enter(len(body), within_s, target)
         number = self.last_id = self.last_id + 1
-        future: asyncio.Future[bytes] = self._loop.create_future()
-        lone = not waiting
-        until_s = self._loop.time() + within_s
-        waiting[number] = (future, until_s, size, within_s)
+        until_s = self._time() + within_s
         if until_s < self.deadlines.next_s:
             self.deadlines.arm(until_s)
-        if size > SMALL_BYTES:
-            self._bytes += size
+        future: asyncio.Future[bytes] = self._create_future()
+        lone = not waiting
+        waiting[number] = (future, until_s, within_s, target)
         self._send(Request(number, route, body, int(within_s * 1000), headers), lone)
         try:
             return await future
@@ -85,30 +87,43 @@ class Calls:
             self._cancelled(number)
             raise
 
+    def opened(self, reading: Reading) -> int:
+        """A stream is about to be asked for, and has entered before; its id."""
+        number = self.last_id = self.last_id + 1
+        self.streams[number] = reading
+        self._recount()
+        if reading.until_s < self.deadlines.next_s:
+            self.deadlines.arm(reading.until_s)
+        return number
+
+    def closed(self, number: int) -> Reading | None:
+        """A stream is over for this side; None if it was already."""
+        reading = self.streams.pop(number, None)
+        if reading is not None:
+            self._recount()
+            self._settle(number)
+        return reading
+
     # What arrives
 
     def replied(self, frame: Reply) -> None:
         """A reply came."""
-        entry = self._waiting.pop(frame.id, None)
-        if entry is None:
+        try:
+            self._waiting.pop(frame.id)[0].set_result(frame.body)
+        except KeyError:
             self._unknown(frame.id)
             return
-        future, _, size, _ = entry
-        if size > SMALL_BYTES:
-            self._bytes -= size
-        if not future.cancelled():  # cancelled, and its task has not run since
-            future.set_result(frame.body)
-        if self._queue:
-            self.wake()
+        except asyncio.InvalidStateError:
+            pass  # cancelled, and its task has not run since
+        if self._sizes or self._queue:
+            self._settle(frame.id)
 
     def failed(self, frame: Failure) -> None:
         """A request or a stream failed at the peer."""
-        if frame.id in self.streams:
-            self.streams.pop(frame.id).finish(read_error(frame))
-        elif frame.id in self._waiting:
+        if frame.id in self._waiting:
             self._end(frame.id, read_error(frame))
         else:
-            self._unknown(frame.id)
+            self._finish(frame.id, read_error(frame))
 
     def item(self, frame: Item) -> None:
         """An item of a stream came."""
@@ -120,22 +135,26 @@ class Calls:
 
     def ended(self, frame: End) -> None:
         """A stream came to its end."""
-        reading = self.streams.pop(frame.id, None)
+        self._finish(frame.id, None)
+
+    def _finish(self, number: int, error: CoterieError | None) -> None:
+        reading = self.closed(number)
         if reading is None:
-            self._unknown(frame.id)
+            self._unknown(number)
         else:
-            reading.finish(None)
+            reading.finish(error)
 
     # Ends
 
     def lost(self, error: CoterieError) -> None:
         """The connection is gone: tell everybody, and whether their request can have left."""
         self._ended = error
-        self._most = 0
-        for number in list(self._waiting):
-            self._end(number, self._loss(number))
-        for number in list(self.streams):
-            self.streams.pop(number).finish(self._loss(number))
+        self._recount()
+        for number, (_, _, _, target) in list(self._waiting.items()):
+            self._end(number, self._loss(number, target))
+        for number, reading in list(self.streams.items()):
+            self.closed(number)
+            reading.finish(self._loss(number, reading.target))
         for future in self._queue:
             if not future.done():
                 future.set_result(None)  # it asks again, and finds out
@@ -154,8 +173,8 @@ class Calls:
 
     def _expired(self, number: int) -> None:
         if number in self._waiting:  # unless one that expired before it has cost the connection
-            waited_s = round(self._waiting[number][3], 3)
-            self._end(number, SendTimeout(target=f"runner {self._peer}", waited_s=waited_s))
+            _, _, within_s, target = self._waiting[number]
+            self._end(number, late(self._peer, within_s, target))
             self._send(Cancel(number))
 
     def _cancelled(self, number: int) -> None:
@@ -164,88 +183,92 @@ class Calls:
             self._send(Cancel(number))
 
     def _end(self, number: int, error: CoterieError | None) -> None:
-        future, _, size, _ = self._waiting.pop(number)
-        if size > SMALL_BYTES:
-            self._bytes -= size
+        future = self._waiting.pop(number)[0]
         if error is not None and not future.done():
             future.set_exception(error)
-        self.wake()
+        self._settle(number)
 
     def _unknown(self, number: int) -> None:
         if number > self.last_id or number == 0:
             raise ProtocolError(f"an answer to request {number}, and {self.last_id} were asked")
         self.dropped += 1
 
-    def _loss(self, number: int) -> CoterieError:
+    def _loss(self, number: int, target: object) -> CoterieError:
         error = self._ended
         assert error is not None, "only after the loss"
         if isinstance(error, RunnerUnavailable):
-            return unavailable(self._peer, error.problem, sent=number <= self.left_id)
+            return unavailable(self._peer, error.problem, sent=number <= self.left_id, target=target)
         return ShuttingDown(what="the transport")  # one each: a traceback belongs to one caller
 
     # Room
 
-    def has_room(self, size: int) -> bool:
-        """Whether a request of this size may be sent now."""
-        return (
-            self._ended is None
-            and size <= self._limits.body_most_bytes
-            and len(self) < self._limits.in_flight
-            and (self._bytes == 0 or self._bytes + size <= self._limits.in_flight_bytes)
-        )
-
-    async def room(self, route: int, size: int, within_s: float) -> float:
-        """Wait until there is room, in the order of coming; how long that took.
+    async def enter(self, size: int, within_s: float, target: object) -> float:
+        """Wait until there is room, in the order of coming, and take it for the next id; how long that took.
 
         Raises:
             SendTimeout, RunnerUnavailable, MalformedMessage: There will be none; nothing was sent.
         """
-        began_s = self._loop.time()
-        self._require(route, size)
+        began_s = self._time()
+        self._require(size, target)
+        if self._queue or not self._has_room(size):
+            await self._wait(size, within_s, target)
+        if size > SMALL_BYTES:
+            self._sizes[self.last_id + 1] = size
+            self._bytes += size
+        return self._time() - began_s
+
+    async def _wait(self, size: int, within_s: float, target: object) -> None:
         if len(self._queue) >= self._limits.waiting:
-            raise unavailable(self._peer, f"{len(self._queue)} requests wait for room already", sent=False)
+            problem = f"{len(self._queue)} requests wait for room already"
+            raise unavailable(self._peer, problem, sent=False, target=target)
         try:
             async with asyncio.timeout(within_s):
-                await self._line_up(route, size)
+                await self._line_up(size, target)
         except TimeoutError:
-            raise SendTimeout(
-                target=f"runner {self._peer}",
-                waited_s=round(within_s, 3),
-                hint="it was not sent: too much was on its way to that runner already",
-            ) from None
-        return self._loop.time() - began_s
+            hint = "it was not sent: too much was on its way to that runner already"
+            raise late(self._peer, within_s, target, hint=hint) from None
 
-    async def _line_up(self, route: int, size: int) -> None:
+    async def _line_up(self, size: int, target: object) -> None:
         """Wait at the end of the line. Whoever is woken stays at its head until there is room: nobody overtakes."""
-        queue, turn = self._queue, self._loop.create_future()
+        queue, turn = self._queue, self._create_future()
         queue.append(turn)
+        self._recount()
         try:
-            while queue[0] is not turn or not self.has_room(size):
+            while queue[0] is not turn or not self._has_room(size):
                 if turn.done():
-                    turn = queue[0] = self._loop.create_future()
+                    turn = queue[0] = self._create_future()
                 await turn
-                self._require(route, size)
+                self._require(size, target)
         finally:
             queue.remove(turn)
-            self._loop.call_soon(self.wake)  # after this one has taken its room, there may be some left
+            self._recount()
+            self._loop.call_soon(self._wake)  # after this one has taken its room, there may be some left
 
-    def _require(self, route: int, size: int) -> None:
+    def _require(self, size: int, target: object) -> None:
         if self._ended is not None:
-            raise self._loss(self.last_id + 1)
+            raise self._loss(self.last_id + 1, target)
         if size > self._limits.body_most_bytes:
             raise MalformedMessage(
-                what=f"a message on route {route}",
+                what=named(target),
                 problem=f"{size} bytes, runner {self._peer} takes {self._limits.body_most_bytes}",
                 hint="it was not sent; send less at once, or raise frame_limit on all runners",
             )
 
-    def wake(self) -> None:
+    def _has_room(self, size: int) -> bool:
+        return len(self) < self._limits.in_flight and (
+            self._bytes == 0 or self._bytes + size <= self._limits.in_flight_bytes
+        )
+
+    def _recount(self) -> None:
+        """None may pass by those in line, nor send when the connection is lost; streams count like requests."""
+        is_open = self._ended is None and not self._queue
+        self._most = self._limits.in_flight - len(self.streams) if is_open else 0
+
+    def _settle(self, number: int) -> None:
         """Something has ended: let the next one look whether there is room."""
+        self._bytes -= self._sizes.pop(number, 0)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._queue and not self._queue[0].done() and len(self) < self._limits.in_flight:
             self._queue[0].set_result(None)
-
-
-def unavailable(peer: str, problem: str, *, sent: bool) -> RunnerUnavailable:
-    """The peer cannot be reached, and whether the request can have arrived."""
-    hint = "" if sent else "it was not sent, so sending it again is safe"
-    return RunnerUnavailable(runner=peer, target="a request", problem=problem, sent=sent, hint=hint)

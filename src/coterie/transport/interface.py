@@ -190,9 +190,24 @@ class Transport(Service, abc.ABC):
 
     @abc.abstractmethod
     def request(
-        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, headers: Mapping[str, str] | None = None
+        self,
+        peer: PeerAddress,
+        route: int,
+        body: bytes,
+        *,
+        within_s: float,
+        headers: Mapping[str, str] | None = None,
+        target: object = None,
     ) -> Awaitable[bytes]:
         """Ask a peer, connecting first if need be. Await it at once. Cancelling it tells the peer.
+
+        Args:
+            peer: Whom to ask.
+            route: What to ask for.
+            body: The rest, opaque here.
+            within_s: How long to wait for the reply.
+            headers: What tracing and the like put around the body.
+            target: What the request is for, named in errors by its `str`, which is taken only then.
 
         Raises:
             SendTimeout: No reply in time; the handler may have run.
@@ -204,7 +219,14 @@ class Transport(Service, abc.ABC):
 
     @abc.abstractmethod
     def stream(
-        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, headers: Mapping[str, str] | None = None
+        self,
+        peer: PeerAddress,
+        route: int,
+        body: bytes,
+        *,
+        within_s: float,
+        headers: Mapping[str, str] | None = None,
+        target: object = None,
     ) -> Stream:
         """Ask a peer for items. `within_s` is the longest silence, of the sender or of the reader.
 

@@ -8,14 +8,14 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from coterie.errors import SendTimeout, ShuttingDown
+from coterie.errors import ShuttingDown
 from coterie.transport.connection import Connection
 from coterie.transport.envelopes import pack_headers
 from coterie.transport.frames import Refused
 from coterie.transport.handshake import Handshake
-from coterie.transport.inflight import unavailable
 from coterie.transport.interface import Limits, Transport
 from coterie.transport.listening import Gate
+from coterie.transport.outcomes import late, unavailable
 from coterie.transport.reaching import Troubles, presence, problem_of
 from coterie.transport.roster import Roster
 from coterie.transport.streaming import Items
@@ -75,22 +75,36 @@ class Peers(Transport):
         return self._address
 
     def request(
-        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, headers: Mapping[str, str] | None = None
+        self,
+        peer: PeerAddress,
+        route: int,
+        body: bytes,
+        *,
+        within_s: float,
+        headers: Mapping[str, str] | None = None,
+        target: object = None,
     ) -> Awaitable[bytes]:
         connection = self._current.get(peer.incarnation)
         packed = pack_headers(headers) if headers else b""
         if connection is None or connection.is_leaving:
-            return self._request(peer, route, body, within_s, packed)
-        return connection.calls.request(route, body, within_s, packed)
+            return self._request(peer, route, body, within_s, packed, target)
+        return connection.calls.request(route, body, within_s, packed, target)
 
     def stream(
-        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, headers: Mapping[str, str] | None = None
+        self,
+        peer: PeerAddress,
+        route: int,
+        body: bytes,
+        *,
+        within_s: float,
+        headers: Mapping[str, str] | None = None,
+        target: object = None,
     ) -> Stream:
         packed = pack_headers(headers) if headers else b""
 
         async def opening() -> Reading:
-            connection, _ = await self._reach(peer, within_s)
-            return await connection.stream(route, body, within_s, packed)
+            connection, _ = await self._reach(peer, within_s, target)
+            return await connection.stream(route, body, within_s, packed, target)
 
         return Items(opening)
 
@@ -100,7 +114,7 @@ class Peers(Transport):
         return connection is not None and connection.notify(route, body, packed)
 
     async def connect(self, peer: PeerAddress) -> None:
-        await self._reach(peer, self._limits.connect_s)
+        await self._reach(peer, self._limits.connect_s, "a connection")
 
     async def probe(self, peer: PeerAddress) -> Presence:
         self.require_running()
@@ -141,11 +155,13 @@ class Peers(Transport):
 
     # Reaching a peer
 
-    async def _request(self, peer: PeerAddress, route: int, body: bytes, within_s: float, headers: bytes) -> bytes:
-        connection, left_s = await self._reach(peer, within_s)
-        return await connection.calls.request(route, body, left_s, headers)
+    async def _request(
+        self, peer: PeerAddress, route: int, body: bytes, within_s: float, headers: bytes, target: object
+    ) -> bytes:
+        connection, left_s = await self._reach(peer, within_s, target)
+        return await connection.calls.request(route, body, left_s, headers, target)
 
-    async def _reach(self, peer: PeerAddress, within_s: float) -> tuple[Connection, float]:
+    async def _reach(self, peer: PeerAddress, within_s: float, target: object) -> tuple[Connection, float]:
         """A connection, and the time that is left."""
         self.require_running()
         loop = asyncio.get_running_loop()
@@ -153,38 +169,35 @@ class Peers(Transport):
         try:
             async with asyncio.timeout(within_s):
                 while (connection := self._roster.find(peer.incarnation)) is None:
-                    await self._opened(peer)
+                    problem = await self._opened(peer)
+                    self.require_running()
+                    if problem is not None:
+                        raise unavailable(peer.incarnation, problem, sent=False, target=target)
         except TimeoutError:
-            raise SendTimeout(
-                target=f"runner {peer.incarnation}",
-                waited_s=round(within_s, 3),
-                hint=f"it was not sent: there was no connection to {peer.address} yet",
-            ) from None
+            hint = f"it was not sent: there was no connection to {peer.address} yet"
+            raise late(peer.incarnation, within_s, target, hint=hint) from None
         return connection, within_s - (loop.time() - began_s)
 
-    async def _opened(self, peer: PeerAddress) -> None:
-        """Wait for the one attempt that all who want this peer share."""
+    async def _opened(self, peer: PeerAddress) -> str | None:
+        """Wait for the one attempt that all who want this peer share; what is in the way."""
         opening = self._openings.get(peer.incarnation)
         if opening is None:
-            self._require_worth_trying(peer)
+            problem = self._not_worth_trying(peer)
+            if problem is not None:
+                return problem
             opening = self._openings[peer.incarnation] = asyncio.get_running_loop().create_future()
             task = self.tasks.spawn(self._attempt(peer), name=f"connect to {peer.address}")
             task.add_done_callback(lambda _: self._attempted(peer, "the attempt was given up"))
-        problem = await asyncio.shield(opening)
-        self.require_running()
-        if problem is not None:
-            raise unavailable(peer.incarnation, problem, sent=False)
+        return await asyncio.shield(opening)
 
-    def _require_worth_trying(self, peer: PeerAddress) -> None:
-        problem = self._troubles.of(peer.incarnation, asyncio.get_running_loop().time())
+    def _not_worth_trying(self, peer: PeerAddress) -> str | None:
         if not peer.address:
-            problem = "it is not connected, and has no address"
-        elif peer.incarnation == self._me.incarnation:
-            problem = "it is this very process"
-        elif len(self._roster.everyone) >= self._limits.peers:
-            problem = f"there are {self._limits.peers} connections already, the most there may be"
-        if problem is not None:
-            raise unavailable(peer.incarnation, problem, sent=False)
+            return "it is not connected, and has no address"
+        if peer.incarnation == self._me.incarnation:
+            return "it is this very process"
+        if len(self._roster.everyone) >= self._limits.peers:
+            return f"there are {self._limits.peers} connections already, the most there may be"
+        return self._troubles.of(peer.incarnation, asyncio.get_running_loop().time())
 
     async def _attempt(self, peer: PeerAddress) -> None:
         connection = self._make(self._greeting("client", expects=peer.incarnation), on_open=self._admit)

@@ -13,9 +13,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from coterie.errors import SendTimeout
 from coterie.transport.envelopes import Cancel, Credit
 from coterie.transport.frames import ProtocolError
+from coterie.transport.outcomes import late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -36,8 +36,12 @@ def weight(item: bytes) -> int:
 class Reading:
     """The reader's end, while it is open: fed by the connection, emptied by `Items`."""
 
-    def __init__(self, calls: Calls, send: Sends, request: Request, *, peer: str, within_s: float) -> None:
+    def __init__(
+        self, calls: Calls, send: Sends, request: Request, *, peer: str, within_s: float, target: object
+    ) -> None:
+        self.target = target
         self._loop = asyncio.get_running_loop()
+        self.until_s = self._loop.time() + within_s
         self._calls = calls
         self._send = send
         self._peer = peer
@@ -49,12 +53,7 @@ class Reading:
         self._over = False
         self._error: CoterieError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.until_s = self._loop.time() + self._within_s
-        calls.last_id += 1
-        self._number = request.id = calls.last_id
-        calls.streams[self._number] = self
-        if self.until_s < calls.deadlines.next_s:
-            calls.deadlines.arm(self.until_s)
+        self._number = request.id = calls.opened(self)
         send(request)
 
     async def next(self) -> bytes | None:
@@ -78,8 +77,7 @@ class Reading:
     def close(self) -> None:
         """The reader leaves."""
         self._items.clear()
-        if self._number in self._calls.streams:
-            del self._calls.streams[self._number]
+        if self._calls.closed(self._number) is not None:
             self._send(Cancel(self._number))
             self.finish(None)
 
@@ -99,13 +97,12 @@ class Reading:
         assert not self._over, "a stream ends once"
         self._over, self._error = True, error
         self._wake()
-        self._calls.wake()
 
     def expired(self) -> None:
         """Too long a silence."""
-        if self._calls.streams.pop(self._number, None) is not None:  # unless another has cost the connection
+        if self._calls.closed(self._number) is not None:  # unless another has cost the connection
             self._send(Cancel(self._number))
-            self.finish(SendTimeout(target=f"a stream from runner {self._peer}", waited_s=self._within_s))
+            self.finish(late(self._peer, self._within_s, "a stream" if self.target is None else self.target))
 
     def _give_back(self, size: int) -> None:
         self._given_bytes += size

@@ -68,7 +68,7 @@ class Outbox:
         self._paused = False
         self._closed = False
         self._unwritten_bytes = 0
-        self._careful = False  # one of the two
+        self._small_bytes = _SMALL_BYTES  # zero while every byte is counted: paused or closed
         transport.set_write_buffer_limits(high=SOCKET_BYTES)
 
     @property
@@ -80,17 +80,18 @@ class Outbox:
         """Queue a frame; a lone one leaves at once."""
         body = _encode(frame)
         size = len(body)
-        if self._careful or size > _SMALL_BYTES:
+        if size > self._small_bytes:
             self._send_counted(size, body)
             return
+        frames = self._frames
         if not self.is_holding:
-            if lone and not self._frames:
+            if lone and not frames:
                 self._write(_pack(size) + body)
                 return
             self.is_holding = True
             self._loop.call_soon(self._turn_over)
-        frames = self._frames
-        frames += (_pack(size), body)
+        frames.append(_pack(size))
+        frames.append(body)
         if len(frames) >= _EARLY:
             self.flush()
 
@@ -119,12 +120,14 @@ class Outbox:
 
     def pause(self) -> None:
         """The socket's buffer is full."""
-        self._paused = self._careful = True
+        self._paused = True
+        self._small_bytes = 0
         self.held_bytes = sum(map(len, self._frames))
 
     def resume(self) -> None:
         """There is room again."""
-        self._paused = self._careful = False
+        self._paused = False
+        self._small_bytes = 0 if self._closed else _SMALL_BYTES
         self.flush()
         if self.is_reading_paused and self.held_bytes * 2 <= self._most_bytes and not self._closed:
             self.is_reading_paused = False
@@ -137,7 +140,8 @@ class Outbox:
 
     def close(self) -> None:
         """Write no more; what is kept is dropped, and provably never left."""
-        self._closed = self._careful = True
+        self._closed = True
+        self._small_bytes = 0
         self._frames.clear()
         self.held_bytes = 0
 

@@ -91,6 +91,36 @@ async def test_a_sealed_connection_carries_requests_too() -> None:
     assert await call == b"done"
 
 
+@pytest.mark.simulated(seeds=2)
+@pytest.mark.parametrize("kept", [1, 4, 19, 25, -1])
+async def test_a_sealed_connection_that_ends_inside_a_record_says_so(kept: int) -> None:
+    client, server, sinks = joined(seal=True)
+    lost: list[Exception] = []
+    client._on_lost = lambda _, error: lost.append(error)
+    call = asyncio.ensure_future(client.calls.request(1, b"body", 5.0, b""))
+    await asyncio.sleep(0)
+    exchange(client, server, sinks)
+    server._handler.kept[0].reply(b"done")  # type: ignore[attr-defined] # an Answering
+    await asyncio.sleep(0)
+    record = bytes(sinks[1].written)[:kept]
+    client.data_received(record)
+    client.eof_received()
+    client.connection_lost(None)
+    with pytest.raises(RunnerUnavailable, match=f"the connection ended {len(record)} bytes into a sealed record"):
+        await call
+    assert "into a sealed record" in str(lost[0])
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_a_sealed_connection_that_ends_between_records_is_a_peer_that_went_away() -> None:
+    client, _, _ = joined(seal=True)
+    call = asyncio.ensure_future(client.calls.request(1, b"body", 5.0, b""))
+    await asyncio.sleep(0)
+    client.connection_lost(None)
+    with pytest.raises(RunnerUnavailable, match="closed by the other end"):
+        await call
+
+
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", framed([encode(Ping(1))]), TERMS, b"\x00" * 4096])
 def test_nothing_of_a_stranger_reaches_a_decoder_inv_x1(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
@@ -224,7 +254,7 @@ async def test_a_goodbye_is_answered_and_what_is_under_way_is_finished_first() -
     lone.handler.kept[0].reply(b"")
     await asyncio.sleep(0)
     assert lone.sink.frames() == [Reply(1, b"")]
-    assert lone.say(Reply(1, b"ours")) == [Goodbye("done", is_final=True)]
+    assert lone.say(Reply(1, b"ours")) == [Goodbye("done", is_final=True, taken_id=1)]
     assert await call == b"ours"
     assert isinstance(lone.errors[0], ShuttingDown)
 
@@ -241,10 +271,21 @@ async def test_a_final_goodbye_ends_everything_at_once() -> None:
 
 
 @pytest.mark.simulated(seeds=2)
+async def test_a_final_goodbye_says_which_requests_were_never_read() -> None:
+    """D8: those may be sent elsewhere, so that no call fails because its owner leaves."""
+    lone = Lone()
+    calls = [asyncio.ensure_future(lone.connection.calls.request(1, b"", 5.0, b"")) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    lone.say(Goodbye("stopping", is_final=True, taken_id=2))
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(error, RunnerUnavailable) and error.sent for error in errors] == [True, True, False]
+
+
+@pytest.mark.simulated(seeds=2)
 async def test_after_close_a_peer_that_does_not_close_is_aborted() -> None:
     lone = Lone()
     lone.connection.close("stopping")
-    assert lone.sink.frames() == [Goodbye("stopping", is_final=True)]
+    assert lone.sink.frames() == [Goodbye("stopping", is_final=True, taken_id=0)]
     assert not lone.sink.is_closed
     lone.say(Request(1, 1, b"too late"))
     assert lone.handler.kept == []

@@ -45,11 +45,11 @@ PROTOCOL_1: list[Any] = [
     envelopes.Credit(5, 131_072),
     envelopes.Ping(1),
     envelopes.Pong(1),
-    envelopes.Goodbye("stopping", is_final=True),
+    envelopes.Goodbye("stopping", is_final=True, taken_id=7),
 ]
 
 
-def test_the_recorded_bytes_of_protocol_1_are_understood_and_still_what_is_sent_L3() -> None:  # noqa: N802 an id
+def test_the_recorded_bytes_of_protocol_1_are_understood_and_still_what_is_sent_L3() -> None:
     recorded = GOLDEN.read_bytes()
     assert [decode(body) for body in Frames().feed(recorded)] == PROTOCOL_1
     assert framed(map(encode, PROTOCOL_1)) == recorded

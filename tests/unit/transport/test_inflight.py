@@ -13,8 +13,9 @@ from coterie.errors import MailboxFull, MalformedMessage, RunnerUnavailable, Sen
 from coterie.testing.running import current_loop
 from coterie.transport.envelopes import Cancel, End, Failure, Item, Reply, Request, pack_error
 from coterie.transport.frames import ProtocolError
-from coterie.transport.inflight import Calls, unavailable
+from coterie.transport.inflight import Calls
 from coterie.transport.interface import Limits
+from coterie.transport.outcomes import unavailable
 
 LIMITS = Limits(body_most_bytes=10_000, in_flight=4, in_flight_bytes=20_000, waiting=3)
 
@@ -177,3 +178,76 @@ async def test_a_single_body_larger_than_the_bound_on_bytes_still_gets_through()
     await asyncio.sleep(0.1)
     table.calls.replied(Reply(2, b""))
     assert (await first, await second) == (b"", b"")
+
+
+class Named:
+    """A target that counts how often its name was made."""
+
+    made = 0
+
+    def __str__(self) -> str:
+        self.made += 1
+        return "Account/alice.withdraw"
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_errors_name_what_the_request_was_for_and_only_then_is_the_name_made() -> None:
+    table, target = Table(), Named()
+
+    def ask(body: bytes = b"", within_s: float = 5.0) -> asyncio.Task[bytes]:
+        return asyncio.ensure_future(table.calls.request(1, body, within_s, b"", target))
+
+    first = ask()
+    await asyncio.sleep(0)
+    table.calls.replied(Reply(1, b""))
+    await first
+    assert target.made == 0
+    with pytest.raises(SendTimeout, match=r"no reply from Account/alice\.withdraw on runner web-2 within 0\.25s"):
+        await ask(within_s=0.25)
+    with pytest.raises(MalformedMessage, match=r"Account/alice\.withdraw"):
+        await ask(bytes(10_001))
+    last = ask()
+    await asyncio.sleep(0)
+    table.calls.lost(unavailable("web-2", "gone", sent=True))
+    with pytest.raises(RunnerUnavailable, match=r"cannot be reached for Account/alice\.withdraw: gone"):
+        await last
+
+
+class Silent:
+    """What the table sees of a stream."""
+
+    until_s, target = 1e9, None
+
+    def __init__(self) -> None:
+        self.error: Any = None
+
+    def finish(self, error: Any) -> None:
+        self.error = error
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_streams_count_like_requests_in_number_and_in_bytes() -> None:
+    """A peer counts both, and refuses what is beyond its terms."""
+    table = Table()
+    streams = [Silent() for _ in range(3)]
+    for stream in streams:
+        await table.calls.enter(6_000, 5.0, None)
+        table.calls.opened(stream)  # type: ignore[arg-type] # what the table uses of one
+    first, second = table.ask(), table.ask()
+    await asyncio.sleep(0.1)
+    assert table.asked() == [4], "the fourth of four"
+    table.calls.replied(Reply(4, b""))
+    await asyncio.sleep(0.1)
+    large = table.ask(bytes(3_000))  # 18,000 and 3,000 of 20,000 bytes
+    assert table.asked() == [4, 5]
+    table.calls.replied(Reply(5, b""))
+    await asyncio.sleep(0.1)
+    assert table.asked() == [4, 5]
+    table.calls.ended(End(1))
+    await asyncio.sleep(0.1)
+    assert table.asked() == [4, 5, 6]
+    table.calls.lost(unavailable("web-2", "gone", sent=True))
+    results = await asyncio.gather(first, second, large, return_exceptions=True)
+    assert [type(result) for result in results] == [bytes, bytes, RunnerUnavailable]
+    assert [type(stream.error) for stream in streams] == [type(None), RunnerUnavailable, RunnerUnavailable]
+    assert table.calls._sizes == {}

@@ -161,6 +161,18 @@ async def test_a_process_does_not_connect_to_itself() -> None:
             await a.request(PeerAddress(a.address or "", "a"), 1, b"", within_s=5)
 
 
+async def test_a_peer_that_cannot_be_reached_is_told_with_what_the_request_was_for() -> None:
+    async with transport("a") as a:
+        with pytest.raises(
+            RunnerUnavailable, match="runner b cannot be reached for Account/alice: it is not connected"
+        ):
+            await a.request(PeerAddress("", "b"), 1, b"", within_s=5, target="Account/alice")
+        with pytest.raises(RunnerUnavailable, match="cannot be reached for a request"):
+            await a.request(PeerAddress("", "b"), 1, b"", within_s=5)
+        with pytest.raises(RunnerUnavailable, match="cannot be reached for Account/alice"):
+            await anext(a.stream(PeerAddress("", "b"), 1, b"", within_s=5, target="Account/alice").__aiter__())
+
+
 async def test_a_callback_that_fails_costs_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     async with transport("a") as a, transport("b") as b:
         lost: list[str] = []

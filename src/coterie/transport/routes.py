@@ -1,0 +1,57 @@
+"""Who answers what: each route belongs to one room, which says so once."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from coterie.errors import MalformedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from coterie.transport.interface import Handler, Request
+
+
+class Route(IntEnum):
+    """The routes of this protocol version. A number is never used again for something else."""
+
+    OWNERSHIP = 1
+    """Notices about seats: offers, and hints that something has changed."""
+    CALL = 2
+    """A volatile call of an entity."""
+    BROADCAST = 3
+    """A call of all resident entities of a type."""
+
+
+class Routes:
+    """The handler of a transport: it passes everything on to the room that took the route."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, Handler] = {}
+
+    def take(self, route: Route, handler: Handler) -> None:
+        """Have what arrives on a route handled by `handler`, from now on."""
+        assert route not in self._rooms, f"{route!r} is taken"
+        self._rooms[route] = handler
+
+    def on_request(self, request: Request) -> None:
+        """Pass it on, or refuse what nobody here knows: it comes from a newer version."""
+        room = self._rooms.get(request.route)
+        if room is not None:
+            room.on_request(request)
+            return
+        refusal = MalformedMessage(
+            what=f"a request on route {request.route}", problem="this runner knows no such route"
+        )
+        request.fail(*refusal.to_wire())
+
+    def on_cancel(self, request: Request) -> None:
+        """Pass it on."""
+        if (room := self._rooms.get(request.route)) is not None:
+            room.on_cancel(request)
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Pass it on; notices that nobody knows are dropped."""
+        if (room := self._rooms.get(route)) is not None:
+            room.on_notify(peer, route, body, headers)
