@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import judges
-from tests.interleavings.ground import CLUSTER, SQL, given
+from tests.interleavings.ground import CLUSTER, SQL, defined, given
 from tests.interleavings.steps import Steps
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ANOTHER_SERVER = f";update coterie.generations set generation = 7, timeline = -1
 def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     """All pairs by name, over the right statements unless others are given."""
     chosen = steps or Steps(SQL)
-    parts: tuple[Some, ...] = (writes, leases, seats, keys, generations)
+    parts: tuple[Some, ...] = (writes, leases, seats, definitions, keys, generations)
     pairs = [pair for part in parts for pair in part(chosen)]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"
     return {pair.name: pair for pair in pairs}
@@ -108,6 +108,7 @@ def leases(s: Steps) -> list[Pair]:
         _pair(A_EXPIRED, evict, by_witnesses, judges.evicted_once),
         _pair(A_EXPIRED, leave, evict, judges.evicted_once),
         _pair(b_expired, each_other, evict, judges.granted_is_held),
+        _pair(A_HOLDS, renew, Script("ask to leave", atomic(s.step("leaving", "a"))), judges.asked_to_leave),
     ]
 
 
@@ -123,6 +124,7 @@ def seats(s: Steps) -> list[Pair]:
     beside = given(runners={"a": -1, "b": 6}, seats={"s1": "a", "s2": None})
     regrant = Script("release and re-grant to itself", (s.release("a", "s1"), s.grant("a", "s1")))
     for_itself = partial(judges.granted_is_held, b="a")
+    evict_and_take = Script("evict and acquire", (*s.evicting("a"), *atomic(s.grant("b", "s1"))))
     return [
         _pair(FREE, forth, back, judges.all_granted_once),
         _pair(FREE, forth, back, judges.all_granted_once, c=holds("seats", "s1")),
@@ -131,8 +133,24 @@ def seats(s: Steps) -> list[Pair]:
         _pair(A_HOLDS, release, take, judges.released_or_granted),
         _pair(A_HOLDS, retake, take, judges.granted_is_held),
         _pair(A_EXPIRED, release, evict, judges.free_in_the_end),
+        _pair(A_EXPIRED, release, evict_and_take, judges.clean_if_released),
         _pair(both, evict, Script("acquire both", atomic(s.grant("b", "s2", "s1"))), judges.granted_is_held),
         _pair(beside, evict, Script("acquire both beside", atomic(s.grant("b", "s2", "s1"))), judges.granted_is_held),
+    ]
+
+
+def definitions(s: Steps) -> list[Pair]:
+    """Definitions of one seat by several runners, and settings that all must share [M8, M4]."""
+    nobody = given(runners={"a": 6}, seats={"s1": None}) + defined("s1", "v1", "v2")
+    v3, v4 = Script("register v3", s.registering("n", "v3")), Script("register v4", s.registering("m", "v4"))
+    back = Script("v1 comes back", atomic(*s.defining("v1")))
+    both = partial(judges.defined_last, news=("v3", "v4"))
+    agree, other = Script("agree", s.agreeing("100")), Script("agree otherwise", s.agreeing("50"))
+    return [
+        _pair(nobody, v3, back, partial(judges.defined_last, news=("v3",))),
+        _pair(nobody, v3, v4, both),
+        _pair(given(runners={}), Script("register first", v3.steps), v4, both),
+        _pair(given(runners={}), agree, other, judges.agreed),
     ]
 
 

@@ -26,16 +26,17 @@ SQL: Mapping[str, str] = {
 
 _TABLES = {
     "runners": "select id from coterie.runners order by id",
-    "leases": "select id, counter from coterie.leases order by id",
-    "seats": "select name, holder, epoch from coterie.seats order by name",
+    "leases": "select id, counter, leaving from coterie.leases order by id",
+    "seats": "select name, holder, epoch, fingerprint from coterie.seats order by name",
     "states": "select key, convert_from(value, 'UTF8') as value, version, epoch from coterie.states order by key",
     "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
     "generations": "select generation from coterie.generations",
     "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
 }
 
+_EMPTIED = ("seats", "states", "kv", "leases", "runners", "generations", "fingerprints", "agreements")
 _RESET = (
-    "".join(f"delete from coterie.{table};" for table in ("seats", "states", "kv", "leases", "runners", "generations"))
+    "".join(f"delete from coterie.{table};" for table in _EMPTIED)
     + SQL["raise_generation"].replace("$1", f"'{CLUSTER}'")
     + ";delete from interleaving.gate;"
 )
@@ -93,8 +94,8 @@ def given(
             f" values ('{CLUSTER}', '{runner}', '{runner}', '', '', array['default'], 1, '0', '{{}}')"
         )
         lines.append(
-            "insert into coterie.leases (cluster, id, expires_at, counter, ids_until)"
-            f" values ('{CLUSTER}', '{runner}', clock_timestamp() + make_interval(secs => {left_s}), 1, 0)"
+            "insert into coterie.leases (cluster, id, expires_at, counter)"
+            f" values ('{CLUSTER}', '{runner}', clock_timestamp() + make_interval(secs => {left_s}), 1)"
         )
     for name, holder in (seats or {}).items():
         who = f"'{holder}'" if holder else "null"
@@ -107,6 +108,16 @@ def given(
     ]
     lines += [f"insert into coterie.kv values ('{CLUSTER}', '{k}', '{v}', 1)" for k, v in (kv or {}).items()]
     return ";".join(lines)
+
+
+def defined(seat: str, *fingerprints: str) -> str:
+    """Definitions of a seat that were seen; the last one is the current one."""
+    lines = [
+        f"insert into coterie.fingerprints (cluster, seat, fingerprint) values ('{CLUSTER}', '{seat}', '{each}')"
+        for each in fingerprints
+    ]
+    lines.append(f"update coterie.seats set fingerprint = '{fingerprints[-1]}' where name = '{seat}'")
+    return ";" + ";".join(lines)
 
 
 def schema() -> str:
@@ -123,7 +134,8 @@ async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[Stage]:
 
     async def connect() -> asyncpg.Connection[Any]:
         connection = await asyncpg.connect(url, ssl=False)
-        await connection.execute(settings + "; set deadlock_timeout = '20ms'")
+        # A statement waits while other sessions take their turns, which is longer than where nobody plays.
+        await connection.execute(settings + "; set deadlock_timeout = '20ms'; set lock_timeout = '2s'")
         return connection
 
     async def watch() -> asyncpg.Connection[Any]:

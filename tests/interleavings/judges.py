@@ -141,6 +141,39 @@ def free_in_the_end(run: Run) -> Problems:
     return [f"{row['name']} is held by {row['holder']}" for row in run.tables["seats"] if row["holder"] is not None]
 
 
+def clean_if_released(run: Run) -> Problems:
+    """A releases s1, B evicts A and takes it: clean if it was released, and only then [C5]."""
+    grants, released = run.b.rows("grant"), run.a.rows("release")
+    if not grants or released is None:
+        return granted_is_held(run)
+    problems = granted_is_held(run)
+    if grants[0]["clean"] != bool(released):
+        problems.append(f"told clean={grants[0]['clean']}, released: {bool(released)}")
+    return problems
+
+
+def asked_to_leave(run: Run) -> Problems:
+    """A renews while B asks it to leave: the question is not lost."""
+    asked = run.b.rows("leaving")
+    (lease,) = [row for row in run.tables["leases"] if row["id"] == "a"]
+    return ["asked to leave, and does not know"] if asked and not lease["leaving"] else []
+
+
+def defined_last(run: Run, *, news: Sequence[str]) -> Problems:
+    """A definition never seen before is current once its runner is there; older ones wait for it to go [M8]."""
+    there = {row["id"] for row in run.tables["runners"]}
+    known = [name for name, runner in zip(news, ("n", "m"), strict=False) if runner in there]
+    current = {row["fingerprint"] for row in run.tables["seats"]}
+    return [f"{current} is current, although {known} registered"] if known and not current & {*known} else []
+
+
+def agreed(run: Run) -> Problems:
+    """Two bring another value each: both are told the same."""
+    told = [side.rows("told") for side in (run.a, run.b)]
+    values = {rows[0]["value"] if rows else None for rows in told if rows is not None}
+    return [f"told {values}"] if len(values) > 1 or None in values else []
+
+
 def counted(run: Run) -> Problems:
     """Each modification of the number shows, unknown ones perhaps [K1]."""
     final = _value(run, "kv")

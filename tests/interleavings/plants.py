@@ -226,11 +226,32 @@ PLANTS = (
         "renew x evict",
         "although its renewal succeeded",
         {
-            "renew": "insert into coterie.leases (cluster, id, expires_at, counter, ids_until) values"
-            " ($1, $2, clock_timestamp() + make_interval(secs => $3), 1, $4) on conflict (id) do update"
+            "renew": "insert into coterie.leases (cluster, id, expires_at, counter) values"
+            " ($1, $2, clock_timestamp() + make_interval(secs => $3), 1) on conflict (id) do update"
             " set expires_at = excluded.expires_at, counter = leases.counter + 1 returning counter"
         },
         schema="alter table coterie.leases drop constraint leases_id_fkey",
+    ),
+    Plant(
+        "release without a trace",
+        "C5",
+        "release x evict and acquire",
+        "told clean=",
+        swapped(("release",), (", released_epoch = epoch", "")),
+    ),
+    Plant(
+        "definition changed without a lock first",
+        "M8",
+        "register v3 x v1 comes back",
+        "although ['v3'] registered",
+        {"contest": "select 1 from (select $1::text, $2::text[], $3::text[]) as nothing"},
+    ),
+    Plant(
+        "the last one decides what all agree on",
+        "M4",
+        "agree x agree otherwise",
+        "told",
+        swapped(("agree",), ("do nothing", "do update set value = excluded.value")),
     ),
     Plant(
         "modify without a look at the stamp",

@@ -35,7 +35,7 @@ class Steps:
 
     def renew(self, me: str) -> Step:
         """Renew a lease."""
-        return self.step("renew", me, 6.0, 0, step="renew")
+        return self.step("renew", me, 6.0, step="renew")
 
     def grant(self, me: str, *seats: str) -> Step:
         """Acquire what is free of some seats."""
@@ -54,6 +54,24 @@ class Steps:
         """Leave."""
         lock = self.step("lock_own_lease", me, step="lock", then=stop_if_none)
         return atomic(lock, *(self.step(name, me) for name in self.leave))
+
+    def agreeing(self, value: str) -> tuple[Step, ...]:
+        """Bring a setting that all must share, and read what counts."""
+        return (*atomic(self.step("agree", ["shards"], [value])), self.step("agreements", ["shards"], step="told"))
+
+    def registering(self, me: str, fingerprint: str) -> tuple[Step, ...]:
+        """Register with a definition of s1."""
+        knows = f'{{"s1": "{fingerprint}"}}'
+        appear = self.step("register", me, me, "", "", ["default"], 1.0, "0", knows, "", 6.0)
+        return atomic(appear, *self.defining(fingerprint))
+
+    def defining(self, fingerprint: str) -> tuple[Step, ...]:
+        """Define s1, the statements of one transaction."""
+        return (
+            self.step("declare", ["s1"], ["default"], [fingerprint]),
+            self.step("contest", ["s1"], [fingerprint]),
+            self.step("redefine", ["s1"], ["default"], [fingerprint]),
+        )
 
     def write(self, *items: tuple[str, str, str, int], me: str = "a", step: str = "write") -> Step:
         """Write states under the fence: (seat, key, value, version expected) each."""

@@ -1,4 +1,4 @@
-"""The plans of the fenced statements: every part that writes reads the fence, and the fence is locked [M3]."""
+"""The plans of ownership: fenced parts read the fence, which is locked [M3]; rows are found by index, in name order."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
 
 FENCED = [name for name in statements.load("coterie.storage.postgres.sql", "fence.sql") if name != "verify"]
 BACKLOG = """
+insert into coterie.runners (id, cluster, name, address, host_id, groups, weight, version, knows)
+select 'r' || n, 'c', '', '', '', '{default}', 1, '', '{}' from generate_series(1, 200) as n;
+insert into coterie.leases (id, cluster, expires_at, counter)
+select 'r' || n, 'c', now(), 1 from generate_series(1, 200) as n;
 insert into coterie.states select 'c', 'k' || n, 's' || n % 100, 'x', 1, 1 from generate_series(1, 20000) as n;
-insert into coterie.seats (cluster, name, "group") select 'c', 's' || n, 'default' from generate_series(1, 100) as n;
+insert into coterie.seats (cluster, name, "group", holder)
+select 'c', 's' || n, 'default', case when n % 10 > 0 then 'r' || n % 200 + 1 end from generate_series(1, 3000) as n;
 insert into coterie.kv select 'c', 'k' || n, 'x', 1 from generate_series(1, 20000) as n;
 """
 
@@ -66,6 +71,44 @@ async def test_rows_are_found_by_their_key(session: asyncpg.Connection[Any]) -> 
         for node in _nodes(await _plan(session, SQL[name])):
             if node.get("Relation Name") in ("states", "kv") and "Scan" in node["Node Type"]:
                 assert "key = " in node["Index Cond"], f"{name}: {node}"
+
+
+@pytest.mark.parametrize(
+    ("name", "finds"),
+    [
+        ("renew", {"leases": "id = $2", "seats": "cluster = $1"}),
+        ("view", {"seats": "cluster = $1"}),
+        ("release", {"seats": "name = $3"}),
+        ("acquire", {"runners": "id = $2", "seats": ""}),
+        ("lock_still_lease", {"leases": "id = $2"}),
+        ("evict", {"runners": "id = $2"}),
+        ("contest", {"seats": "name = "}),
+        ("redefine", {"seats": "name = ", "fingerprints": "seat = "}),
+    ],
+)
+async def test_ownership_finds_rows_by_index(
+    session: asyncpg.Connection[Any], name: str, finds: dict[str, str]
+) -> None:
+    """The first scan of each table; what a renewal tells of the others is a walk over all leases, as it must be."""
+    seen: set[str] = set()
+    for node in _nodes(await _plan(session, SQL[name])):
+        table = node.get("Relation Name")
+        if "Scan" in node["Node Type"] and table in finds.keys() - seen:
+            seen.add(table)
+            assert "Index" in node["Node Type"], f"{name}: {node}"
+            assert finds[table] in node["Index Cond"], f"{name}: {node}"
+    assert seen == finds.keys()
+
+
+async def test_free_seats_are_locked_in_name_order_and_the_runner_before(session: asyncpg.Connection[Any]) -> None:
+    """C4 c: by a sort, or by an index that has them in this order."""
+    plan = await _plan(session, SQL["acquire"])
+    free = next(node for node in _nodes(plan) if node.get("Subplan Name") == "CTE free")
+    assert free["Node Type"] == "LockRows"
+    below = list(_nodes(free))
+    (scan,) = (node for node in below if node.get("Relation Name") == "seats")
+    assert scan["Index Name"] == "seats_pkey" or any(node.get("Sort Key") for node in below)
+    assert "me" in {node.get("CTE Name") for node in below}
 
 
 async def _unfenced(session: asyncpg.Connection[Any], sql: str) -> list[str]:

@@ -29,7 +29,7 @@ class Database:
         return [tuple(row) for row in await self.connection.fetch(SQL[name], self.cluster, *values)]
 
     async def join(self, id: str, *, ttl_s: float = 6.0) -> None:
-        await self.do("register", id, id, "127.0.0.1:1", "host", ["default"], 1.0, "0.1", "{}", ttl_s, 0)
+        await self.do("register", id, id, "127.0.0.1:1", "host", ["default"], 1.0, "0.1", "{}", "", ttl_s)
 
     async def declare(self, *names: str) -> list[tuple[Any, ...]]:
         await self.do("raise_generation")
@@ -49,24 +49,24 @@ async def test_a_renewal_tells_the_counters_of_all_and_what_i_hold(database: Dat
     await database.join("b", ttl_s=-1)
     await database.declare("s2", "s1", "s10")
     await database.do("acquire", "a", ["s10", "s2"])
-    (counter, ids_until, ids, counters, expired, seats, checksum) = (await database.do("renew", "a", 6.0, 500))[0]
-    assert (counter, ids_until, ids, counters, expired, seats) == (2, 500, ["b"], [1], [True], 2)
+    counter, leaving, ids, counters, expired, others, checksum, stamp, _ = (await database.do("renew", "a", 6.0))[0]
+    assert (counter, leaving, ids, counters, expired, others) == (2, False, ["b"], [1], [True], [False])
     assert checksum == hashlib.sha256(b"1 s10\n1 s2").hexdigest()
-    assert (await database.do("renew", "a", 6.0, 0))[0][:2] == (3, 500), "the mark of ids never goes back"
+    assert stamp.startswith("3 2 2 ")
 
 
 async def test_an_evicted_runner_renews_acquires_and_writes_nothing(database: Database) -> None:
     """C4, INV-F2."""
     await database.join("a")
     await database.declare("s1")
-    assert await database.do("acquire", "a", ["s1"]) == [("s1", 1)]
+    assert await database.do("acquire", "a", ["s1"]) == [("s1", 1, True)]
     assert await database.do("evict", "a") == [("a",)]
-    assert await database.do("renew", "a", 6.0, 0) == []
+    assert await database.do("renew", "a", 6.0) == []
     assert await database.do("acquire", "a", ["s1"]) == []
     assert await database.do("release", "a", "s1", 1) == []
     assert await database.do("write_states", "a", ["s1"], [1], ["k"], [b"x"], [0]) == [("k", False, False)]
     assert await database.do("verify", "a", ["s1"], [1]) == []
-    assert [row[2] for row in await database.do("seats")] == [None]
+    assert await database.connection.fetchval("select holder from coterie.seats") is None
 
 
 async def test_a_lost_fence_and_another_version_are_told_apart(database: Database) -> None:
@@ -93,7 +93,7 @@ async def test_a_new_holder_claims_what_it_loads(database: Database) -> None:
     await database.do("acquire", "a", ["s1"])
     await database.do("write_states", "a", ["s1"], [1], ["k"], [b"x"], [0])
     await database.do("release", "a", "s1", 1)
-    assert await database.do("acquire", "b", ["s1"]) == [("s1", 2)]
+    assert await database.do("acquire", "b", ["s1"]) == [("s1", 2, True)]
     loaded = await database.do("claim_states", "b", ["s1", "s1"], [2, 2], ["k", "none"])
     assert sorted(loaded) == [("k", True, b"x", 1), ("none", True, None, 0)]
     assert await database.connection.fetchval("select epoch from coterie.states") == 2
@@ -108,7 +108,7 @@ async def test_epochs_of_a_new_generation_are_greater_than_all_before(database: 
     await database.connection.execute("update coterie.generations set timeline = timeline + 1")
     assert await database.do("acquire", "a", ["s1"]) == []
     assert await database.do("raise_generation") == [(1,)]
-    assert await database.do("acquire", "a", ["s1"]) == [("s1", (1 << 40) + 1)]
+    assert await database.do("acquire", "a", ["s1"]) == [("s1", (1 << 40) + 1, True)]
 
 
 async def test_clusters_in_one_database_are_strangers(database: Database) -> None:
@@ -120,13 +120,13 @@ async def test_clusters_in_one_database_are_strangers(database: Database) -> Non
         assert await each.declare("s1") == [("s1",)]
     assert await other.do("acquire", "a", ["s1"]) == []
     assert await other.do("evict", "a") == []
-    assert await other.do("renew", "a", 6.0, 0) == []
-    assert await database.do("acquire", "a", ["s1"]) == await other.do("acquire", "b", ["s1"]) == [("s1", 1)]
+    assert await other.do("renew", "a", 6.0) == []
+    assert await database.do("acquire", "a", ["s1"]) == await other.do("acquire", "b", ["s1"]) == [("s1", 1, True)]
     for each, me, value in ((database, "a", b"1"), (other, "b", b"2")):
         assert await each.do("write_states", me, ["s1"], [1], ["k"], [value], [0]) == [("k", True, True)]
         assert await each.do("put_kv", me, ["s1"], [1], ["k"], [value], [1], [None]) == [("k", True, True)]
     assert await database.do("claim_states", "a", ["s1"], [1], ["k"]) == [("k", True, b"1", 1)]
-    assert (await database.do("renew", "a", 6.0, 0))[0][2] == []
+    assert (await database.do("renew", "a", 6.0))[0][2] == []
     assert await database.do("seats_without_runner") == await other.do("seats_without_runner") == []
 
 

@@ -1,7 +1,7 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
-The contract is split by what is stored. Present: `kv`, the schema and the cluster's secret. Each part speaks in
-plain values: texts, bytes, whole numbers; encoding is the caller's business.
+The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), ownership, the schema and
+the cluster's secret. Each part speaks in plain values: texts, bytes, whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke while the commit was under way).
@@ -9,15 +9,17 @@ Every failure is a `PersistenceError` whose `outcome` says what is known: "refus
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import hashlib
+from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from coterie.kernel.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from coterie.storage.migrations import Migration, Phase
 
@@ -68,8 +70,42 @@ class KvRemove(msgspec.Struct, frozen=True, gc=False):
     key: str
 
 
-Write = KvPut | KvSwap | KvRemove
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """What a write in the name of a seat must prove: that this runner holds it, at this epoch [C1]."""
+
+    runner: str
+    seat: str
+    epoch: int
+
+
+class StateSave(msgspec.Struct, frozen=True, gc=False):
+    """Write the state that follows `version` (0: the first) under the fence. The result is a `Written`."""
+
+    claim: Claim
+    key: str
+    value: bytes
+    version: int
+
+
+Written = Literal["written", "fenced", "conflict"]
+"""Of a fenced write: it happened; the seat is not held any more; another version is there (perhaps our own [0.6])."""
+
+
+class StateLoaded(msgspec.Struct, frozen=True, gc=False):
+    """A state as its new holder finds it: None and version 0 if there is none yet."""
+
+    value: bytes | None
+    version: int
+
+
+Write = KvPut | KvSwap | KvRemove | StateSave
 """What goes through the group writer: concurrent writes share transactions, each stays independent."""
+
+
+def checksum(held: Mapping[str, int]) -> str:
+    """The checksum of seats and epochs that `Renewal.held` is compared with."""
+    lines = "\n".join(f"{epoch} {name}" for name, epoch in sorted(held.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 class Kv(Protocol):
@@ -108,6 +144,201 @@ class Kv(Protocol):
         ...
 
 
+class States(Protocol):
+    """State written in the name of seats, one row a key."""
+
+    async def save(self, write: StateSave) -> Written:
+        """Durable when it returns "written". Concurrent ones share transactions."""
+        ...
+
+    async def load(self, claim: Claim, key: str) -> StateLoaded | None:
+        """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
+        ...
+
+    async def verify(self, claim: Claim) -> bool:
+        """Whether the seat is held at this epoch just now."""
+        ...
+
+
+class Machine(msgspec.Struct, frozen=True, gc=False):
+    """A leased machine id. All its snowflakes are later than `after_ms`, the mark of the holder before [M15]."""
+
+    id: int
+    after_ms: int
+
+
+class Machines(Protocol):
+    """The machine ids of snowflakes, 0-1023, each leased to one process with a mark up to which it may draw."""
+
+    async def lease(self, holder: str, *, ttl_s: float, until_ms: int) -> Machine | None:
+        """Lease a free one and store `max(until_ms, the former mark)` as its mark; None: all are taken."""
+        ...
+
+    async def extend(self, id: int, holder: str, *, ttl_s: float, until_ms: int) -> bool:
+        """Prolong the lease and raise the mark; False: it is not ours any more, draw nothing beyond the old mark."""
+        ...
+
+    async def give_back(self, id: int, holder: str) -> None:
+        """Free it at once; the mark stays."""
+        ...
+
+
+class Declaration(msgspec.Struct, frozen=True, gc=False):
+    """A seat that a runner knows. A shard has no fingerprint: its definition never changes."""
+
+    name: str
+    group: str
+    fingerprint: str = ""
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner as it registers: written once, never changed."""
+
+    id: str
+    """The incarnation."""
+    name: str
+    address: str
+    host_id: str
+    groups: tuple[str, ...]
+    weight: float = 1.0
+    version: str = ""
+    knows: dict[str, str] = {}
+    """Seats other than shards by name, each with the fingerprint of its definition here [M8]."""
+    process: str = ""
+    """Process id and its start time, by which a frozen writer is recognised on SQLite [C3]."""
+
+
+class RunnerRow(Registration, frozen=True, kw_only=True):
+    """A registered runner."""
+
+    started_at: datetime
+    leaving: bool = False
+
+
+class SeatRow(msgspec.Struct, frozen=True):
+    """A seat and who holds it."""
+
+    name: str
+    group: str
+    holder: str | None
+    epoch: int
+    fingerprint: str
+    effective_from: datetime
+    """Since when this fingerprint is the current one, by the database's clock."""
+    clean: bool
+    """Whether its last holder gave it back, or there was none yet; means something while nobody holds it [C5]."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """Everybody and everything, as the database has it."""
+
+    runners: tuple[RunnerRow, ...]
+    seats: tuple[SeatRow, ...]
+    stamp: str
+    """As in `Renewal`, of these seats."""
+
+
+class Sighting(msgspec.Struct, frozen=True, gc=False):
+    """Another runner's lease, as a renewal shows it."""
+
+    id: str
+    counter: int
+    expired: bool
+    leaving: bool
+
+
+class Renewal(msgspec.Struct, frozen=True):
+    """What a renewal of one's lease tells, in the same statement [M1, M13]."""
+
+    counter: int
+    leaving: bool
+    """Whether somebody, perhaps oneself, has asked this runner to give up all it holds."""
+    others: tuple[Sighting, ...]
+    held: str
+    """The `checksum` of the seats that the table has in one's name."""
+    stamp: str
+    """Another one whenever any seat of the cluster was declared, redefined, granted, released or freed."""
+    now: datetime
+    """The database's clock."""
+
+
+class Grant(msgspec.Struct, frozen=True, gc=False):
+    """A seat just acquired. Clean: the holder before released it, or there was none [C5]."""
+
+    name: str
+    epoch: int
+    clean: bool
+
+
+class Presences(msgspec.Struct, frozen=True):
+    """Which runners' sessions are alive: the first witness [M2]. It proves nothing across two starts of the server."""
+
+    server: str
+    """Which start of the server this is about."""
+    held: frozenset[str]
+    counters: dict[str, int]
+    """The counter of each lease that is there, as it was before the locks were read: who renews later is spared."""
+
+
+class Ownership(Protocol):
+    """The dedicated session of one runner, for one task at a time; whoever opens it uses it on that loop only.
+
+    When the session is lost every call raises `PersistenceError`: open another one.
+    """
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether the session holds the lock that others take as a sign of life."""
+        ...
+
+    async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
+        """Store settings that all must share if nobody has yet; what is stored."""
+        ...
+
+    async def view(self) -> View: ...
+
+    async def register(self, me: Registration, seats: Sequence[Declaration], *, ttl_s: float) -> None:
+        """Appear in the cluster, with a lease, and declare seats, in one transaction.
+
+        A fingerprint never seen before for its seat becomes the current one; one seen before does so only if no
+        registered runner has the current one [M8].
+        """
+        ...
+
+    async def declare(self, seats: Sequence[Declaration]) -> None:
+        """As `register` does, later: an older definition comes back when the last runner with the current is gone."""
+        ...
+
+    async def renew(self, *, ttl_s: float) -> Renewal | None:
+        """Prolong one's lease; None: there is none, one was evicted."""
+        ...
+
+    async def leaving(self, runner: str) -> bool:
+        """Mark a runner, oneself or another, as leaving: it is no candidate any more. False: there is none."""
+        ...
+
+    async def acquire(self, names: Sequence[str]) -> Sequence[Grant]:
+        """Take the free ones of these seats [C4]."""
+        ...
+
+    async def release(self, name: str, epoch: int) -> bool:
+        """Give a seat back; waits for writes in flight. False: it was not held any more."""
+        ...
+
+    async def presences(self, runners: Sequence[str]) -> Presences: ...
+
+    async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
+        """Delete a runner that has not renewed since `counter` was seen, and, if so asked, has expired. False: spared.
+
+        What blocks it and belongs to the victim is ended: sessions in its name [M12], its frozen process [C3].
+        """
+        ...
+
+    async def leave(self) -> None:
+        """Delete oneself. Seats not released before are free, but not clean."""
+        ...
+
+
 class Schema(Protocol):
     """The tables: which migrations are there, and how the missing ones get there."""
 
@@ -131,7 +362,25 @@ class Storage(Service):
     """One cluster's database: start connects, checks and refuses what would break promises; stop lets go."""
 
     kv: Kv
+    states: States
+    machines: Machines
     schema: Schema
+
+    def ownership(self, incarnation: str) -> AbstractAsyncContextManager[Ownership]:
+        """A dedicated session for a runner of this incarnation, with its lock held, on the loop that asks.
+
+        Raises:
+            PersistenceError: It cannot be opened.
+        """
+        raise NotImplementedError
+
+    def rename(self, incarnation: str) -> None:
+        """Work from now on is done in the name of another incarnation, as its sessions tell the server [M12]."""
+        raise NotImplementedError
+
+    async def view(self) -> View:
+        """Everybody and everything, for those who hold nothing: clients route by it."""
+        raise NotImplementedError
 
     @property
     def address(self) -> str:

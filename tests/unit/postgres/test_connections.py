@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import ConfigurationError, PersistenceError
 from coterie.kernel.chance import Chance
-from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres import Limits
 from coterie.storage.postgres.connections import (
     Connector,
     application_name,
@@ -19,7 +19,7 @@ from coterie.storage.postgres.connections import (
     without_password,
 )
 from coterie.storage.postgres.sessions import deadline
-from tests.unit.postgres.conftest import SHORT, database_of, new_storage, stranger
+from tests.unit.postgres.conftest import SHORT, database_of, new_storage
 
 if TYPE_CHECKING:
     from tests.postgres import Server
@@ -90,35 +90,21 @@ async def test_every_session_is_set_up(postgres_server: Server, postgres_url: st
         "default_transaction_isolation": "read committed",
         "transaction_isolation": "read committed",
         "idle_in_transaction_session_timeout": "2s",
-        "statement_timeout": "3600ms",
         "search_path": "pg_catalog",
         "timezone": "UTC",
         "jit": "off",
     }
-    for role, lock in (("work", "2s"), ("writer", "250ms"), ("dedicated", "2s")):
+    limited = "statement_timeout", "lock_timeout"
+    for role, call, lock in (
+        ("work", "3600ms", "2s"),
+        ("writer", "3600ms", "250ms"),
+        ("dedicated", "1800ms", "250ms"),  # C4
+    ):
         session = await connector(postgres_url, limits=limits).connect(role, tries=1)  # type: ignore[arg-type]  # a loop
         sql = "select name, current_setting(name) from unnest($1::text[]) as name"
-        found = dict(list(map(tuple, await session.fetch(sql, [*wanted, "lock_timeout"], over=deadline(5)))))
-        assert found == {**wanted, "lock_timeout": lock}
+        found = dict(list(map(tuple, await session.fetch(sql, [*wanted, *limited], over=deadline(5)))))
+        assert found == {**wanted, "statement_timeout": call, "lock_timeout": lock}
         assert session._socket is not None
         assert session._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert session._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
         await session.close()
-
-
-@pytest.mark.postgres
-async def test_the_dedicated_connection_is_opened_on_request_and_holds_locks(storage: PostgresStorage) -> None:
-    """F3, m8."""
-    async with storage.dedicated() as one, storage.dedicated() as two:
-        assert await one.hold(42)
-        assert await one.hold(42)  # not counted twice by the server
-        assert not await two.hold(42)
-        async with stranger(storage._connector._url) as other:
-            count = "select count(*) from pg_locks where locktype = 'advisory' and objid = 42"
-            assert await other.fetchval(count) == 1
-            pid = (await one.fetch("select pg_backend_pid()"))[0][0]
-            await other.execute(f"select pg_terminate_backend({pid}, 5000)")
-        with pytest.raises(PersistenceError):
-            await one.hold(43)
-        assert one.lost
-        assert await two.hold(42)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.storage.interface import KvPut, KvRemove, KvSwap, Write
-from coterie.storage.postgres.folding import Bucket, fold, results, values
+from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave, Write
+from coterie.storage.postgres.folding import Bucket, fold, refused, results, values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,13 +46,70 @@ def test_a_key_that_comes_back_in_another_shape_waits_for_the_next_statement() -
     assert fold(writes) == [Bucket("put", [0]), Bucket("remove", [3]), Bucket("remove", [1]), Bucket("put", [2])]
 
 
+def save(key: str, version: int = 0, *, runner: str = "me", seat: str = "s", epoch: int = 1) -> StateSave:
+    return StateSave(Claim(runner, seat, epoch), key, b"new", version)
+
+
+def test_saves_share_one_statement_in_key_order_each_with_its_own_claim() -> None:
+    writes = [save("z", 4, seat="s2", epoch=7), save("a", seat="s1"), save("é", 1, seat="s2", epoch=7)]
+    (bucket,) = fold(writes)
+    assert bucket == Bucket("write_states", [0, 1, 2])
+    assert values(bucket, writes) == [
+        "me",
+        ["s1", "s2", "s2"],
+        [1, 7, 7],
+        ["a", "z", "é"],
+        [b"new"] * 3,
+        [0, 4, 1],
+    ]
+
+
+def test_every_save_gets_its_own_result_in_whatever_order_the_rows_come() -> None:
+    """M3, M4."""
+    writes = [save("a"), save("b"), save("c")]
+    (bucket,) = fold(writes)
+    rows = [("c", True, False), ("a", False, False), ("b", True, True)]
+    assert results(bucket, writes, rows) == ["fenced", "written", "conflict"]
+
+
+def test_a_second_save_of_a_key_waits_for_the_next_statement() -> None:
+    """It builds on the version that the first one writes."""
+    writes = [save("a", 0), save("b", 0), save("a", 1), save("a", 2)]
+    assert [bucket.places for bucket in fold(writes)] == [[0, 1], [2], [3]]
+
+
+def test_a_key_and_a_state_of_one_name_are_strangers() -> None:
+    writes: list[Write] = [KvPut("a", b"", 1), save("a"), KvPut("a", b"", 2)]
+    assert fold(writes) == [Bucket("put", [0, 2]), Bucket("write_states", [1])]
+
+
+def test_saves_in_the_names_of_two_incarnations_go_in_statements_of_their_own() -> None:
+    """A process that was evicted goes on as another one, while saves of the first still wait in the queue."""
+    writes = [save("a", runner="old"), save("b", runner="new"), save("a", runner="new"), save("c", runner="old")]
+    buckets = fold(writes)
+    assert [bucket.places for bucket in buckets] == [[1], [0, 3], [2]]
+    assert [values(bucket, writes)[0] for bucket in buckets] == ["new", "old", "new"]
+
+
+def test_the_audit_is_given_what_the_fence_refused_and_nothing_else() -> None:
+    writes: list[Write] = [KvPut("k", b"", 1), save("a", seat="s1", epoch=3), save("b"), save("c", seat="s2", epoch=4)]
+    put, saves = fold(writes)
+    assert refused(put, writes, [None]) == []
+    assert refused(saves, writes, ["written", "conflict", "written"]) == []
+    assert refused(saves, writes, ["fenced", "written", "fenced"]) == ["me", ["s1", "s2"], [3, 4], ["a", "c"]]
+
+
 State = dict[str, tuple[bytes, int]]
+"""Values and stamps by key. States stand under `state of <key>`, with versions for stamps."""
 
 
 def one_by_one(state: State, writes: Sequence[Write]) -> list[object]:
     """What the writes mean, one after another."""
     found: list[object] = []
     for write in writes:
+        if isinstance(write, StateSave):
+            found.append(one_save(state, write.claim.seat, write.key, write.value, write.version))
+            continue
         stamp = state[write.key][1] if write.key in state else None
         if isinstance(write, KvPut):
             state[write.key] = (write.value, write.stamp)
@@ -68,9 +125,26 @@ def one_by_one(state: State, writes: Sequence[Write]) -> list[object]:
     return found
 
 
+def one_save(state: State, seat: str, key: str, value: bytes, version: int) -> str:
+    """What a save means. The seat "lost" is somebody else's."""
+    name = f"state of {key}"
+    if seat == "lost":
+        return "fenced"
+    if state.get(name, (b"", 0))[1] != version:
+        return "conflict"
+    state[name] = (value, version + 1)
+    return "written"
+
+
 def statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """What the statements of kv.sql do, on a dict."""
+    """What the statements of kv.sql and fence.sql do, on a dict."""
     found: list[tuple[Any, ...]] = []
+    if bucket.shape == "write_states":
+        assert len(set(arrays[3])) == len(arrays[3])
+        for seat, _, key, value, version in zip(*arrays[1:], strict=True):
+            told = one_save(state, seat, key, value, version)
+            found.append((key, told != "fenced", told == "written"))
+        return found
     assert len(set(arrays[0])) == len(arrays[0]) or bucket.shape in ("replace", "discard")
     before = dict(state)
     for key, *row in zip(*arrays, strict=True):
@@ -99,6 +173,7 @@ def groups() -> st.SearchStrategy[list[Write]]:
         st.tuples(st.just("put"), keys, expected, st.just(b"p")),
         st.tuples(st.just("swap"), keys, expected, value),
         st.tuples(st.just("remove"), keys, expected, value),
+        st.tuples(st.sampled_from(["s1", "s2", "lost"]), keys, st.sampled_from([0, 1, 2]), st.just(b"s")),
     )
     return st.lists(kinds, max_size=12).map(_numbered)
 
@@ -110,6 +185,10 @@ def _numbered(kinds: list[tuple[str, str, int | None, bytes | None]]) -> list[Wr
             writes.append(KvPut(key, value or b"", number))
         elif kind == "remove":
             writes.append(KvRemove(key))
+        elif kind != "swap":
+            writes.append(
+                StateSave(Claim("old" if kind == "lost" else "me", kind, 1), key, b"%d" % number, expected or 0)
+            )
         else:
             writes.append(KvSwap(key, expected, value, number))
     return writes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import postgres
+from coterie.testing.binaries import reachable
 
 if TYPE_CHECKING:
     from tests.postgres import Server
@@ -72,10 +72,10 @@ def test_binaries_that_another_user_cannot_reach_are_copied_once(tmp_path: Path)
     (tmp_path / "package.libs").mkdir()
     (tmp_path / "package.libs" / "lib.so").write_text("library")
     stranger = os.geteuid() + 1
-    copied = postgres._reachable(home / "bin", uid=stranger)
+    copied = reachable(home / "bin", uid=stranger)
     try:
-        assert postgres._reachable(home / "bin", uid=stranger) == copied
-        assert postgres._reachable(home / "bin", uid=os.geteuid()) == home / "bin"
+        assert reachable(home / "bin", uid=stranger) == copied
+        assert reachable(home / "bin", uid=os.geteuid()) == home / "bin"
         assert (copied / "postgres").read_text() == "binary"
         assert (copied.parents[2] / "package.libs" / "lib.so").read_text() == "library"
         assert tmp_path.stat().st_mode & 0o777 == 0o700

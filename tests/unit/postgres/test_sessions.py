@@ -144,9 +144,10 @@ def test_a_forked_child_is_refused_and_cannot_hurt_the_parents_sessions(postgres
 
 
 async def _fork(url: str) -> None:
-    async with new_storage(url, pool_size=1) as storage, storage.dedicated() as dedicated:
+    async with new_storage(url, pool_size=1) as storage, storage.ownership("a" * 32) as owning:
+        dedicated = owning._dedicated
         pid = "select pg_backend_pid()"
-        before = (await storage.pool.read(pid))[0][0], (await dedicated.fetch(pid))[0][0]
+        before = (await storage.pool.read(pid))[0][0], (await dedicated.read(pid))[0][0]
         await storage.kv.put(KvPut("a", b"", 1))
         reading, writing = os.pipe()
         child = os.fork()
@@ -158,7 +159,7 @@ async def _fork(url: str) -> None:
         assert os.read(reading, 10_000).decode() == "Forked " * 7
         os.close(reading)
         await asyncio.sleep(0.05)
-        assert ((await storage.pool.read(pid))[0][0], (await dedicated.fetch(pid))[0][0]) == before
+        assert ((await storage.pool.read(pid))[0][0], (await dedicated.read(pid))[0][0]) == before
         await storage.kv.put(KvPut("b", b"", 2))
 
 
@@ -169,7 +170,7 @@ def _in_child(storage: PostgresStorage, dedicated: Any) -> str:
         lambda: storage.kv.clear(""),
         lambda: storage.now(),
         lambda: storage.pool.read("select 1"),
-        lambda: dedicated.fetch("select 1"),
+        lambda: dedicated.read("select 1"),
         lambda: storage.stop(),
     ]
     found = ""

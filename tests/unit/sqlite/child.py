@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
@@ -15,8 +17,12 @@ from coterie.errors import CoterieError
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
 from coterie.settings import Settings
-from coterie.storage.interface import KvPut
-from coterie.storage.sqlite import SqliteStorage
+from coterie.storage.interface import Declaration, KvPut, Ownership, Registration
+from coterie.storage.sqlite import SqliteStorage, owners
+from coterie.transport.identity import process_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 
 def opened(url: str) -> SqliteStorage:
@@ -61,6 +67,54 @@ async def hold(path: str) -> None:
     say("let go")
 
 
+async def own(url: str, *leases: str) -> None:
+    """Be runners (`incarnation=ttl`), then do what is told, line by line."""
+    async with opened(url) as storage, AsyncExitStack() as stack:
+        for lease in leases:
+            incarnation, _, ttl_s = lease.partition("=")
+            session = await stack.enter_async_context(storage.ownership(incarnation))
+            me = Registration(id=incarnation, name="child", address="", host_id="", groups=(), process=process_id())
+            await session.register(me, [Declaration("seat", "default")], ttl_s=float(ttl_s))
+        say("registered")
+        while order := sys.stdin.readline().strip():
+            say(_obey(order, url.removeprefix("sqlite:///")))
+
+
+_HELD: list[apsw.Connection] = []
+
+
+def _obey(order: str, path: str) -> object:
+    if order == "fork":
+        if pid := os.fork():
+            return pid
+        time.sleep(600)
+    _HELD.append(apsw.Connection({"hold": path, "hold leases": f"{path}-leases"}[order]))
+    _HELD[-1].execute("begin immediate")
+    return "holding"
+
+
+async def juggle(url: str, incarnation: str) -> None:
+    """Register, take and give back seats, leave, again and again; say what was granted."""
+    owners._LIMIT_S = 30.0  # four at once, on a machine that may be busy
+    granted: list[tuple[str, int]] = []
+    async with opened(url) as storage:
+        say("ready")
+        sys.stdin.readline()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            async with storage.ownership(incarnation) as session:
+                me = Registration(id=incarnation, name="child", address="", host_id="", groups=())
+                await session.register(me, [Declaration(f"seat-{n}", "default") for n in range(5)], ttl_s=60)
+                for _ in range(5):
+                    grants = await session.acquire([f"seat-{n}" for n in range(5)])
+                    granted += [(grant.name, grant.epoch) for grant in grants]
+                    await session.renew(ttl_s=60)
+                    for grant in grants[1:]:
+                        assert await session.release(grant.name, grant.epoch)
+                await session.leave()
+    say(json.dumps(granted))
+
+
 async def unprivileged(url: str) -> None:
     """Start as a user whom file permissions bind, and say what came of it."""
     if os.geteuid() == 0:
@@ -76,13 +130,12 @@ async def unprivileged(url: str) -> None:
 
 async def fork(url: str) -> None:
     """Fork with an open storage; say what the child found, then whether the parent still works."""
-    async with opened(url) as storage:
-        await storage.dedicated()
+    async with opened(url) as storage, storage.ownership("a" * 32) as session:
         await storage.kv.put(KvPut("before", b"1", 1))
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            asyncio.run(_in_child(url, storage, writing))
+            asyncio.run(_in_child(url, storage, session, writing))
         os.waitpid(pid, 0)
         found = json.loads(os.read(reading, 100_000))
         await storage.kv.put(KvPut("after", b"2", 2))
@@ -90,19 +143,21 @@ async def fork(url: str) -> None:
     say(json.dumps(found))
 
 
-async def _in_child(url: str, storage: SqliteStorage, writing: int) -> None:
+async def _in_child(url: str, storage: SqliteStorage, session: Ownership, writing: int) -> None:
     found: dict[str, object] = {
         "get": await _error(storage.kv.get("before")),
         "put": await _error(storage.kv.put(KvPut("child", b"3", 3))),
         "clear": await _error(storage.kv.clear("")),
         "applied": await _error(storage.schema.applied()),
         "now": await _error(storage.now()),
-        "dedicated": await _error(storage.dedicated()),
+        "view": await _error(storage.view()),
+        "ownership": await _error(storage.ownership("b" * 32).__aenter__()),
+        "session": await _error(session.renew(ttl_s=1)),
         "open again": await _error(opened(url).start()),
         "stop": await _error(storage.stop()),
     }
     before = len(apsw.connections())
-    del storage
+    del storage, session
     gc.collect()
     found["closed"] = before - len(apsw.connections())
     os.write(writing, json.dumps(found).encode())
@@ -117,7 +172,15 @@ async def _error(use: object) -> str:
     return "no error"
 
 
-COMMANDS = {"start": start, "write": write, "hold": hold, "unprivileged": unprivileged, "fork": fork}
+COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    "start": start,
+    "write": write,
+    "hold": hold,
+    "own": own,
+    "juggle": juggle,
+    "unprivileged": unprivileged,
+    "fork": fork,
+}
 
 if __name__ == "__main__":
     asyncio.run(COMMANDS[sys.argv[1]](*sys.argv[2:]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,7 @@ from coterie.settings import Settings
 from coterie.storage.sqlite import SqliteStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from coterie.kernel.clock import Clock
 
@@ -45,10 +47,12 @@ class Opener:
         name: str = "default",
         migrate: bool = True,
         clock: Clock | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> SqliteStorage:
-        settings = Settings.load({"url": url or f"sqlite:///{self.path}", "name": name, "migrate": migrate}, environ={})
-        return SqliteStorage(settings, incarnation="0" * 32, clock=clock or SystemClock(), chance=Chance(), **options)
+        given = {"url": url or f"sqlite:///{self.path}", "name": name, "migrate": migrate, **settings}
+        loaded = Settings.load(given, environ={})
+        return SqliteStorage(loaded, incarnation="0" * 32, clock=clock or SystemClock(), chance=Chance(), **options)
 
 
 @pytest.fixture
@@ -74,6 +78,18 @@ class Child(subprocess.Popen[str]):
         """The next line that it says; pytest's time limit is the deadline."""
         assert self.stdout is not None
         return self.stdout.readline().strip()
+
+    def told(self, order: str) -> str:
+        """What it says to an order."""
+        assert self.stdin is not None
+        self.stdin.write(f"{order}\n")
+        self.stdin.flush()
+        return self.line()
+
+    def freeze(self) -> None:
+        """Stop it where it stands."""
+        self.send_signal(signal.SIGSTOP)
+        until(lambda: self.state() == "T")
 
     def state(self) -> str:
         """Its state letter in /proc."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def executor(**options: Any) -> AsyncIterator[ThreadExecutor]:
+async def executor(**options: Any) -> AsyncIterator[ThreadExecutor[apsw.Connection]]:
     async with ThreadExecutor(open_memory, what="test executor", **options) as started:
         yield started
 
@@ -187,7 +187,7 @@ def test_a_loop_that_was_closed_meanwhile_is_tolerated() -> None:
     gate = Gate()
     loop = asyncio.new_event_loop()
 
-    async def leave_running() -> ThreadExecutor:
+    async def leave_running() -> ThreadExecutor[apsw.Connection]:
         tested = ThreadExecutor(open_memory, what="test executor")
         await tested.start()
         work = asyncio.create_task(tested.run(gate))

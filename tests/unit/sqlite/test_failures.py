@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def on_writer(storage: SqliteStorage, work: Callable[[apsw.Connection], Any]) -> Any:
-    return await storage._main._writer.run(work)
+    return await storage._main._writer.run(lambda desk: work(desk.main))
 
 
 @pytest.mark.parametrize(

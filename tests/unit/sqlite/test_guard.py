@@ -44,8 +44,7 @@ async def test_the_files_cannot_be_opened_from_python_while_they_are_in_use(
     new: Opener, path: Path, ending: str
 ) -> None:
     """C2: any close would drop our locks, and rows that others committed would vanish."""
-    async with new() as storage:
-        await storage.dedicated()
+    async with new() as storage, storage.ownership("a" * 32):
         target = path.with_name(path.name + ending)
         for way, attempt in opens(target).items():
             with pytest.raises(PersistenceError, match="would drop its locks") as caught:

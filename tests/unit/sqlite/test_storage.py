@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import apsw
 import pytest
 
-from coterie.errors import NotStarted, PersistenceError, ShuttingDown
+from coterie.errors import ConfigurationError, NotStarted, PersistenceError, ShuttingDown
+from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.storage import migrations
 from coterie.storage.interface import KvPut, Storage
-from coterie.storage.sqlite.connection import open_memory
+from coterie.storage.sqlite.desk import desk_in_memory
+from coterie.storage.sqlite.transactions import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import apsw
-
+    from coterie.storage.sqlite.desk import Desk
     from coterie.storage.sqlite.executor import Executor, Role
     from tests.unit.sqlite.conftest import Opener
 
@@ -78,7 +82,8 @@ async def test_before_and_after_its_life_it_says_so(new: Opener) -> None:
     await storage.start()
     await storage.stop()
     await storage.stop()
-    for use in (storage.kv.get("k"), storage.kv.put(KvPut("k", b"v", 1)), storage.now(), storage.dedicated()):
+    opening = storage.ownership("a" * 32).__aenter__()
+    for use in (storage.kv.get("k"), storage.kv.put(KvPut("k", b"v", 1)), storage.now(), storage.view(), opening):
         with pytest.raises(ShuttingDown):
             await use
 
@@ -105,30 +110,44 @@ async def test_memory_needs_one_thread_and_no_file(
         assert threads() == {"SQLite writer"}
         await storage.kv.put(KvPut("k", b"v", 1))
         assert await storage.kv.get("k") is not None
-        leases = await storage.dedicated()
-        assert await leases.read(lambda c: c.execute("select count(*) from leases").get, doing="look") == 0
+        async with storage.ownership("a" * 32) as session:
+            assert (await session.view()).runners == ()
         assert storage.write_lock_holder() is None
         assert storage.address == "memory"
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_leases_have_a_file_and_a_connection_of_their_own_on_request(new: Opener, path: Path) -> None:
-    """C3, F3: a bare client opens none."""
+async def test_a_session_has_a_thread_and_connections_of_its_own_and_leaves_nothing_behind(
+    new: Opener, path: Path
+) -> None:
+    """C3, F3: a bare client opens no leases."""
     file = Path(f"{path}-leases")
     async with new() as storage:
         assert not file.exists()
-        first, second = await asyncio.gather(storage.dedicated(), storage.dedicated())
-        assert first is second
-        assert file.exists()
-        assert threads() == {"SQLite writer", "SQLite reader", "SQLite leases"}
+        async with storage.ownership("a" * 32):
+            assert file.exists()
+            assert threads() == {"SQLite writer", "SQLite reader", "SQLite ownership"}
+        assert threads() == {"SQLite writer", "SQLite reader"}
     assert threads() == set()
+    assert {each.name for each in path.parent.iterdir()} == {"coterie.db", "coterie.db-leases"}
 
 
 async def test_leases_are_set_up_even_where_the_main_file_may_not_be(new: Opener) -> None:
     async with new():
         pass
-    async with new(migrate=False) as storage:
-        await storage.dedicated()
+    async with new(migrate=False) as storage, storage.ownership("a" * 32):
+        pass
+
+
+async def test_a_leases_file_of_an_earlier_version_is_brought_up_to_date(new: Opener, path: Path) -> None:
+    """K4: nobody is asked, since leases end with their processes."""
+    ground = migrations.load("coterie.storage.sqlite.migrations.leases")[0]
+    earlier = apsw.Connection(f"{path}-leases")
+    earlier.execute(ground.sql)
+    earlier.execute("insert into migrations values (1, 'pre', 'ground', 'then')")
+    earlier.close()
+    async with new() as storage, storage.ownership("a" * 32) as session:
+        assert not await session.leaving("b" * 32)
 
 
 async def test_a_leases_file_that_cannot_be_used_is_refused_and_may_be_tried_again(new: Opener, path: Path) -> None:
@@ -136,10 +155,29 @@ async def test_a_leases_file_that_cannot_be_used_is_refused_and_may_be_tried_aga
     file.write_text("not a database, but long enough to look like none at all" * 20)
     async with new() as storage:
         for _ in range(2):
-            with pytest.raises(Exception, match="not a SQLite database"):
-                await storage.dedicated()
+            with pytest.raises(ConfigurationError, match="not a SQLite database"):
+                async with storage.ownership("a" * 32):
+                    pass
+        assert not list(path.parent.glob("*-runner-*"))
         file.unlink()
-        await storage.dedicated()
+        async with storage.ownership("a" * 32):
+            pass
+
+
+async def test_new_files_are_for_their_owner_alone_and_present_ones_stay_as_they_are(new: Opener, path: Path) -> None:
+    """X4: the file holds the cluster's secret."""
+    before = os.umask(0o022)
+    try:
+        async with new() as storage, storage.ownership("a" * 32):
+            modes = {each.name: oct(each.stat().st_mode & 0o777) for each in path.parent.iterdir()}
+            assert len(modes) == 7, modes
+            assert set(modes.values()) == {"0o600"}, modes
+    finally:
+        os.umask(before)
+    path.chmod(0o640)
+    async with new() as storage:
+        await storage.kv.put(KvPut("k", b"v", 1))
+        assert path.stat().st_mode & 0o777 == 0o640
 
 
 async def test_the_clock_that_it_is_given_decides(new: Opener) -> None:
@@ -172,25 +210,26 @@ async def test_clusters_in_one_file_do_not_see_each_other(new: Opener) -> None:
 class Inline:
     """What a simulator puts in the place of threads: the work is done at once, in the loop."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
-    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
-        return work(self._connection)
+    async def run(self, work: Callable[[Desk], T]) -> T:
+        return work(self._desk)
 
 
 async def test_several_storages_can_share_a_database_in_memory_without_any_thread(new: Opener) -> None:
     """B4: the simulator runs the real SQL at a virtual instant."""
-    connection = open_memory()
-
-    def inline(role: Role, connect: Callable[[], apsw.Connection]) -> Executor:
-        return Inline(connection)
-
     clock = ManualClock()
+    patience = Patience(chance=Chance(), limit_s=0, pause_s=0, holder=lambda: None)
+    desk = desk_in_memory(patience=patience, clock=clock)
+
+    def inline(role: Role, connect: Callable[[], Desk]) -> Executor[Desk]:
+        return Inline(desk)
+
     options: dict[str, Any] = {"url": "sqlite://", "executors": inline, "clock": clock}
     before = threading.active_count()
     async with new(**options) as one, new(**options) as two:
@@ -198,4 +237,4 @@ async def test_several_storages_can_share_a_database_in_memory_without_any_threa
         assert await two.kv.count("k") == 20
         assert threading.active_count() == before
         assert isinstance(one, Storage)
-    connection.close()
+    desk.close()

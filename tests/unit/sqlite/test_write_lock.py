@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.storage.interface import KvPut
+from coterie.storage.interface import KvPut, Registration
 from coterie.storage.sqlite.locks import described
 from tests.unit.sqlite.conftest import until
 
@@ -61,14 +61,14 @@ async def test_leases_can_be_written_while_the_main_file_is_stuck(
     new: Opener, path: Path, child: Callable[..., Child]
 ) -> None:
     """C3: that is why they have a file of their own."""
-    async with new(lock_limit_s=0.2) as storage:
-        leases = await storage.dedicated()
+    async with new(lock_limit_s=0.2) as storage, storage.ownership("a" * 32) as session:
+        me = Registration(id="a" * 32, name="a", address="", host_id="", groups=("default",))
+        await session.register(me, [], ttl_s=60)
         holder = child("hold", str(path))
         assert holder.line() == "holding"
-        await leases.transact(
-            lambda c: c.execute("insert into leases values ('default', 'me', 1, 'boot', 5)"), doing="renew"
-        )
-        assert await leases.read(lambda c: c.execute("select counter from leases").get, doing="look") == 1
+        renewal = await session.renew(ttl_s=60)
+        assert renewal is not None
+        assert renewal.counter == 2
         with pytest.raises(PersistenceError):
             await storage.kv.put(KvPut("k", b"v", 1))
 

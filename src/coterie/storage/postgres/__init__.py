@@ -6,11 +6,11 @@ again; rows are locked in key order. What would break promises is refused at sta
 
     callers ──▶ kv ──▶ group writer ──▶ commits ──▶ one writer session
                  └───▶ pool ─────────────────────▶ up to pool_size sessions
-    ownership ─────▶ locks.Dedicated ────────────▶ one session of its own
+    ownership ───▶ locks.Dedicated ──────────────▶ one session of its own, and one more to end what blocks it
 
 Read `sessions.py` and `connections.py` first, then `failures.py`, `folding.py` and `commits.py` (group
-commit), `pool.py`, `kv.py`, and for the start `storage.py`, `inspection.py`, `schema.py`. SQL lies in `sql/`
-and `migrations/`.
+commit), `pool.py`, `kv.py`, for ownership `locks.py`, `ownership.py`, `ending.py`, and for the start
+`storage.py`, `inspection.py`, `schema.py`. SQL lies in `sql/` and `migrations/`.
 """
 
 from coterie.storage.postgres.connections import Limits

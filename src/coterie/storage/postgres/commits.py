@@ -10,6 +10,7 @@ What is known after a failure:
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
@@ -19,25 +20,42 @@ from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss
 from coterie.storage.postgres.sessions import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from coterie.kernel.chance import Chance
     from coterie.storage.interface import Write
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.sessions import Session
 
-SQL = statements.load("coterie.storage.postgres.sql", "kv.sql")
+    Fetch = Callable[..., Awaitable[Any]]
+
+SQL = {
+    name: sql
+    for file in ("kv.sql", "fence.sql", "audit.sql")
+    for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
+}
 
 AGAIN_MOST = 4
 """Tries of a group that met a deadlock or, alone, a lock, before it is refused."""
 
 
 class Committer:
-    """Commits groups on a session of its own, which it replaces when it is lost."""
+    """Commits groups on a session of its own, which it replaces when it is lost.
 
-    def __init__(self, connector: Connector, *, cluster: str, chance: Chance, limits: Limits) -> None:
+    Args:
+        connector: Opens sessions.
+        cluster: Whose rows.
+        chance: For pauses between tries.
+        limits: How long what may take.
+        audit: Whether writes that the fence refuses are recorded.
+    """
+
+    def __init__(
+        self, connector: Connector, *, cluster: str, chance: Chance, limits: Limits, audit: bool = False
+    ) -> None:
         self._connector = connector
         self._cluster = cluster
+        self._audit = audit
         self._chance = chance
         self._limits = limits
         self._session: Session | None = None
@@ -90,38 +108,27 @@ class Committer:
     async def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> list[Any]:
         buckets = folding.fold(writes)
         outcome: list[Any] = [None] * len(writes)
-        if len(buckets) == 1:
-            await self._fill(session, buckets[0], writes, outcome, over=over)
-            return outcome
-        try:
-            await session.execute("begin", over=over)
+
+        async def fill(fetch: Fetch) -> None:
             for bucket in buckets:
-                await self._fill(session, bucket, writes, outcome, over=over)
-        except Lost as lost:
-            raise Lost(lost.problem, sent=False) from lost  # no commit has left: the server rolls back
-        except BaseException:
-            await _roll_back(session, over=over)
-            raise
-        await session.execute("commit", over=over)
+                found = await self._written(fetch, bucket, writes)
+                for place, result in zip(bucket.places, found, strict=True):
+                    outcome[place] = result
+
+        alone = len(buckets) == 1 and not (self._audit and buckets[0].shape == "write_states")
+        await (fill(partial(session.fetch, over=over)) if alone else session.transact(fill, over=over))
         return outcome
 
-    async def _fill(
-        self,
-        session: Session,
-        bucket: folding.Bucket,
-        writes: Sequence[Write],
-        outcome: list[Any],
-        *,
-        over: float,
-    ) -> None:
-        arrays = folding.values(bucket, writes)
-        rows = await session.fetch(SQL[bucket.shape], self._cluster, *arrays, over=over)
+    async def _written(self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write]) -> list[Any]:
+        """The results of one statement's writes."""
+        rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
         found = folding.results(bucket, writes, rows)
-        for place, result in zip(bucket.places, found, strict=True):
-            outcome[place] = result
+        if self._audit and (refused := folding.refused(bucket, writes, found)):
+            await fetch(SQL["refused"], self._cluster, *refused)
+        return found
 
     async def _connected(self, *, over: float, failure: PersistenceError | None) -> Session:
-        if self._session is not None and (self._session.closed or self._session.standby):
+        if self._session is not None and not self._fit(self._session):
             self._drop()
         if self._session is None:
             try:
@@ -129,6 +136,9 @@ class Committer:
             except PersistenceError as error:
                 raise failure or error from error  # what came before says more than that time is over
         return self._session
+
+    def _fit(self, session: Session) -> bool:
+        return not session.closed and not session.standby and session.name == self._connector.name
 
     async def _reconnect(self, *, over: float) -> Session:
         # In an outage the queued groups would wait for their deadlines one after another: the first one waits
@@ -145,10 +155,3 @@ class Committer:
         if self._session is not None:
             self._session.abort()
             self._session = None
-
-
-async def _roll_back(session: Session, *, over: float) -> None:
-    try:
-        await session.execute("rollback", over=over)
-    except (Lost, *DatabaseRefusal):
-        session.abort()

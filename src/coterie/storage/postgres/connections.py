@@ -35,7 +35,10 @@ class Limits:
     tries: int = 3  # at start; later as many as the call's own deadline leaves room for
     backoff_s: float = 0.5  # before the second try, doubled for each further one, jittered
     call_s: float = 5.0  # one call with all its retries; below the lease's TTL
-    lock_s: float = 0.25  # the writer's wait for a row: a stranger's lock must not hold up a group [M3]
+    dedicated_s: float = 2.0  # the same for ownership: a renewal that waits its turn must still be in time
+    lock_s: float = (
+        0.25  # one wait for a row by the writer, whose group must not stand still [M3], and by ownership [C4]
+    )
     transaction_s: float = 2.0  # an open transaction that does nothing [M12]
     migration_s: float = 600.0
 
@@ -45,14 +48,24 @@ class Connector:
 
     def __init__(self, url: str, *, incarnation: str, chance: Chance, limits: Limits) -> None:
         self.address = without_password(url)
+        self.name = application_name(incarnation)
         self._url = url
-        self._name = application_name(incarnation)
         self._chance = chance
         self._limits = limits
         self._origin = forks.Origin(f"the connection to {self.address}")
 
+    def rename(self, incarnation: str) -> None:
+        """Sessions opened from now on are another incarnation's; whoever has older ones lets go of them [M12]."""
+        self.name = application_name(incarnation)
+
     async def connect(
-        self, role: Role, *, over: float | None = None, tries: int | None = None, standby: bool = False
+        self,
+        role: Role,
+        *,
+        over: float | None = None,
+        tries: int | None = None,
+        standby: bool = False,
+        incarnation: str | None = None,
     ) -> Session:
         """A session, after some tries with growing pauses between. A standby is a failed try unless allowed.
 
@@ -61,18 +74,21 @@ class Connector:
             over: When to give up, on the loop's clock.
             tries: After how many tries to give up. One of the two is needed.
             standby: Whether a standby will do.
+            incarnation: Whose it is, if not this connector's.
 
         Raises:
             PersistenceError: "unreachable", with the number of tries and the time they took.
         """
         self._origin.require_same()
         assert over is not None or tries is not None, "it would try for ever"
+        name = application_name(incarnation) if incarnation else None
         began, number = deadline(0), 0
         while True:
             number += 1
             once = deadline(self._limits.connect_s)
+            once = once if over is None else min(once, over)
             try:
-                return await self._try(role, over=once if over is None else min(once, over), standby=standby)
+                return await self._try(role, name or self.name, over=once, standby=standby)
             except (OSError, Lost, asyncpg.InternalClientError, *DatabaseRefusal) as error:
                 pause_s = self._chance.between(0.5, 1.0) * self._limits.backoff_s * 2 ** min(number - 1, 4)
                 late = over is not None and deadline(pause_s) >= over
@@ -80,15 +96,16 @@ class Connector:
                     raise self._unreachable(error, tries=number, took_s=deadline(0) - began) from error
             await asyncio.sleep(pause_s)
 
-    async def _try(self, role: Role, *, over: float, standby: bool) -> Session:
+    async def _try(self, role: Role, name: str, *, over: float, standby: bool) -> Session:
         raw = await self._open(over)
-        session = Session(raw, what=f"the connection to {self.address}", label=self._chance.token(4).hex())
+        label = self._chance.token(4).hex()
+        session = Session(raw, what=f"the connection to {self.address}", label=label, name=name)
         try:
             require_version(session.version, address=self.address)
             if session.standby and not standby:
                 raise Lost("the server is a standby", sent=False)
             session.keep_alive(_tcp_options(self._limits))
-            await session.execute(session_settings(role, application=self._name, limits=self._limits), over=over)
+            await session.execute(session_settings(role, application=name, limits=self._limits), over=over)
         except BaseException:
             session.abort()
             raise
@@ -120,14 +137,14 @@ class Connector:
 
 def session_settings(role: Role, *, application: str, limits: Limits) -> str:
     """The script that sets up a session. Not as start-up parameters, which poolers refuse or drop."""
-    statement_s = limits.migration_s if role == "migration" else 0.9 * limits.call_s  # the server gives up first
-    lock_s = limits.lock_s if role == "writer" else min(limits.call_s / 2, 2.0)
+    call_s = {"migration": limits.migration_s, "dedicated": limits.dedicated_s}.get(role, limits.call_s)
+    lock_s = min(limits.lock_s if role in ("writer", "dedicated") else 2.0, call_s / 2)
     settings: Mapping[str, str] = {
         "application_name": application,
         "search_path": "pg_catalog",
         "timezone": "UTC",
         "default_transaction_isolation": "read committed",  # whatever the database's default [m4]
-        "statement_timeout": _ms(statement_s),
+        "statement_timeout": _ms(call_s if role == "migration" else 0.9 * call_s),  # the server gives up first
         "lock_timeout": _ms(lock_s),
         "idle_in_transaction_session_timeout": _ms(limits.transaction_s),
         "tcp_keepalives_idle": "5",

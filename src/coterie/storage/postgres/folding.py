@@ -10,18 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from coterie.storage.interface import KvPut, KvRemove, KvSwap, Write
+from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-Shape = Literal["put", "insert", "replace", "discard", "present", "remove"]
-"""The statement that carries a write; its name in kv.sql."""
+    from coterie.storage.interface import Written
+
+Shape = Literal["put", "insert", "replace", "discard", "present", "remove", "write_states"]
+"""The statement that carries a write; its name in kv.sql or fence.sql."""
+
+_Spot = tuple[int, Shape, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Writes of one shape that share a statement, by their places in the group."""
+    """Writes that share a statement, by their places in the group: of one shape and, under the fence, one runner."""
 
     shape: Shape
     places: list[int]
@@ -29,19 +33,30 @@ class Bucket:
 
 def fold(writes: Sequence[Write]) -> list[Bucket]:
     """The statements of a group, in order. One bucket means that one statement does it all."""
-    buckets: dict[tuple[int, Shape], list[int]] = {}
-    latest: dict[str, tuple[int, Shape]] = {}
+    buckets: dict[_Spot, list[int]] = {}
+    latest: dict[tuple[bool, str], _Spot] = {}
     for place, write in enumerate(writes):
-        shape = shape_of(write)
-        turn, before = latest.get(write.key, (0, shape))
-        spot = (turn if before == shape else turn + 1, shape)
-        latest[write.key] = spot
+        row = isinstance(write, StateSave), write.key
+        spot = latest[row] = _spot(write, latest.get(row))
         buckets.setdefault(spot, []).append(place)
-    return [Bucket(shape, buckets[turn, shape]) for turn, shape in sorted(buckets)]
+    return [Bucket(spot[1], buckets[spot]) for spot in sorted(buckets)]
+
+
+def _spot(write: Write, before: _Spot | None) -> _Spot:
+    """The turn, the statement and in whose name: at or past the turn of the write before it to the same row."""
+    shape = shape_of(write)
+    # A process that was evicted goes on as another incarnation: saves of both may have queued.
+    runner = write.claim.runner if isinstance(write, StateSave) else ""
+    if before is None:
+        return 0, shape, runner
+    # Each save builds on the version that the one before it wrote: no statement can carry two.
+    return before[0] + (before[1] != shape or shape == "write_states"), shape, runner
 
 
 def shape_of(write: Write) -> Shape:
     """The statement that a write needs."""
+    if isinstance(write, StateSave):
+        return "write_states"
     if isinstance(write, KvPut):
         return "put"
     if isinstance(write, KvRemove):
@@ -51,10 +66,13 @@ def shape_of(write: Write) -> Shape:
     return "discard" if write.value is None else "replace"
 
 
-def values(bucket: Bucket, writes: Sequence[Write]) -> list[list[Any]]:
-    """The arrays that the statement takes after the cluster's name."""
+def values(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
+    """What the statement takes after the cluster's name: arrays, under the fence after the runner."""
     chosen = [writes[place] for place in _winners(bucket, writes)]
     chosen.sort(key=lambda write: write.key)  # code points sort as UTF-8 bytes do, which is the column's order
+    if bucket.shape == "write_states":
+        saves = cast("list[StateSave]", chosen)
+        return [*_claims(saves), *_columns(saves, "key", "value", "version")]
     if bucket.shape in ("put", "insert"):
         return _columns(cast("list[KvPut]", chosen), "key", "value", "stamp", "ttl_s")
     if bucket.shape == "replace":
@@ -68,6 +86,9 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iterable[Any
     """One result per write of the bucket, from the statement's rows."""
     if bucket.shape == "put":
         return [None] * len(bucket.places)
+    if bucket.shape == "write_states":
+        told = {key: _written(held=held, written=written) for key, held, written in rows}
+        return [told[writes[place].key] for place in bucket.places]
     hits = {tuple(row) for row in rows}
     if bucket.shape == "present":
         return [(writes[place].key,) not in hits for place in bucket.places]
@@ -75,8 +96,23 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iterable[Any
     return [place in winners and _mark(bucket.shape, writes[place]) in hits for place in bucket.places]
 
 
+def refused(bucket: Bucket, writes: Sequence[Write], found: Sequence[Any]) -> list[Any]:
+    """What the audit takes after the cluster's name; empty if the fence has let everything through."""
+    places = [place for place, result in zip(bucket.places, found, strict=True) if result == "fenced"]
+    saves = cast("list[StateSave]", [writes[place] for place in places])
+    return [*_claims(saves), *_columns(saves, "key")] if saves else []
+
+
+def _written(*, held: bool, written: bool) -> Written:
+    if not held:
+        return "fenced"
+    return "written" if written else "conflict"
+
+
 def _winners(bucket: Bucket, writes: Sequence[Write]) -> dict[int, None]:
     """The places that the statement carries: one of those that meet, as no statement changes a row twice."""
+    if bucket.shape == "write_states":
+        return dict.fromkeys(bucket.places)  # its keys are there once each
     if bucket.shape == "put":
         return dict.fromkeys({writes[place].key: place for place in bucket.places}.values())  # the last
     firsts: dict[Any, int] = {}
@@ -91,6 +127,13 @@ def _mark(shape: Shape, write: Write) -> tuple[Any, ...]:
     if isinstance(write, KvSwap):
         return (write.key, write.expected) if shape == "discard" else (write.stamp,)
     return (write.key,)
+
+
+def _claims(saves: Sequence[StateSave]) -> list[Any]:
+    """The runner in whose name all of them are, their seats and their epochs."""
+    claims = [save.claim for save in saves]
+    (runner,) = {claim.runner for claim in claims}
+    return [runner, [claim.seat for claim in claims], [claim.epoch for claim in claims]]
 
 
 def _columns(chosen: Sequence[Write], *names: str) -> list[list[Any]]:

@@ -23,7 +23,9 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "migrations": ("select",),
     **dict.fromkeys(("kv", "runners", "leases", "seats", "states"), ("select", "insert", "update", "delete")),
     "generations": ("select", "insert", "update"),
-    "secrets": ("select", "insert"),
+    **dict.fromkeys(("secrets", "agreements", "fingerprints"), ("select", "insert")),
+    "machines": ("select", "insert", "update"),
+    "audit": ("insert",),
 }
 """What the role at run time must be allowed on our tables. Locking a row needs `update` too [M12]."""
 

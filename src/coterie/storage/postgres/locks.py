@@ -5,57 +5,98 @@ Advisory locks are one of two witnesses that a runner is dead, never the truth a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
-from coterie.storage.postgres.inspection import SQL
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
 from coterie.storage.postgres.sessions import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from coterie.kernel.chance import Chance
+    from coterie.storage.postgres.connections import Limits
     from coterie.storage.postgres.sessions import Session
+
+T = TypeVar("T")
+
+Fetch = Callable[..., Awaitable[Sequence[Any]]]
+"""The rows of one statement with its values, inside a call."""
+
+Beside = Callable[[float], AbstractAsyncContextManager[object]]
+"""What is done beside a try that met a lock; it is given the time at which the call is over."""
 
 
 class Dedicated:
-    """One session that nothing else shares. It is not replaced when lost: its locks are gone with it."""
+    """One session that nothing else shares, for one task at a time. It is not replaced when lost.
 
-    def __init__(self, session: Session, *, address: str, within_s: float) -> None:
+    Promise:
+        A call ends within `Limits.dedicated_s`, with all its tries: what met a deadlock or a lock is tried again at
+        once [C4]. When the session is lost, its advisory locks are gone with it, and every call says so.
+    """
+
+    def __init__(self, session: Session, *, address: str, chance: Chance, limits: Limits) -> None:
         self._session = session
-        self._within_s = within_s
+        self._chance = chance
+        self._within_s = limits.dedicated_s
         self._doing = f"use the dedicated connection to {address}"
-        self._held: set[int] = set()
 
     @property
     def lost(self) -> bool:
         """Whether the session, and every lock with it, is gone."""
         return self._session.closed
 
-    async def hold(self, key: int) -> bool:
-        """Take an advisory lock for the life of this session; False if another session has it.
+    async def read(self, sql: str, *values: Any) -> Sequence[Any]:
+        """The rows of a statement that changes nothing."""
+        return await self._insist(partial(self._session.fetch, sql, *values), sent="unreachable")
 
-        Asking again for one that is held takes it no second time: the server would count them.
+    async def write(self, sql: str, *values: Any) -> Sequence[Any]:
+        """Run one statement that changes something, in a transaction of its own."""
+        return await self._insist(partial(self._session.fetch, sql, *values))
+
+    async def transact(self, work: Callable[[Fetch], Awaitable[T]], *, blocked: Beside | None = None) -> T:
+        """Run several statements in one transaction, from the beginning with each try.
+
+        Args:
+            work: Is given what to fetch with.
+            blocked: What to do beside the tries that follow one that met a lock.
         """
-        if key in self._held and not self.lost:
-            return True
-        got = bool((await self.fetch(SQL["hold"], key))[0][0])
-        if got:
-            self._held.add(key)
-        return got
-
-    async def fetch(self, sql: str, *values: Any) -> Sequence[Any]:
-        """The rows of one statement."""
-        try:
-            return await self._session.fetch(sql, *values, over=deadline(self._within_s))
-        except Lost as lost:
-            raise loss(lost, doing=self._doing, outcome="unknown" if lost.sent else "unreachable") from lost
-        except DatabaseRefusal as error:
-            raise refusal(error, doing=self._doing) from error
+        return await self._insist(partial(self._session.transact, work), blocked=blocked)
 
     async def close(self) -> None:
         """Let go of the session and its locks."""
         await self._session.close()
+
+    async def _insist(
+        self,
+        once: Callable[..., Awaitable[T]],
+        *,
+        sent: Literal["unknown", "unreachable"] = "unknown",
+        blocked: Beside | None = None,
+    ) -> T:
+        over = deadline(self._within_s)
+        beside: Beside = nullcontext
+        while True:
+            try:
+                async with beside(over):
+                    return await once(over=over)
+            except Lost as lost:
+                raise loss(lost, doing=self._doing, outcome=sent if lost.sent else "unreachable") from lost
+            except DatabaseRefusal as error:
+                if not self._worth_another_try(error, over=over):
+                    raise refusal(error, doing=self._doing) from error
+                if judge(error) == "locked" and blocked is not None:
+                    beside = blocked
+            await asyncio.sleep(self._chance.between(0.001, 0.02))
+
+    def _worth_another_try(self, error: Exception, *, over: float) -> bool:
+        verdict = judge(error)
+        if verdict == "elsewhere":
+            self._session.abort()  # whoever answers there is not whom we need: another session will be opened
+        in_time = deadline(self._within_s / 4) < over  # else we would be cut off, and know less than now
+        return verdict in ("again", "locked") and in_time
 
 
 def lock_key(kind: str, *parts: str) -> int:

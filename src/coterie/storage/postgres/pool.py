@@ -42,6 +42,12 @@ class Pool:
         """Sessions that are open, lent or idle."""
         return sum(not session.closed for session in (*self._idle, *self._lent))
 
+    def rename(self) -> None:
+        """The connector has another name: idle sessions go now, lent ones when they come back [M12]."""
+        for session in self._idle:
+            session.abort()
+        self._idle.clear()
+
     def adopt(self, session: Session) -> None:
         """Take over a session that was opened elsewhere."""
         self._idle.append(session)
@@ -127,7 +133,7 @@ class Pool:
     def _give_back(self, session: Session) -> None:
         if session.closed:
             return
-        if self._closed or session.in_transaction:
+        if self._closed or session.in_transaction or session.name != self._connector.name:
             session.abort()
         else:
             self._idle.append(session)

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import socket
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
@@ -14,10 +15,11 @@ from coterie.kernel import forks
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from asyncpg.prepared_stmt import PreparedStatement
 
+T = TypeVar("T")
 
 PLAN_S = 10.0
 """How long a plan is kept: a table may have grown from nothing since it was made, and nobody tells the planner."""
@@ -33,7 +35,9 @@ class Session:
         which a call was cancelled or ran out of time is closed and never used again.
     """
 
-    def __init__(self, raw: asyncpg.Connection[Any], *, what: str, label: str) -> None:
+    def __init__(self, raw: asyncpg.Connection[Any], *, what: str, label: str, name: str = "") -> None:
+        self.name = name
+        """What the server knows it by."""
         self._raw = raw
         self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
@@ -84,6 +88,25 @@ class Session:
         """Run a script without parameters and results, in one round trip."""
         with self._limited(over, sent=True):
             await self._raw.execute(script)
+
+    async def transact(self, work: Callable[[Callable[..., Awaitable[Any]]], Awaitable[T]], *, over: float) -> T:
+        """Run `work`, which is given what to fetch with, in one transaction; its result, once that is committed."""
+        try:
+            await self.execute("begin", over=over)
+            outcome = await work(partial(self.fetch, over=over))
+        except Lost as lost:
+            raise Lost(lost.problem, sent=False) from lost  # no commit has left: the server rolls back
+        except BaseException:
+            await self._roll_back(over)
+            raise
+        await self.execute("commit", over=over)
+        return outcome
+
+    async def _roll_back(self, over: float) -> None:
+        try:
+            await self.execute("rollback", over=over)
+        except (Lost, *DatabaseRefusal):
+            self.abort()
 
     def abort(self) -> None:
         """Drop the connection now, whatever the server does."""

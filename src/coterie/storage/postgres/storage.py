@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 from coterie.kernel import forks
@@ -13,17 +12,21 @@ from coterie.storage.postgres.commits import Committer
 from coterie.storage.postgres.connections import Connector, Limits
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
 from coterie.storage.postgres.kv import PostgresKv
-from coterie.storage.postgres.locks import Dedicated
+from coterie.storage.postgres.machines import PostgresMachines
+from coterie.storage.postgres.ownership import SQL, Owners, to_view
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.storage.postgres.sessions import deadline
+from coterie.storage.postgres.states import PostgresStates
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     from coterie.kernel.chance import Chance
     from coterie.settings import Settings
+    from coterie.storage.interface import View
+    from coterie.storage.postgres.ownership import PostgresOwnership
 
 
 class PostgresStorage(Storage):
@@ -38,6 +41,8 @@ class PostgresStorage(Storage):
     """
 
     kv: PostgresKv
+    states: PostgresStates
+    machines: PostgresMachines
     schema: PostgresSchema
 
     def __init__(
@@ -49,7 +54,10 @@ class PostgresStorage(Storage):
         check_schema: bool = True,
         limits: Limits | None = None,
     ) -> None:
-        self._limits = limits or Limits(transaction_s=settings.transaction_limit.total_seconds())
+        self._limits = limits or Limits(
+            transaction_s=settings.transaction_limit.total_seconds(),
+            dedicated_s=min(2.0, settings.lease_ttl.total_seconds() / 3),
+        )
         self._connector = Connector(settings.url, incarnation=incarnation, chance=chance, limits=self._limits)
         super().__init__(what=f"the storage at {self.address}")
         self._origin = forks.Origin(self.what)
@@ -57,11 +65,18 @@ class PostgresStorage(Storage):
         self._cluster = settings.name
         self._migrate = settings.migrate
         self._check_schema = check_schema
-        self._committer = Committer(self._connector, cluster=settings.name, chance=chance, limits=self._limits)
+        self._committer = Committer(
+            self._connector, cluster=settings.name, chance=chance, limits=self._limits, audit=settings.audit
+        )
         self.writer = GroupWriter(self._committer.commit)
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
         self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
+        self.states = PostgresStates(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
+        self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.schema = PostgresSchema(self._connector, limits=self._limits)
+        self._owners = Owners(
+            self._connector, cluster=settings.name, chance=chance, limits=self._limits, audit=settings.audit
+        )
 
     @property
     def address(self) -> str:
@@ -80,16 +95,22 @@ class PostgresStorage(Storage):
         self.require_running()
         return await secrets.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
 
-    @asynccontextmanager
-    async def dedicated(self) -> AsyncIterator[Dedicated]:
-        """A connection of one's own, for ownership: outside of the pool, on the loop of whoever opens it."""
+    def ownership(self, incarnation: str) -> AbstractAsyncContextManager[PostgresOwnership]:
+        """A dedicated session, outside of the pool. See `storage.interface.Storage`."""
         self._origin.require_same()
-        session = await self._connector.connect("dedicated", tries=self._limits.tries)
-        held = Dedicated(session, address=self.address, within_s=self._limits.call_s)
-        try:
-            yield held
-        finally:
-            await held.close()
+        self.require_running()
+        return self._owners.open(incarnation)
+
+    def rename(self, incarnation: str) -> None:
+        """Work from now on is another incarnation's: sessions under the old name are let go of."""
+        self._connector.rename(incarnation)
+        self.pool.rename()
+
+    async def view(self) -> View:
+        """Everybody and everything."""
+        self._origin.require_same()
+        self.require_running()
+        return to_view(await self.pool.read(SQL["view"], self._cluster))
 
     async def start(self) -> None:
         """Connect, check, and refuse what would break promises."""

@@ -1,4 +1,4 @@
-"""Who runs the SQL: a thread that owns one connection, or whoever the simulator puts in its place."""
+"""Who runs the SQL: a thread that owns its connections, or whoever the simulator puts in its place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from coterie.errors import PersistenceError
 from coterie.kernel.forks import Origin
@@ -16,62 +16,73 @@ from coterie.kernel.service import Service
 from coterie.storage.interface import WAITING_MOST
 
 if TYPE_CHECKING:
-    import apsw
+    from coterie.storage.sqlite.desk import Desk
+
+
+class Closing(Protocol):
+    """A connection, or a desk with some."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
 
 T = TypeVar("T")
+Owned = TypeVar("Owned", bound=Closing)
+Owned_co = TypeVar("Owned_co", bound=Closing, covariant=True)
 
-Role = Literal["writer", "reader", "leases"]
+Role = Literal["writer", "reader", "ownership"]
 
 
-class Executor(Protocol):
-    """Runs plain functions on the one connection it owns, one after the other."""
+class Executor(Protocol[Owned_co]):
+    """Runs plain functions on what it owns, one after the other."""
 
     async def start(self) -> None:
-        """Open the connection."""
+        """Open it."""
         ...
 
     async def stop(self) -> None:
-        """Run what was accepted, then close the connection."""
+        """Run what was accepted, then close it."""
         ...
 
-    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+    async def run(self, work: Callable[[Owned_co], T]) -> T:
         """The result of `work`, or its error."""
         ...
 
 
-Executors = Callable[[Role, "Callable[[], apsw.Connection]"], Executor]
-"""Makes the executor of a role from what opens its connection; a simulator's may share one for all."""
+Executors = Callable[[Role, "Callable[[], Desk]"], "Executor[Desk]"]
+"""Makes the executor of a role from what opens its desk; a simulator's may share one for all."""
 
 
-def threads(role: Role, connect: Callable[[], apsw.Connection]) -> Executor:
+def threads(role: Role, connect: Callable[[], Desk]) -> Executor[Desk]:
     """The executors of real life: a thread each."""
     return ThreadExecutor(connect, what=f"SQLite {role}")
 
 
-class ThreadExecutor(Service):
-    """One thread and one connection, which nothing else touches.
+class ThreadExecutor(Service, Generic[Owned]):
+    """One thread and what it owns, which nothing else touches.
 
     Use it from the loop that started it. Results are handed over once per turn of that loop, however many
     there are, so the price of crossing threads is paid per batch.
 
     Promise:
         A caller that is cancelled does not disturb the work of others; its own work is left out if it has not
-        begun, and runs to its end otherwise. `stop` returns when the connection is closed.
+        begun, and runs to its end otherwise. `stop` returns when what it owns is closed.
     """
 
-    def __init__(self, connect: Callable[[], apsw.Connection], *, what: str, waiting_most: int = WAITING_MOST) -> None:
+    def __init__(self, connect: Callable[[], Owned], *, what: str, waiting_most: int = WAITING_MOST) -> None:
         super().__init__(what=what)
         self._connect = connect
         self._waiting_most = waiting_most
         self._waiting = 0
-        self._inbox: queue.SimpleQueue[tuple[Callable[[apsw.Connection], Any], asyncio.Future[Any]] | None]
+        self._inbox: queue.SimpleQueue[tuple[Callable[[Owned], Any], asyncio.Future[Any]] | None]
         self._inbox = queue.SimpleQueue()
         self._outbox: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._delivering = False
         self._thread: threading.Thread | None = None
         self._origin = Origin(what)
 
-    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+    async def run(self, work: Callable[[Owned], T]) -> T:
         """The result of `work`, or its error."""
         self._origin.require_same()
         self.require_running()
@@ -105,31 +116,31 @@ class ThreadExecutor(Service):
         await self._ended
         self._thread.join()
 
-    # What follows runs in the thread, but for `_deliver`. The connection is a local there: a forked child
-    # has no such thread, so nothing in it ever lets go of the connection, which would close it [P13].
+    # What follows runs in the thread, but for `_deliver`. What it owns is a local there: a forked child has no such
+    # thread, so nothing in it ever lets go of a connection, which would close it [P13].
 
     def _live(self, opened: asyncio.Future[None]) -> None:
         try:
-            connection = self._connect()
+            owned = self._connect()
         except BaseException as error:  # noqa: BLE001 whatever it is belongs to the one who starts
             self._post(opened, None, error)
         else:
             self._post(opened, None, None)
             try:
-                self._serve(connection)
+                self._serve(owned)
             finally:
-                connection.close()
+                owned.close()
         finally:
             self._post(self._ended, None, None)
 
-    def _serve(self, connection: apsw.Connection) -> None:
+    def _serve(self, owned: Owned) -> None:
         while (job := self._inbox.get()) is not None:
             work, done = job
             if done.cancelled():
                 self._post(done, None, None)
                 continue
             try:
-                result, problem = work(connection), None
+                result, problem = work(owned), None
             except BaseException as error:  # noqa: BLE001 whatever it is belongs to the caller
                 result, problem = None, error
             self._post(done, result, problem)

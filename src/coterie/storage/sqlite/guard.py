@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -22,13 +23,14 @@ from coterie.storage.sqlite.location import beside
 from coterie.storage.sqlite.locks import write_lock_holder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     Identity = tuple[int, int]
 
 _ENDINGS = ("", "-wal", "-shm")
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _held: dict[Path, Held] = {}
 _identities: dict[Identity, Path] = {}
 _inherited: dict[Path, int] = {}
@@ -43,10 +45,6 @@ class Held:
     shm: int
     """A descriptor of the -shm file, to ask about locks. Closing it drops ours, so it stays until the end."""
     holders: int = 1
-
-    def write_lock_holder(self) -> int | None:
-        """The id of the other process that holds the write lock, if there is one that we can see."""
-        return write_lock_holder(self.shm)
 
     def release(self) -> None:
         """Let go: the connections of this holder are closed."""
@@ -64,6 +62,19 @@ def require_not_inherited(path: Path) -> None:
     """
     if path in _inherited:
         raise Forked(what=str(path), parent=_inherited[path], child=os.getpid())
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Open a file and `hold` it inside: nobody here lets go of it in between, which would drop the new locks."""
+    with _lock:
+        yield
+
+
+def lock_holder(path: Path) -> int | None:
+    """The id of the other process that holds the write lock of a file that is open here, if we can see one [C3]."""
+    held = _held.get(path)
+    return None if held is None else write_lock_holder(held.shm)
 
 
 def hold(path: Path) -> Held:
@@ -140,7 +151,7 @@ def _identity(file: Any) -> Identity:
 def _forked() -> None:
     """In a child: the parent's locks are not at stake, but the inherited files are out of bounds [P13]."""
     global _lock  # another thread of the parent may have held it
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _inherited.update(dict.fromkeys(_held, os.getppid()))
     _held.clear()
     _identities.clear()

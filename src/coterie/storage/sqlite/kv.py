@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Write
     from coterie.storage.sqlite.database import Database
 
+    Handler = Callable[[apsw.Connection, "Scope", Any], Any]
+
 _SQL = statements.load(f"{__package__}.sql", "kv.sql")
 
 _LAST_NS = 2**63 - 1
@@ -111,7 +113,7 @@ def _changed(connection: apsw.Connection, statement: str, bindings: dict[str, An
     return connection.changes()
 
 
-HANDLERS: dict[type, Callable[[apsw.Connection, Scope, Any], Any]] = {
+HANDLERS: dict[type, Handler] = {
     KvPut: _put,
     KvSwap: _swap,
     KvRemove: _remove,

@@ -1,9 +1,10 @@
-"""Who holds the write lock of a file: the kernel knows, even of a process that is frozen [C3]."""
+"""Who holds the write lock of a file: the kernel knows, even of a process that is frozen; and how to end it [C3]."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -34,7 +35,39 @@ def described(pid: int) -> str:
     folder = Path("/proc") / str(pid)
     try:
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        state = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+        state = _stat(pid)[0]
     except (OSError, IndexError):
         return f"process {pid}"
     return f"process {pid} ({command[:120] or 'unnamed'}{_STATES.get(state, '')})"
+
+
+def process_of(pid: int) -> str:
+    """A process as runners register it: its id and its start time, since ids come back. Empty if it is gone."""
+    try:
+        return f"{pid}:{_stat(pid)[19]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def end(process: str) -> bool:
+    """End a process, given as `process_of` names it, as SIGKILL does; False if it is gone or may not be ended."""
+    pid = int(process.partition(":")[0])
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # The handle keeps the id from being given to another one between this look and the signal.
+        if process_of(pid) != process:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state (field 3) on: the name before it may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()

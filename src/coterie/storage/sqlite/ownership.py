@@ -1,186 +1,261 @@
-"""Who holds what, and writes in the name of a seat: a plain function each, to be run inside a transaction.
+"""Who holds what, on SQLite: the session of one runner, with a thread and connections of its own to both files.
 
-The fence is a look at the seat inside the same `BEGIN IMMEDIATE` as the write: writers take turns, so nothing can
-change between the two. A lease stands in a file of its own; eviction holds that file's write lock while it
-deletes the runner in the main file, so no renewal comes in between [C3, C4]. A lease without a runner means nothing.
+Whatever changes runners takes the locks in one order, the main file's and then the leases', so that nobody who holds
+the leases waits for a group commit: renewals pass at any time [C3]. Under both locks an eviction looks at the lease
+once more, so that no renewal comes in between [C4]. Two files have two commits. A registration commits the lease first,
+an eviction the runner: a crash in between leaves a lease without a runner, which means nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
-from coterie.storage import statements
+import apsw
+
+from coterie.errors import PersistenceError
+from coterie.kernel.clock import to_datetime
+from coterie.storage.interface import Presences, Renewal, Sighting, checksum
+from coterie.storage.sqlite import leases, seats
+from coterie.storage.sqlite.failures import failed
+from coterie.storage.sqlite.transactions import Patience, commit, read, snapshot, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import apsw
+    from coterie.storage.interface import Declaration, Grant, Registration, View
+    from coterie.storage.sqlite.desk import Desk
+    from coterie.storage.sqlite.executor import Executor
+    from coterie.storage.sqlite.frozen import Frozen
+    from coterie.storage.sqlite.leases import Lease
+    from coterie.storage.sqlite.owners import Ground, Waits
 
-SQL = dict(statements.load(f"{__package__}.sql", "ownership.sql"))
-
-Written = Literal["written", "fenced", "conflict"]
-
-
-@dataclass(frozen=True, slots=True)
-class Runner:
-    """A runner as it registers: written once, never changed."""
-
-    id: str
-    name: str
-    address: str = ""
-    host_id: str = ""
-    groups: str = "default"
-    weight: float = 1.0
-    version: str = ""
-    knows: str = "{}"
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """The time of leases: nanoseconds since a boot of the machine, and which boot it was."""
+class SqliteOwnership:
+    """See `storage.interface.Ownership`. What takes a desk runs in the executor.
 
-    id: str
-    now_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Somebody's lease as an observer sees it."""
-
-    counter: int
-    expired: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A runner's claim to a seat: what every fenced write must prove."""
-
-    cluster: str
-    runner: str
-    seat: str
-    epoch: int
-
-
-def register(main: apsw.Connection, cluster: str, runner: Runner, *, now_ns: int) -> None:
-    """Write the runner's row. Its lease follows in the other file."""
-    fields = {name: getattr(runner, name) for name in runner.__slots__}
-    main.execute(SQL["register"], {**fields, "cluster": cluster, "now_ns": now_ns})
-
-
-def grant_lease(leases: apsw.Connection, cluster: str, id: str, *, boot: Boot, ttl_ns: int) -> None:
-    """The first lease of a runner."""
-    leases.execute(SQL["grant_lease"], _lease(cluster, id, boot, ttl_ns))
-
-
-def renew(leases: apsw.Connection, cluster: str, id: str, *, boot: Boot, ttl_ns: int) -> int | None:
-    """Prolong a lease; its new counter. None: there is none, the runner was evicted."""
-    for (counter,) in leases.execute(SQL["renew_lease"], _lease(cluster, id, boot, ttl_ns)):
-        return int(counter)
-    return None
-
-
-def observe(leases: apsw.Connection, cluster: str, *, boot: Boot) -> dict[str, Lease]:
-    """Everybody's lease."""
-    bindings = {"cluster": cluster, "boot_id": boot.id, "now_boot_ns": boot.now_ns}
-    rows = leases.execute(SQL["leases"], bindings)
-    return {str(runner): Lease(int(counter), bool(gone)) for runner, counter, gone in rows}
-
-
-def is_registered(main: apsw.Connection, cluster: str, id: str) -> bool:
-    """Whether the runner's row is there."""
-    return bool(main.execute(SQL["runner"], {"cluster": cluster, "id": id}).get)
-
-
-def evict(
-    leases: apsw.Connection,
-    main: apsw.Connection,
-    cluster: str,
-    victim: str,
-    *,
-    counter: int,
-    expired: bool,
-    boot: Boot,
-) -> bool:
-    """Delete a runner that has not renewed since it was seen; False: spared.
-
-    `leases` is inside its write transaction, `main` is not: the runner's delete commits first, so that a crash
-    in between leaves a lease without a runner, never a runner without a lease that can be judged.
+    Args:
+        executor: Runs the work of this session, piece by piece.
+        me: The incarnation.
+        ground: The cluster, its clocks, its witness.
+        waits: How long to wait for locks.
+        frozen: Who may be in the way, and what to do about it.
     """
-    bindings = {"cluster": cluster, "id": victim, "counter": counter, "expired": expired}
-    still = leases.execute(SQL["still_lease"], {**bindings, "boot_id": boot.id, "now_boot_ns": boot.now_ns}).get
-    if not still:
-        return False
-    unregister(main, cluster, victim)
-    leases.execute(SQL["end_lease"], {"cluster": cluster, "id": victim})
-    return True
+
+    witnessed = True
+
+    def __init__(self, executor: Executor[Desk], me: str, *, ground: Ground, waits: Waits, frozen: Frozen) -> None:
+        self.appeared = False
+        """Whether there may be a row of ours."""
+        self._executor = executor
+        self._me = me
+        self._ground = ground
+        self._waits = waits
+        self._frozen = frozen
+
+    async def prepare(self) -> None:
+        """Open the leases, and set them up if nobody has."""
+        await self._run(lambda desk: desk.leases)
+
+    async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
+        """Store settings that all must share if nobody has yet; what is stored."""
+
+        def agree(main: apsw.Connection) -> dict[str, str]:
+            scope = self._ground.scope()
+            seats.agree(main, scope, values)
+            stored = seats.agreements(main, scope)
+            return {name: stored[name] for name in values}
+
+        return await self._write(agree, doing="agree on settings", patience=self._waits.start)
+
+    async def view(self) -> View:
+        """Everybody and everything."""
+        return await self._read(lambda desk: look(desk, self._ground), doing="look at runners and seats")
+
+    async def register(self, me: Registration, seats: Sequence[Declaration], *, ttl_s: float) -> None:
+        """Appear in the cluster, with a lease, and declare seats."""
+        assert me.id == self._me, "a session is opened for one incarnation"
+        self.appeared = True
+        await self._run(lambda desk: self._register(desk, me, seats, ttl_s=ttl_s))
+
+    def _register(self, desk: Desk, me: Registration, declared: Sequence[Declaration], *, ttl_s: float) -> None:
+        scope = self._ground.scope()
+        with self._both(desk, doing=f"register runner {me.name}", patience=self._waits.start):
+            seats.register(desk.main, scope, me)
+            seats.declare(desk.main, scope, declared)
+            boot = self._ground.boot()
+            leases.sweep(desk.leases, boot, set(seats.registered(desk.main, scope)))
+            leases.grant(desk.leases, boot, me.id, ttl_s=ttl_s)
+
+    async def declare(self, seats: Sequence[Declaration]) -> None:
+        """Make seats known, and their definitions current where that is due [M8]."""
+        await self._declare(seats)
+
+    async def _declare(self, declared: Sequence[Declaration]) -> None:
+        # The lock, for which others wait, is taken only if there is something to write.
+        scope, doing = self._ground.scope, "declare seats"
+        if await self._read(lambda desk: seats.undeclared(desk.main, scope(), declared), doing=doing):
+            await self._write(lambda main: seats.declare(main, scope(), declared), doing=doing)
+
+    async def renew(self, *, ttl_s: float) -> Renewal | None:
+        """Prolong one's lease; None: there is none, one was evicted."""
+        return await self._run(lambda desk: self._renew(desk, ttl_s=ttl_s))
+
+    def _renew(self, desk: Desk, *, ttl_s: float) -> Renewal | None:
+        boot, doing = self._ground.boot(), "renew the lease"
+        try:
+            with writing(desk.leases, patience=self._waits.leases, doing=doing):
+                mine = leases.renew(desk.leases, boot, self._me, ttl_s=ttl_s)
+                everybody = leases.read(desk.leases, boot)
+        except PersistenceError:
+            self._frozen.blocks_leases(desk, boot, ttl_s=ttl_s)
+            raise
+        if mine is None:
+            return None
+        tell = self._told(mine, everybody)
+        return read(desk.main, tell, patience=self._waits.main, doing=doing)
+
+    def _told(self, mine: Lease, everybody: Mapping[str, Lease]) -> Callable[[apsw.Connection], Renewal | None]:
+        scope = self._ground.scope()
+
+        def tell(main: apsw.Connection) -> Renewal | None:
+            with snapshot(main):
+                runners = seats.registered(main, scope)
+                held = checksum(seats.holdings(main, scope, self._me))
+                stamp = seats.stamp(main, scope)
+            if self._me not in runners:
+                return None
+            others = tuple(_sighting(each, everybody) for each in runners if each != self._me)
+            return Renewal(mine.counter, mine.leaving, others, held, stamp, to_datetime(scope.now_ns))
+
+        return tell
+
+    async def leaving(self, runner: str) -> bool:
+        """Mark a runner as leaving; False: there is none."""
+
+        def leave(desk: Desk) -> bool:
+            with writing(desk.leases, patience=self._waits.leases, doing=doing):
+                there = runner in seats.registered(desk.main, self._ground.scope())
+                return there and leases.leave(desk.leases, self._ground.boot(), runner)
+
+        doing = f"have runner {runner} leave"
+        return await self._run(leave)
+
+    async def acquire(self, names: Sequence[str]) -> Sequence[Grant]:
+        """Take the free ones of these seats."""
+
+        def acquire(main: apsw.Connection) -> list[Grant]:
+            grants = seats.acquire(main, self._ground.scope(), self._me, names)
+            self._note(main, "granted", self._me, {grant.name: grant.epoch for grant in grants})
+            return grants
+
+        return await self._write(acquire, doing="acquire seats") if names else []
+
+    async def release(self, name: str, epoch: int) -> bool:
+        """Give a seat back; False: it was not held any more."""
+
+        def release(main: apsw.Connection) -> bool:
+            released = seats.release(main, self._ground.scope(), self._me, name=name, epoch=epoch)
+            self._note(main, "released", self._me, {name: epoch} if released else {})
+            return released
+
+        return await self._write(release, doing=f"release seat {name}")
+
+    async def presences(self, runners: Sequence[str]) -> Presences:
+        """Whose processes are alive. Counters are read before: who renews after that is spared."""
+
+        def presences(desk: Desk) -> Presences:
+            everybody = leases.read(desk.leases, self._ground.boot())
+            there = seats.registered(desk.main, self._ground.scope())
+            counters = {each: everybody.get(each, leases.NONE).counter for each in runners if each in there}
+            witness = self._ground.witness
+            return Presences(witness.server, witness.held(runners), counters)
+
+        return await self._read(presences, doing="look for signs of life")
+
+    async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
+        """Delete a runner that has not renewed since `counter` was seen; False: spared [C4]."""
+        return await self._run(lambda desk: self._evict(desk, victim, counter=counter, expired=expired))
+
+    def _evict(self, desk: Desk, victim: str, *, counter: int, expired: bool) -> bool:
+        def is_due() -> bool:
+            return leases.is_still(desk.leases, self._ground.boot(), victim, counter=counter, expired=expired)
+
+        def delete(patience: Patience) -> bool:
+            return self._delete(desk, victim, is_due, kind="evicted", about=f"by {self._me}", patience=patience)
+
+        try:
+            return delete(self._waits.evict)
+        except PersistenceError as error:
+            if error.outcome != "refused" or not self._frozen.end_victim(desk, self._ground.boot(), victim):
+                raise
+        return delete(self._waits.main)
+
+    async def leave(self) -> None:
+        """Delete oneself."""
+        patience = self._waits.main
+        await self._run(lambda desk: self._delete(desk, self._me, lambda: True, kind="left", patience=patience))
+
+    def _delete(
+        self, desk: Desk, runner: str, is_due: Callable[[], bool], *, kind: str, patience: Patience, about: str = ""
+    ) -> bool:
+        doing = f"delete runner {runner}"
+        with self._both(desk, doing=doing, patience=patience):
+            if not is_due() or not seats.unregister(desk.main, self._ground.scope(), runner):
+                return False
+            self._note(desk.main, kind, runner, {None: None}, about=about)
+            commit(desk.main, doing=doing)
+            leases.end(desk.leases, self._ground.boot(), runner)
+        self._ground.witness.remove(runner)
+        return True
+
+    @contextmanager
+    def _both(self, desk: Desk, *, patience: Patience, doing: str) -> Iterator[None]:
+        """Hold both write locks. At the end the leases are committed first, and then what is left of the main file."""
+        with (
+            writing(desk.main, patience=patience, doing=doing),
+            writing(desk.leases, patience=self._waits.leases, doing=doing),
+        ):
+            yield
+
+    def _note(
+        self, main: apsw.Connection, kind: str, runner: str, what: Mapping[str | None, int | None], *, about: str = ""
+    ) -> None:
+        if self._ground.audit:
+            seats.note(main, self._ground.scope(), kind, runner, what, about=about)
+
+    async def _write(self, work: Callable[[apsw.Connection], T], *, doing: str, patience: Patience | None = None) -> T:
+        def write(desk: Desk) -> T:
+            with writing(desk.main, patience=patience or self._waits.main, doing=doing):
+                return work(desk.main)
+
+        return await self._run(write)
+
+    async def _read(self, work: Callable[[Desk], T], *, doing: str) -> T:
+        return await self._run(
+            lambda desk: read(desk.main, lambda _: work(desk), patience=self._waits.main, doing=doing)
+        )
+
+    async def _run(self, work: Callable[[Desk], T]) -> T:
+        def run(desk: Desk) -> T:
+            try:
+                with desk.turn:
+                    return work(desk)
+            except (apsw.Error, OSError) as error:  # outside of transactions
+                raise failed(error, doing="look after runners and seats") from error
+
+        return await self._executor.run(run)
 
 
-def unregister(main: apsw.Connection, cluster: str, id: str) -> None:
-    """Delete the runner; its seats are free."""
-    main.execute(SQL["unregister"], {"cluster": cluster, "id": id})
+def look(desk: Desk, ground: Ground) -> View:
+    """Everybody and everything."""
+    everybody = leases.read(desk.leases, ground.boot())
+    with snapshot(desk.main):
+        return seats.view(desk.main, ground.scope(), everybody)
 
 
-def declare(main: apsw.Connection, cluster: str, names: Iterable[str], *, group: str, now_ns: int) -> None:
-    """Make seats known; those that exist stay as they are."""
-    for name in sorted(names):
-        bindings = {"cluster": cluster, "name": name, "group": group, "fingerprint": "", "now_ns": now_ns}
-        main.execute(SQL["declare"], bindings)
-
-
-def acquire(main: apsw.Connection, cluster: str, id: str, names: Iterable[str]) -> dict[str, int]:
-    """Take the free ones of these seats; their new epochs. Nothing for an evicted runner."""
-    granted: dict[str, int] = {}
-    for name in sorted(names):
-        for (epoch,) in main.execute(SQL["acquire"], {"cluster": cluster, "id": id, "name": name}):
-            granted[name] = epoch
-    return granted
-
-
-def release(main: apsw.Connection, claim: Claim) -> bool:
-    """Give a seat back; False: it was not held any more."""
-    bindings = {"cluster": claim.cluster, "id": claim.runner, "name": claim.seat, "epoch": claim.epoch}
-    return bool(main.execute(SQL["release"], bindings).fetchall())
-
-
-def holdings(main: apsw.Connection, cluster: str, id: str) -> dict[str, int]:
-    """The seats of a runner and their epochs."""
-    rows = main.execute(SQL["holdings"], {"cluster": cluster, "id": id})
-    return {str(name): int(epoch) for name, epoch in rows}
-
-
-def save_state(main: apsw.Connection, claim: Claim, *, key: str, value: bytes, version: int) -> Written:
-    """Write the state that follows `version` (0: the first), under the fence."""
-    if not _held(main, claim):
-        return "fenced"
-    bindings = {"cluster": claim.cluster, "seat": claim.seat, "epoch": claim.epoch, "key": key, "value": value}
-    if version == 0:
-        main.execute(SQL["insert_state"], bindings)
-    else:
-        main.execute(SQL["update_state"], {**bindings, "version": version})
-    return "written" if main.changes() == 1 else "conflict"
-
-
-def claim_state(main: apsw.Connection, claim: Claim, *, key: str) -> tuple[bytes | None, int] | None:
-    """The state for a new holder and its version, (None, 0) if there is none yet; None: the seat is not held."""
-    if not _held(main, claim):
-        return None
-    bindings = {"cluster": claim.cluster, "seat": claim.seat, "epoch": claim.epoch, "key": key}
-    for value, version in main.execute(SQL["claim_state"], bindings):
-        return value, version
-    return None, 0
-
-
-def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[str, str]]:
-    """Seats held by nobody that exists. There must be none [C4]."""
-    rows = main.execute(SQL["seats_without_runner"], {"cluster": cluster})
-    return [(str(name), str(holder)) for name, holder in rows]
-
-
-def _held(main: apsw.Connection, claim: Claim) -> bool:
-    bindings = {"cluster": claim.cluster, "seat": claim.seat, "id": claim.runner, "epoch": claim.epoch}
-    return bool(main.execute(SQL["held"], bindings).get)
-
-
-def _lease(cluster: str, id: str, boot: Boot, ttl_ns: int) -> dict[str, object]:
-    return {"cluster": cluster, "id": id, "boot_id": boot.id, "expires_boot_ns": boot.now_ns + ttl_ns}
+def _sighting(id: str, everybody: Mapping[str, Lease]) -> Sighting:
+    lease = everybody.get(id, leases.NONE)
+    return Sighting(id, lease.counter, lease.expired, lease.leaving)

@@ -56,20 +56,30 @@ class SqliteSchema:
         migrations.require_usable(self.known, found, address=self._database.address)
 
     def _applied(self, connection: apsw.Connection) -> list[Migration]:
-        if not connection.execute(_SQL["tables"]).get:
-            return []
-        if connection.pragma("application_id") != APPLICATION_ID:
-            raise ConfigurationError(
-                problem=f"{self._database.address} holds tables that are not coterie's",
-                hint="give coterie a file of its own",
-            )
-        return [Migration(number, phase, name) for number, phase, name in connection.execute(_SQL["applied"])]
+        return applied(connection, address=self._database.address)
 
     def _apply(self, connection: apsw.Connection, phase: Phase | None) -> list[Migration]:
         due = migrations.pending(self.known, self._applied(connection), phase)
-        applied_at = to_datetime(self._clock.wall_ns()).isoformat()
-        for step in due:
-            connection.execute(step.sql).fetchall()
-            row = {"number": step.number, "phase": step.phase, "name": step.name, "applied_at": applied_at}
-            connection.execute(_SQL["record"], row)
+        apply(connection, due, clock=self._clock)
         return due
+
+
+def applied(connection: apsw.Connection, *, address: str) -> list[Migration]:
+    """What a database has, in order."""
+    if not connection.execute(_SQL["tables"]).get:
+        return []
+    if connection.pragma("application_id") != APPLICATION_ID:
+        raise ConfigurationError(
+            problem=f"{address} holds tables that are not coterie's",
+            hint="give coterie a file of its own",
+        )
+    return [Migration(number, phase, name) for number, phase, name in connection.execute(_SQL["applied"])]
+
+
+def apply(connection: apsw.Connection, due: Sequence[Migration], *, clock: Clock) -> None:
+    """Carry out migrations, inside a write transaction."""
+    applied_at = to_datetime(clock.wall_ns()).isoformat()
+    for step in due:
+        connection.execute(step.sql).fetchall()
+        row = {"number": step.number, "phase": step.phase, "name": step.name, "applied_at": applied_at}
+        connection.execute(_SQL["record"], row)

@@ -8,6 +8,7 @@ learns who holds the lock [C3].
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import apsw
@@ -18,8 +19,9 @@ from coterie.storage.sqlite.failures import commit_failed, failed
 from coterie.storage.sqlite.locks import described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from coterie.errors import Outcome
     from coterie.kernel.chance import Chance
 
 T = TypeVar("T")
@@ -36,13 +38,23 @@ class Patience:
         limit_s: When to give up.
         pause_s: About how long to sleep between two tries.
         holder: Who holds the write lock, for the error.
+        refused: The outcome to tell: nothing began, so it is as if nobody had been reached.
     """
 
-    def __init__(self, *, chance: Chance, limit_s: float, pause_s: float, holder: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        *,
+        chance: Chance,
+        limit_s: float,
+        pause_s: float,
+        holder: Callable[[], int | None],
+        refused: Outcome = "unreachable",
+    ) -> None:
         self._chance = chance
         self._limit_s = limit_s
         self._pause_s = pause_s
         self._holder = holder
+        self._outcome = refused
         self._clock = SystemClock()
         self._ended = False
 
@@ -77,29 +89,41 @@ class Patience:
         else:
             problem = f"{described(pid)} has held the file's write lock, and {waited_s:.1f}s were waited for it"
             hint = f"let it go on (kill -CONT {pid}) or end it (kill -KILL {pid})"
-        return PersistenceError(doing=doing, problem=problem, outcome="unreachable", hint=hint)
+        return PersistenceError(doing=doing, problem=problem, outcome=self._outcome, hint=hint)
 
 
-def transact(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
-    """The result of `work`, durable.
+@contextmanager
+def writing(connection: apsw.Connection, *, patience: Patience, doing: str) -> Iterator[None]:
+    """Hold the write lock during the block, whose changes are durable after it; it may commit them itself.
 
     Promise:
         Any error has rolled everything back before it is raised, see `commit_failed` for the one doubt.
     """
     patience.insist(lambda: connection.execute("begin immediate"), doing=doing)
     try:
-        result = work(connection)
+        yield
     except BaseException as error:
         _roll_back(connection)
         if isinstance(error, CoterieError) or not isinstance(error, Exception):
             raise
         raise failed(error, doing=doing) from error
+    if connection.in_transaction:
+        commit(connection, doing=doing)
+
+
+def transact(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
+    """The result of `work`, durable. See `writing`."""
+    with writing(connection, patience=patience, doing=doing):
+        return work(connection)
+
+
+def commit(connection: apsw.Connection, *, doing: str) -> None:
+    """Make what was written durable and let go of the write lock."""
     try:
         connection.execute("commit")
     except Exception as error:
         _roll_back(connection)
         raise commit_failed(error, doing=doing) from error
-    return result
 
 
 def read(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
@@ -110,6 +134,16 @@ def read(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, p
         raise
     except Exception as error:
         raise failed(error, doing=doing) from error
+
+
+@contextmanager
+def snapshot(connection: apsw.Connection) -> Iterator[None]:
+    """Let all that is read during the block be of one moment. Waits for no writer, and none for it."""
+    connection.execute("begin")
+    try:
+        yield
+    finally:
+        _roll_back(connection)
 
 
 def _roll_back(connection: apsw.Connection) -> None:

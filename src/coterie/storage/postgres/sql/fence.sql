@@ -42,11 +42,21 @@ with items as materialized (
     on conflict (cluster, key) do nothing
     returning key
 ), updated as (
-    update coterie.states as t
-    set value = i.value, version = t.version + 1, epoch = i.epoch, seat = i.seat
-    from items as i join held on held.name = i.seat and held.epoch = i.epoch
-    where t.cluster = $1 and t.key = any($5::text[]) and t.key = i.key
-        and t.version = i.version and t.epoch <= i.epoch
+    insert into coterie.states as t (cluster, key, seat, value, version, epoch)
+    select $1, i.key, i.seat, i.value, i.version + 1, i.epoch
+    from (
+        select i.*
+        from items as i join held on held.name = i.seat and held.epoch = i.epoch
+        where i.version > 0
+        offset 0 -- keeps it apart from what follows: no state is locked before the fence has given its row
+    ) as i
+    cross join lateral ( -- one lookup per key, see kv.sql
+        select from coterie.states as s
+        where s.cluster = $1 and s.key = i.key and s.version = i.version and s.epoch <= i.epoch
+        for no key update
+    ) as found
+    on conflict (cluster, key) do update -- always: the row is there, and locked
+    set value = excluded.value, version = excluded.version, epoch = excluded.epoch, seat = excluded.seat
     returning t.key
 )
 select i.key, held.name is not null as held, written.key is not null as written

@@ -4,40 +4,64 @@
 -- name: register
 -- A runner and its lease; refused if the incarnation was ever used here and is still there.
 with runner as (
-    insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows, process)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
     returning id, cluster
 )
-insert into coterie.leases (id, cluster, expires_at, counter, ids_until)
-select id, cluster, clock_timestamp() + make_interval(secs => $10), 1, $11 from runner
+insert into coterie.leases (id, cluster, expires_at, counter)
+select id, cluster, clock_timestamp() + make_interval(secs => $11), 1 from runner
 returning counter, expires_at;
 
 -- name: renew
--- Prolong my lease; everybody's counters, and a checksum of what the table says I hold [M1, M13]. No row: evicted.
+-- Prolong my lease; everybody's counters, a checksum of what the table says I hold, and the stamp of all seats, by
+-- which I notice that one changed [M1, M13]. No row: evicted. The stamp never repeats: a grant raises the sum of epochs,
+-- between grants seats are only freed.
 with mine as (
     update coterie.leases
-    set expires_at = clock_timestamp() + make_interval(secs => $3),
-        counter = counter + 1,
-        ids_until = greatest(ids_until, $4)
+    set expires_at = clock_timestamp() + make_interval(secs => $3), counter = counter + 1
     where id = $2 and cluster = $1
-    returning counter, ids_until
+    returning counter, leaving
 ), others as (
     select
-        coalesce(array_agg(id order by id), '{}') as ids,
-        coalesce(array_agg(counter order by id), '{}') as counters,
-        coalesce(array_agg(expires_at < clock_timestamp() order by id), '{}') as expired
+        coalesce(array_agg(id), '{}') as ids,
+        coalesce(array_agg(counter), '{}') as counters,
+        coalesce(array_agg(expires_at < clock_timestamp()), '{}') as expired,
+        coalesce(array_agg(leaving), '{}') as leaving
     from coterie.leases
     where cluster = $1 and id <> $2
-), held as (
+), seats as (
     select
-        count(*) as seats,
-        encode(sha256(convert_to(coalesce(string_agg(epoch || ' ' || name, E'\n' order by name), ''), 'UTF8')), 'hex')
-            as checksum
-    from coterie.seats
-    where holder = $2 and cluster = $1
+        concat_ws(' ', count(*), sum(epoch), count(holder), extract(epoch from max(effective_from)),
+            sum(hashtext(fingerprint))) as stamp,
+        string_agg(epoch || ' ' || name, E'\n') filter (where holder = $2) as held
+    from (select * from coterie.seats where cluster = $1 order by name) as ordered
 )
-select mine.counter, mine.ids_until, others.ids, others.counters, others.expired, held.seats, held.checksum
-from mine cross join others cross join held;
+select
+    mine.counter, mine.leaving, others.ids, others.counters, others.expired, others.leaving as others_leaving,
+    encode(sha256(convert_to(coalesce(seats.held, ''), 'UTF8')), 'hex') as checksum, seats.stamp,
+    clock_timestamp() as now
+from mine cross join others cross join seats;
+
+-- name: leaving
+-- A runner, myself or another, is to give up all it holds. No row: there is none.
+update coterie.leases
+set leaving = true
+where id = $2 and cluster = $1
+returning id;
+
+-- name: agree
+-- Store settings that nobody has stored yet. What is there is read in a second statement [M4].
+insert into coterie.agreements (cluster, name, value)
+select $1, u.name, u.value
+from unnest($2::text[], $3::text[]) as u (name, value)
+order by u.name
+on conflict (cluster, name) do nothing;
+
+-- name: agreements
+-- What is stored of these settings.
+select name, value
+from coterie.agreements
+where cluster = $1 and name = any($2::text[]);
 
 -- name: declare
 -- Make seats known, in name order; those that were new. One that exists stays as it is.
@@ -47,6 +71,42 @@ from unnest($2::text[], $3::text[], $4::text[]) as u (name, "group", fingerprint
 order by u.name
 on conflict (cluster, name) do nothing
 returning name;
+
+-- name: contest
+-- Define seats, second statement: lock those whose current definition is another one, in name order. Only the next
+-- statement sees what was decided while this one waited.
+select s.name
+from unnest($2::text[], $3::text[]) as u (name, fingerprint)
+    join coterie.seats as s on s.name = u.name and s.fingerprint <> u.fingerprint
+where s.cluster = $1 and s.name = any($2::text[])
+order by s.name
+for no key update of s;
+
+-- name: redefine
+-- Define seats, third statement: a definition never seen becomes the current one; one seen before only if no runner
+-- has the current one [M8]. The names of those that changed.
+with items as materialized (
+    select * from unnest($2::text[], $3::text[], $4::text[]) as u (name, "group", fingerprint)
+), redefined as (
+    update coterie.seats as s
+    set fingerprint = i.fingerprint, "group" = i."group", effective_from = clock_timestamp()
+    from items as i
+    where s.cluster = $1 and s.name = any($2::text[]) and s.name = i.name and s.fingerprint <> i.fingerprint
+        and (
+            0 = ( -- a lookup each: `not exists` would read all that were ever seen
+                select count(*) from coterie.fingerprints as f
+                where f.cluster = $1 and f.seat = i.name and f.fingerprint = i.fingerprint
+            ) or not exists (
+                select from coterie.runners as r where r.cluster = $1 and r.knows ->> s.name = s.fingerprint
+            )
+        )
+    returning s.name
+), remembered as (
+    insert into coterie.fingerprints (cluster, seat, fingerprint)
+    select $1, i.name, i.fingerprint from items as i order by i.name
+    on conflict (cluster, seat, fingerprint) do nothing
+)
+select name from redefined;
 
 -- name: raise_generation
 -- Take note of another server or timeline: later epochs are greater than any given out there [M13]. No row: the same.
@@ -62,12 +122,12 @@ where (g.system_identifier, g.timeline) is distinct from (excluded.system_identi
 returning generation;
 
 -- name: acquire
--- Take the free ones of these seats, in name order; their new epochs. Nothing for an evicted runner, nor under a
--- generation of another server: then `raise_generation` first.
+-- Take the free ones of these seats, in name order; their new epochs, and whether the holder before gave it back [C5].
+-- Nothing for an evicted runner, nor under a generation of another server: then `raise_generation` first.
 with me as materialized (
     select id from coterie.runners where id = $2 and cluster = $1 for key share
 ), free as materialized (
-    select s.name
+    select s.name, s.epoch, s.epoch = s.released_epoch as clean
     from coterie.seats as s cross join me
     where s.cluster = $1 and s.name = any($3::text[]) and s.holder is null
     order by s.name
@@ -76,17 +136,19 @@ with me as materialized (
     select g.generation << 40 as least
     from coterie.generations as g join pg_control_system() as server using (system_identifier)
     where g.cluster = $1 and g.timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+), granted as (
+    update coterie.seats as s
+    set holder = $2, epoch = greatest(s.epoch, era.least) + 1
+    from era
+    where s.cluster = $1 and s.name = any(array(select name from free))
 )
-update coterie.seats as s
-set holder = $2, epoch = greatest(s.epoch, era.least) + 1
-from free cross join era
-where s.cluster = $1 and s.name = any($3::text[]) and s.name = free.name
-returning s.name, s.epoch;
+select free.name, greatest(free.epoch, era.least) + 1 as epoch, free.clean
+from free cross join era;
 
 -- name: release
 -- Give one seat back. It waits for writes in flight under its fence [C1]. No row: it was not mine any more.
 update coterie.seats
-set holder = null
+set holder = null, released_epoch = epoch
 where cluster = $1 and name = $3 and holder = $2 and epoch = $4
 returning name;
 
@@ -117,12 +179,69 @@ delete from coterie.runners
 where id = $2 and cluster = $1
 returning id;
 
--- name: seats
--- Every seat with its holder.
-select name, "group", holder, epoch, fingerprint, effective_from
-from coterie.seats
-where cluster = $1
-order by name;
+-- name: note
+-- One row for each thing that happened, in the transaction in which it did (setting `audit`).
+insert into coterie.audit (cluster, runner, kind, seat, epoch, note)
+select $1, $2, $3, u.seat, u.epoch, $6
+from unnest($4::text[], $5::bigint[]) as u (seat, epoch);
+
+-- name: hold
+-- Take a lock that goes with the session, beside other sessions of the same runner; and which session this is.
+select pg_try_advisory_lock_shared($1) as held, pg_backend_pid() as pid;
+
+-- name: presences
+-- Which of these runners hold their lock in some session of this database, since which start of the server; and their
+-- counters, as they were before the locks are looked at: who renews later is spared. Takes no lock [M2].
+with found as materialized (
+    select id, counter from coterie.leases where cluster = $1 and id = any($2::text[])
+)
+select
+    extract(epoch from pg_postmaster_start_time())::text as server,
+    array(
+        select classid::bigint << 32 | objid::bigint
+        from pg_locks
+        where locktype = 'advisory' and objsubid = 1 and granted
+            and database = (select oid from pg_database where datname = current_database())
+        intersect
+        select unnest($3::bigint[])
+    ) as held,
+    array(select id from found) as ids,
+    array(select counter from found) as counters;
+
+-- name: blocking
+-- The sessions of a runner that another session, the deleting one, is waiting for [M12].
+select pid
+from pg_stat_activity
+where pid = any(pg_blocking_pids($1)) and application_name = $2;
+
+-- name: end_session
+-- End a session of the same role, or of any for a member of pg_signal_backend.
+select pg_terminate_backend($1);
+
+-- name: view
+-- All runners and all seats in one statement, so that they fit together; the stamp is that of `renew`.
+with runners as (
+    select coalesce(json_agg(json_build_object(
+        'id', r.id, 'name', r.name, 'address', r.address, 'host_id', r.host_id, 'groups', r.groups, 'weight', r.weight,
+        'version', r.version, 'knows', r.knows, 'process', r.process, 'started_at', r.started_at, 'leaving', l.leaving
+    ) order by r.id), '[]') as found
+    from coterie.runners as r join coterie.leases as l on l.id = r.id
+    where r.cluster = $1
+), seats as (
+    select
+        concat_ws(' ', count(*), sum(epoch), count(holder), extract(epoch from max(effective_from)),
+            sum(hashtext(fingerprint))) as stamp,
+        coalesce(array_agg(name), '{}') as names,
+        coalesce(array_agg("group"), '{}') as groups,
+        coalesce(array_agg(holder), '{}') as holders,
+        coalesce(array_agg(epoch), '{}') as epochs,
+        coalesce(array_agg(fingerprint), '{}') as fingerprints,
+        coalesce(array_agg(effective_from), '{}') as effective_from,
+        coalesce(array_agg(epoch = released_epoch), '{}') as clean
+    from (select * from coterie.seats where cluster = $1 order by name) as ordered
+)
+select runners.found as runners, seats.*
+from runners cross join seats;
 
 -- name: seats_without_runner
 -- Seats whose holder is no runner of this cluster. There must be none [C4].

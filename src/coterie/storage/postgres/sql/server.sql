@@ -46,7 +46,3 @@ insert into coterie.migrations (number, phase, name) values ($1, $2, $3);
 -- name: lock_migrations
 -- One process at a time changes the schema; the lock goes with the transaction.
 select pg_advisory_xact_lock($1);
-
--- name: hold
--- Take a lock that goes with the session; false if another session has it.
-select pg_try_advisory_lock($1);

@@ -1,0 +1,74 @@
+"""Ending the sessions of an evicted runner that is frozen inside a transaction and holds up its eviction [M12]."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from coterie.kernel.tasks import Tasks
+from coterie.storage import statements
+from coterie.storage.postgres.connections import application_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from coterie.storage.postgres.connections import Connector
+    from coterie.storage.postgres.sessions import Session
+
+log = logging.getLogger("coterie")
+
+SQL = statements.load("coterie.storage.postgres.sql", "ownership.sql")
+
+REFUSED = (
+    "may not end session %d of runner %s, which holds up its eviction (%s): runners that freeze inside a transaction "
+    "are replaced only when the server ends it; let all runners use one role, or grant them pg_signal_backend"
+)
+
+LOOK_S = 0.01
+"""Between two looks at what the waiting session waits for."""
+
+
+class Ending:
+    """Ends exactly the sessions that the deleting one waits for and that are the victim's, on a second connection.
+
+    Where the server refuses (another role, without pg_signal_backend), the session's own
+    `idle_in_transaction_session_timeout` ends it, which is said once.
+    """
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._refused = False
+
+    @asynccontextmanager
+    async def beside(self, over: float, *, pid: int, victim: str) -> AsyncIterator[None]:
+        """While the body runs a statement on the session `pid`, end what of the victim's is in its way."""
+        session = await self._connector.connect("dedicated", over=over)
+        tasks = Tasks("eviction")
+        try:
+            tasks.spawn(self._watch(session, pid=pid, victim=victim, over=over), name="end what blocks it")
+            yield
+        finally:
+            await tasks.stop()
+            session.abort()
+
+    async def _watch(self, session: Session, *, pid: int, victim: str, over: float) -> None:
+        ended: set[int] = set()
+        while True:
+            found = await session.fetch(SQL["blocking"], pid, application_name(victim), over=over)
+            for each in {row["pid"] for row in found} - ended:
+                await self._end(session, each, victim=victim, over=over)
+                ended.add(each)
+            await asyncio.sleep(LOOK_S)
+
+    async def _end(self, session: Session, pid: int, *, victim: str, over: float) -> None:
+        try:
+            await session.fetch(SQL["end_session"], pid, over=over)
+            log.warning("ended session %d of runner %s, which held up its eviction", pid, victim)
+        except asyncpg.InsufficientPrivilegeError as error:
+            if not self._refused:
+                log.warning(REFUSED, pid, victim, error)
+            self._refused = True

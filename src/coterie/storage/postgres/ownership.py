@@ -1,0 +1,232 @@
+"""Who holds what, on PostgreSQL: the dedicated session of one runner, and what it can say.
+
+The statements are in `sql/ownership.sql`; every pair of them that may meet is played in all orders by
+`tests/interleavings`. Each call is one statement or one transaction, tried again where that helps (`locks.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from coterie.storage import statements
+from coterie.storage.interface import Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting, View
+from coterie.storage.postgres.ending import Ending
+from coterie.storage.postgres.locks import Dedicated, lock_key
+from coterie.storage.postgres.sessions import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from coterie.kernel.chance import Chance
+    from coterie.storage.interface import Declaration, Registration
+    from coterie.storage.postgres.connections import Connector, Limits
+    from coterie.storage.postgres.locks import Fetch
+
+T = TypeVar("T")
+
+log = logging.getLogger("coterie")
+
+SQL = statements.load("coterie.storage.postgres.sql", "ownership.sql")
+
+_RUNNERS = msgspec.json.Decoder(tuple[RunnerRow, ...])
+
+
+class Owners:
+    """Opens the dedicated sessions of one process: one at a time, and one more for each life after an eviction."""
+
+    def __init__(self, connector: Connector, *, cluster: str, chance: Chance, limits: Limits, audit: bool) -> None:
+        self._connector = connector
+        self._cluster = cluster
+        self._chance = chance
+        self._limits = limits
+        self._audit = audit
+        self._ending = Ending(connector)
+
+    @asynccontextmanager
+    async def open(self, incarnation: str) -> AsyncIterator[PostgresOwnership]:
+        """A session with the lock of this incarnation, on the loop of whoever opens it, outside of the pool."""
+        over = deadline(1.5 * self._limits.dedicated_s)  # and one try: the lease keeper knows when to come again
+        session = await self._connector.connect("dedicated", over=over, tries=1, incarnation=incarnation)
+        address = self._connector.address
+        dedicated = Dedicated(session, address=address, chance=self._chance, limits=self._limits)
+        label = self._chance.token(4).hex()
+        opened = PostgresOwnership(
+            dedicated, cluster=self._cluster, me=incarnation, label=label, ending=self._ending, audit=self._audit
+        )
+        try:
+            await opened.prepare()
+            yield opened
+        finally:
+            await dedicated.close()
+
+
+class PostgresOwnership:
+    """See `storage.interface.Ownership`.
+
+    Args:
+        dedicated: The session.
+        cluster: Whose rows.
+        me: The incarnation.
+        label: A word that no other session has.
+        ending: Ends what is in the way of an eviction.
+        audit: Whether to write down what happens.
+    """
+
+    def __init__(self, dedicated: Dedicated, *, cluster: str, me: str, label: str, ending: Ending, audit: bool) -> None:
+        self.witnessed = False
+        self._dedicated = dedicated
+        self._cluster = cluster
+        self._me = me
+        self._label = label
+        self._ending = ending
+        self._audit = audit
+        self._pid = 0
+
+    async def prepare(self) -> None:
+        """Take the lock, and note of the server we are on."""
+        # Shared: after a cut the server may not have noticed yet that our last session is gone, and keeps its lock.
+        row = (await self._dedicated.write(SQL["hold"], lock_key("runner", self._cluster, self._me)))[0]
+        self.witnessed, self._pid = row["held"], row["pid"]
+        await self._raise_generation()
+
+    async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
+        """Store settings that all must share if nobody has yet; what is stored."""
+        await self._dedicated.write(SQL["agree"], self._cluster, list(values), list(values.values()))
+        rows = await self._dedicated.read(SQL["agreements"], self._cluster, list(values))
+        return {row["name"]: row["value"] for row in rows}
+
+    async def view(self) -> View:
+        """Everybody and everything."""
+        return to_view(await self._dedicated.read(SQL["view"], self._cluster))
+
+    async def register(self, me: Registration, seats: Sequence[Declaration], *, ttl_s: float) -> None:
+        """Appear in the cluster, with a lease, and declare seats, in one transaction."""
+        assert me.id == self._me, "a session is opened for one incarnation"
+        about = me.name, me.address, me.host_id, list(me.groups), me.weight, me.version
+        knows = msgspec.json.encode(me.knows).decode()
+
+        async def appear(fetch: Fetch) -> None:
+            await fetch(SQL["register"], self._cluster, self._me, *about, knows, me.process, ttl_s)
+            await self._define(fetch, seats)
+
+        await self._dedicated.transact(appear)
+
+    async def declare(self, seats: Sequence[Declaration]) -> None:
+        """Make seats known, and their definitions current where that is due [M8]."""
+        await self._dedicated.transact(partial(self._define, seats=seats))
+
+    async def _define(self, fetch: Fetch, seats: Sequence[Declaration]) -> None:
+        await fetch(SQL["declare"], self._cluster, *_columns(seats))
+        defined = [seat for seat in seats if seat.fingerprint]
+        if not defined:
+            return
+        names, groups, fingerprints = _columns(defined)
+        await fetch(SQL["contest"], self._cluster, names, fingerprints)
+        await fetch(SQL["redefine"], self._cluster, names, groups, fingerprints)
+
+    async def renew(self, *, ttl_s: float) -> Renewal | None:
+        """Prolong one's lease; None: there is none, one was evicted."""
+        rows = await self._dedicated.write(SQL["renew"], self._cluster, self._me, ttl_s)
+        return to_renewal(rows[0]) if rows else None
+
+    async def leaving(self, runner: str) -> bool:
+        """Mark a runner as leaving; False: there is none."""
+        return bool(await self._dedicated.write(SQL["leaving"], self._cluster, runner))
+
+    async def acquire(self, names: Sequence[str]) -> Sequence[Grant]:
+        """Take the free ones of these seats."""
+        grants = await self._acquire(names)
+        if names and not grants and await self._raise_generation():
+            grants = await self._acquire(names)
+        return grants
+
+    async def _acquire(self, names: Sequence[str]) -> Sequence[Grant]:
+        async def take(fetch: Fetch) -> list[Grant]:
+            rows = await fetch(SQL["acquire"], self._cluster, self._me, list(names))
+            grants = [Grant(*row) for row in rows]
+            await self._note(fetch, "granted", self._me, {grant.name: grant.epoch for grant in grants})
+            return grants
+
+        return await self._run(take)
+
+    async def release(self, name: str, epoch: int) -> bool:
+        """Give a seat back; waits for writes in flight. False: it was not held any more."""
+
+        async def give(fetch: Fetch) -> bool:
+            released = bool(await fetch(SQL["release"], self._cluster, self._me, name, epoch))
+            await self._note(fetch, "released", self._me, {name: epoch} if released else {})
+            return released
+
+        return await self._run(give)
+
+    async def presences(self, runners: Sequence[str]) -> Presences:
+        """Whose sessions are alive.
+
+        When a server process crashes, all sessions end while the server goes on under its old start time. Ours
+        ends too, so it is part of what is named: nothing is concluded across two of our sessions either.
+        """
+        keys = {lock_key("runner", self._cluster, runner): runner for runner in runners}
+        (row,) = await self._dedicated.read(SQL["presences"], self._cluster, list(keys.values()), list(keys))
+        held = frozenset(keys[key] for key in row["held"])
+        counters = dict(zip(row["ids"], row["counters"], strict=True))
+        return Presences(f"{row['server']} {self._label}", held, counters)
+
+    async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
+        """Delete a runner that has not renewed since `counter` was seen; False: spared [C4]."""
+        lock = "lock_expired_lease" if expired else "lock_still_lease"
+        return await self._delete(victim, lock, counter, kind="evicted", note=f"by {self._me}")
+
+    async def leave(self) -> None:
+        """Delete oneself."""
+        await self._delete(self._me, "lock_own_lease", kind="left")
+
+    async def _delete(self, victim: str, lock: str, *seen: int, kind: str, note: str = "") -> bool:
+        async def delete(fetch: Fetch) -> bool:
+            if not await fetch(SQL[lock], self._cluster, victim, *seen):
+                return False
+            await fetch(SQL["evict"], self._cluster, victim)
+            await self._note(fetch, kind, victim, {None: None}, note=note)
+            return True
+
+        blocked = partial(self._ending.beside, pid=self._pid, victim=victim)
+        return await self._dedicated.transact(delete, blocked=blocked)
+
+    async def _raise_generation(self) -> bool:
+        rows = await self._dedicated.write(SQL["raise_generation"], self._cluster)
+        if rows and rows[0]["generation"] > 0:
+            log.warning("the server is another one than before: epochs go on in generation %d", rows[0]["generation"])
+        return bool(rows)
+
+    async def _run(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
+        """One statement, or a transaction of two where it is noted down."""
+        return await (self._dedicated.transact(work) if self._audit else work(self._dedicated.write))
+
+    async def _note(
+        self, fetch: Fetch, kind: str, runner: str, seats: Mapping[str | None, int | None], *, note: str = ""
+    ) -> None:
+        if self._audit:
+            await fetch(SQL["note"], self._cluster, runner, kind, list(seats), list(seats.values()), note)
+
+
+def to_view(rows: Sequence[Any]) -> View:
+    """The one row of the statement `view` as a value."""
+    row = rows[0]
+    columns = ("names", "groups", "holders", "epochs", "fingerprints", "effective_from", "clean")
+    seats = zip(*(row[column] for column in columns), strict=True)
+    return View(_RUNNERS.decode(row["runners"]), tuple(SeatRow(*seat) for seat in seats), row["stamp"])
+
+
+def to_renewal(row: Any) -> Renewal:
+    """The one row of the statement `renew` as a value."""
+    others = zip(row["ids"], row["counters"], row["expired"], row["others_leaving"], strict=True)
+    sightings = tuple(Sighting(*other) for other in others)
+    return Renewal(row["counter"], row["leaving"], sightings, row["checksum"], row["stamp"], row["now"])
+
+
+def _columns(seats: Sequence[Declaration]) -> tuple[list[str], list[str], list[str]]:
+    return [seat.name for seat in seats], [seat.group for seat in seats], [seat.fingerprint for seat in seats]

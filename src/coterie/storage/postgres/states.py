@@ -1,0 +1,53 @@
+"""State under the fence on PostgreSQL: saves go to the group writer, loads and looks to the pool [C1]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from coterie.storage.interface import StateLoaded
+from coterie.storage.postgres.commits import SQL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import asyncpg
+
+    from coterie.kernel.forks import Origin
+    from coterie.storage.groups import GroupWriter
+    from coterie.storage.interface import Claim, StateSave, Written
+    from coterie.storage.postgres.pool import Pool
+
+
+class PostgresStates:
+    """State that is written in the name of seats. See `storage.interface.States`."""
+
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._writer = writer
+        self._origin = origin
+
+    async def save(self, write: StateSave) -> Written:
+        """Durable when it returns "written"."""
+        self._check()
+        return cast("Written", await self._writer.write(write))
+
+    async def load(self, claim: Claim, key: str) -> StateLoaded | None:
+        """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
+        rows = await self._read("claim_states", claim, [key])
+        row = rows[0]
+        return StateLoaded(row["value"], row["version"]) if row["held"] else None
+
+    async def verify(self, claim: Claim) -> bool:
+        """Whether the seat is held at this epoch just now. Waits for a hand-over that is under way."""
+        return bool(await self._read("verify", claim))
+
+    async def _read(self, name: str, claim: Claim, *values: object) -> Sequence[asyncpg.Record]:
+        self._check()
+        # Claiming a row marks it, yet may be repeated after a lost answer like any read: the same mark, under the
+        # same fence.
+        return await self._pool.read(SQL[name], self._cluster, claim.runner, [claim.seat], [claim.epoch], *values)
+
+    def _check(self) -> None:
+        self._origin.require_same()
+        self._writer.require_running()

@@ -1,0 +1,120 @@
+"""Opens the sessions of this process's runners, and reads for those who have none."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coterie.storage.sqlite.frozen import Frozen
+from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.leases import Boot
+from coterie.storage.sqlite.ownership import SqliteOwnership, look
+from coterie.storage.sqlite.transactions import Patience
+from coterie.storage.sqlite.witness import FlockWitness, MemoryWitness, boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.clock import Clock
+    from coterie.settings import Settings
+    from coterie.storage.interface import View
+    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.witness import Witness
+
+_PAUSE_S = 0.0003
+"""Between two tries for a lock, less than others take: a lease keeper must not be the one who waits [m6]."""
+
+_LIMIT_S = 1.0
+"""How long to wait for a lock: renewals wait behind it."""
+
+_EVICT_LIMIT_S = 0.25
+"""How long an eviction waits before it asks who is in the way."""
+
+_START_LIMIT_S = 10.0
+"""How long a start waits: nothing is held yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the work of all sessions stands on."""
+
+    cluster: str
+    clock: Clock
+    boot_id: str
+    witness: Witness
+    audit: bool
+
+    def scope(self) -> Scope:
+        """Whose rows, and what time it is."""
+        return Scope(self.cluster, self.clock.wall_ns())
+
+    def boot(self) -> Boot:
+        """Whose leases, and what time it is for them."""
+        return Boot(self.cluster, self.boot_id, self.clock.steady_ns())
+
+
+class Waits:
+    """How long one session waits for which lock."""
+
+    def __init__(self, database: Database, chance: Chance) -> None:
+        def patience(limit_s: float, *, main: bool = True) -> Patience:
+            holder = database.write_lock_holder if main else database.leases_lock_holder
+            # "refused": the session is as good as before.
+            return Patience(chance=chance, limit_s=limit_s, pause_s=_PAUSE_S, holder=holder, refused="refused")
+
+        self.start = patience(_START_LIMIT_S)
+        self.main = patience(_LIMIT_S)
+        self.evict = patience(_EVICT_LIMIT_S)
+        self.leases = patience(_LIMIT_S, main=False)
+
+    def end(self) -> None:
+        """Wait no more."""
+        for patience in (self.start, self.main, self.evict, self.leases):
+            patience.end()
+
+
+class Owners:
+    """The sessions of one process: one at a time, and one more for each life after an eviction.
+
+    Args:
+        witness: Who knows whose process lives; by default locks beside the file.
+    """
+
+    def __init__(
+        self, database: Database, *, settings: Settings, clock: Clock, chance: Chance, witness: Witness | None
+    ) -> None:
+        if witness is None:
+            cluster, path = settings.name, database.path
+            witness = MemoryWitness() if path is None else FlockWitness(path, cluster=cluster)
+        boot = "" if database.path is None else boot_id()
+        self._database = database
+        self._chance = chance
+        self._kill = settings.sqlite_kill_frozen
+        self._ground = Ground(settings.name, clock, boot, witness, settings.audit)
+
+    @asynccontextmanager
+    async def open(self, incarnation: str) -> AsyncIterator[SqliteOwnership]:
+        """A session with the sign of life of this incarnation, on the loop of whoever opens it."""
+        executor = self._database.session()
+        waits = Waits(self._database, self._chance)
+        frozen = Frozen(self._database, kill=self._kill)
+        session = SqliteOwnership(executor, incarnation, ground=self._ground, waits=waits, frozen=frozen)
+        await executor.start()
+        try:
+            async with self._ground.witness.taken(incarnation) as fresh:
+                try:
+                    await session.prepare()
+                    yield session
+                finally:
+                    if fresh and not session.appeared:
+                        self._ground.witness.remove(incarnation)
+        finally:
+            waits.end()
+            await executor.stop()
+
+    async def view(self) -> View:
+        """Everybody and everything, for those who hold nothing."""
+        doing = "look at runners and seats"
+        return await self._database.read_desk(lambda desk: look(desk, self._ground), doing=doing)

@@ -1,0 +1,150 @@
+"""Runners and seats in the main file: a plain function each, to be run inside a transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coterie.kernel.clock import to_datetime
+from coterie.storage import statements
+from coterie.storage.interface import Grant, RunnerRow, SeatRow, View
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import apsw
+
+    from coterie.storage.interface import Declaration, Registration
+    from coterie.storage.sqlite.kv import Scope
+    from coterie.storage.sqlite.leases import Lease
+
+SQL = dict(statements.load(f"{__package__}.sql", "ownership.sql"))
+
+_GROUPS = msgspec.json.Decoder(tuple[str, ...])
+_KNOWS = msgspec.json.Decoder(dict[str, str])
+
+
+def register(main: apsw.Connection, scope: Scope, me: Registration) -> None:
+    """Write a runner's row. Its lease is in the other file."""
+    fields = msgspec.structs.asdict(me)
+    fields |= {name: msgspec.json.encode(fields[name]).decode() for name in ("groups", "knows")}
+    main.execute(SQL["register"], scope.bindings(**fields))
+
+
+def unregister(main: apsw.Connection, scope: Scope, runner: str) -> bool:
+    """Delete a runner; its seats are free. False: it is not there."""
+    return bool(main.execute(SQL["unregister"], scope.bindings(id=runner)).fetchall())
+
+
+def registered(main: apsw.Connection, scope: Scope) -> list[str]:
+    """Everybody's incarnations, in order."""
+    return [runner for (runner,) in main.execute(SQL["ids"], scope.bindings())]
+
+
+def runners_of(main: apsw.Connection, process: str) -> list[tuple[str, str]]:
+    """The runners that a process is, of whichever cluster in this file: cluster and incarnation of each."""
+    return [(cluster, runner) for cluster, runner in main.execute(SQL["runners_of"], {"process": process})]
+
+
+def agree(main: apsw.Connection, scope: Scope, values: Mapping[str, str]) -> None:
+    """Store what is not stored yet."""
+    main.executemany(SQL["agree"], [scope.bindings(name=name, value=value) for name, value in values.items()])
+
+
+def agreements(main: apsw.Connection, scope: Scope) -> dict[str, str]:
+    """What is stored."""
+    return dict(main.execute(SQL["agreements"], scope.bindings()))
+
+
+def undeclared(main: apsw.Connection, scope: Scope, seats: Iterable[Declaration]) -> list[Declaration]:
+    """Those that are not known, or not by this definition."""
+    known = dict(main.execute(SQL["fingerprints"], scope.bindings()))
+    return [seat for seat in seats if known.get(seat.name) != seat.fingerprint]
+
+
+def declare(main: apsw.Connection, scope: Scope, seats: Iterable[Declaration]) -> None:
+    """Make seats known, and their definitions current where that is due [M8]."""
+    rows = [scope.bindings(name=each.name, group=each.group, fingerprint=each.fingerprint) for each in seats]
+    main.executemany(SQL["declare"], rows)
+    for row in rows:
+        if row["fingerprint"]:
+            main.execute(SQL["redefine"], row)
+            main.execute(SQL["remember"], row)
+
+
+def acquire(main: apsw.Connection, scope: Scope, runner: str, names: Iterable[str]) -> list[Grant]:
+    """Take the free ones of these seats. Nothing for an evicted runner."""
+    granted = []
+    for name in sorted(set(names)):
+        for epoch, clean in main.execute(SQL["acquire"], scope.bindings(id=runner, name=name)):
+            granted.append(Grant(name, epoch, bool(clean)))
+    return granted
+
+
+def release(main: apsw.Connection, scope: Scope, runner: str, *, name: str, epoch: int) -> bool:
+    """Give a seat back; False: it was not held any more."""
+    return bool(main.execute(SQL["release"], scope.bindings(id=runner, name=name, epoch=epoch)).fetchall())
+
+
+def holdings(main: apsw.Connection, scope: Scope, runner: str) -> dict[str, int]:
+    """The seats of a runner and their epochs."""
+    return dict(main.execute(SQL["holdings"], scope.bindings(id=runner)))
+
+
+def stamp(main: apsw.Connection, scope: Scope) -> str:
+    """Another text whenever any seat has changed."""
+    ((count, epochs, held, definitions),) = main.execute(SQL["changes"], scope.bindings())
+    return f"{count}.{epochs}.{held}.{hashlib.sha256(definitions.encode()).hexdigest()[:16]}"
+
+
+def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> View:
+    """Everybody and everything."""
+    leaving = {runner for runner, lease in leases.items() if lease.leaving}
+    runners = tuple(_runner(row, leaving=row[0] in leaving) for row in main.execute(SQL["runners"], scope.bindings()))
+    rows = main.execute(SQL["seats"], scope.bindings())
+    return View(runners, tuple(_seat(row) for row in rows), stamp(main, scope))
+
+
+def note(
+    main: apsw.Connection,
+    scope: Scope,
+    kind: str,
+    runner: str,
+    seats: Mapping[str | None, int | None],
+    *,
+    about: str = "",
+) -> None:
+    """Write down what happened to seats, or with the seat None to the runner (setting `audit`)."""
+    rows = [
+        scope.bindings(kind=kind, runner=runner, seat=seat, epoch=epoch, note=about) for seat, epoch in seats.items()
+    ]
+    main.executemany(SQL["note"], rows)
+
+
+def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[str, str]]:
+    """Seats held by nobody that exists. There must be none [C4]."""
+    return [(name, holder) for name, holder in main.execute(SQL["seats_without_runner"], {"cluster": cluster})]
+
+
+def _runner(row: Sequence[Any], *, leaving: bool) -> RunnerRow:
+    incarnation, name, address, host_id, groups, weight, version, knows, process, started_at_ns = row
+    return RunnerRow(
+        id=incarnation,
+        name=name,
+        address=address,
+        host_id=host_id,
+        groups=_GROUPS.decode(groups),
+        weight=weight,
+        version=version,
+        knows=_KNOWS.decode(knows),
+        process=process,
+        started_at=to_datetime(started_at_ns),
+        leaving=leaving,
+    )
+
+
+def _seat(row: Sequence[Any]) -> SeatRow:
+    name, group, holder, epoch, fingerprint, effective_from_ns, clean = row
+    return SeatRow(name, group, holder, epoch, fingerprint, to_datetime(effective_from_ns), bool(clean))

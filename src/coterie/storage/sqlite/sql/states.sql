@@ -1,0 +1,21 @@
+-- name: held
+-- The fence: whether a seat is held by a runner at an epoch.
+select count(*) from seats s join runners r on r.id = s.holder and r.cluster = s.cluster
+where s.cluster = :cluster and s.name = :seat and s.holder = :runner and s.epoch = :epoch;
+
+-- name: insert
+-- The first state of a key.
+insert into states (cluster, key, seat, value, version, epoch)
+values (:cluster, :key, :seat, :value, 1, :epoch)
+on conflict (cluster, key) do nothing;
+
+-- name: update
+-- The next state of a key, if its version is the expected one and nobody newer has claimed it.
+update states set value = :value, version = version + 1, epoch = :epoch, seat = :seat
+where cluster = :cluster and key = :key and version = :version and epoch <= :epoch;
+
+-- name: claim
+-- The state of a key for a new holder, marked with its epoch.
+update states set epoch = :epoch, seat = :seat
+where cluster = :cluster and key = :key and epoch <= :epoch
+returning value, version;

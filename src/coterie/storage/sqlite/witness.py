@@ -1,0 +1,200 @@
+"""The first witness [M2]: whether a runner's process lives, by a lock that goes with the process and nothing else.
+
+`flock` on one file per incarnation beside the database, since a POSIX lock would be dropped by the first look at it
+from the same process [m5]. A look takes the lock shared and for an instant, so that two who look do not see each other.
+The files go with the runners' rows: whoever deletes the row removes the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from coterie.errors import PersistenceError
+from coterie.kernel import forks
+from coterie.storage.sqlite.location import beside
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+_TRIES = 1000
+_PAUSE_S = 0.001
+"""Somebody who looks holds the lock for some microseconds: who wants it for good tries again for a second."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Witness(Protocol):
+    """Who knows whose process lives."""
+
+    @property
+    def server(self) -> str:
+        """What all signs of life go with: this start of the machine."""
+        ...
+
+    def taken(self, incarnation: str) -> AbstractAsyncContextManager[bool]:
+        """Give a sign of life during the block, also several times at once; whether it is the first of all."""
+        ...
+
+    def held(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Whose signs of life are there now."""
+        ...
+
+    def remove(self, incarnation: str) -> None:
+        """Forget an incarnation: its row is gone."""
+        ...
+
+
+class MemoryWitness:
+    """For a database in memory, which nobody outside of this process shares."""
+
+    server = "memory"
+
+    def __init__(self) -> None:
+        self._taken: list[str] = []
+
+    @asynccontextmanager
+    async def taken(self, incarnation: str) -> AsyncIterator[bool]:
+        """Be there during the block."""
+        self._taken.append(incarnation)
+        try:
+            yield False
+        finally:
+            self._taken.remove(incarnation)
+
+    def held(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Whose signs of life are there now."""
+        return frozenset(incarnations) & frozenset(self._taken)
+
+    def remove(self, incarnation: str) -> None:
+        """There is nothing to remove."""
+
+
+class FlockWitness:
+    """Signs of life as locks on files beside the database.
+
+    Args:
+        database: The main file.
+        cluster: Part of the names: clusters in one file are strangers [m7].
+    """
+
+    def __init__(self, database: Path, *, cluster: str) -> None:
+        self.server = boot_id()
+        self._stem = f"-runner-{cluster}-"
+        self._database = database
+        self._signs: dict[str, _Sign] = {}
+        self._changing = threading.Lock()  # sessions live on several loops
+
+    @asynccontextmanager
+    async def taken(self, incarnation: str) -> AsyncIterator[bool]:
+        """Hold the lock during the block. Raises `PersistenceError` if it cannot be had."""
+        fresh = not self._path(incarnation).exists()
+        for _ in range(_TRIES):
+            if self._take(incarnation):
+                break
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            path = self._path(incarnation)
+            raise PersistenceError(doing=f"lock {path}", problem="another process holds it", outcome="unreachable")
+        try:
+            yield fresh
+        finally:
+            self._let_go(incarnation)
+
+    def held(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Whose signs of life are there now."""
+        return frozenset(each for each in incarnations if _is_locked(self._path(each)))
+
+    def remove(self, incarnation: str) -> None:
+        """Remove the file of an incarnation whose row is gone. A lock on it goes on, seen by nobody."""
+        with suppress(OSError):  # it may be gone, or another user's: it means nothing any more
+            self._path(incarnation).unlink()
+
+    def _take(self, incarnation: str) -> bool:
+        with self._changing:
+            sign = self._signs.get(incarnation)
+            if sign is None:
+                sign = _Sign.locked(self._path(incarnation))
+            if sign is None:
+                return False
+            sign.holders += 1
+            self._signs[incarnation] = sign
+            return True
+
+    def _let_go(self, incarnation: str) -> None:
+        with self._changing:
+            sign = self._signs[incarnation]
+            sign.holders -= 1
+            if sign.holders == 0:
+                del self._signs[incarnation]
+                sign.close()
+
+    def _path(self, incarnation: str) -> Path:
+        assert incarnation.isalnum(), f"{incarnation!r} is no incarnation"
+        return beside(self._database, [self._stem + incarnation])[0]
+
+
+class _Sign:
+    """An open file with our lock on it. A forked child has its descriptor taken away: it would keep the lock."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.holders = 0
+        forks.watch(self)
+
+    @classmethod
+    def locked(cls, path: Path) -> _Sign | None:
+        """The file with the lock on it; None: somebody has it just now."""
+        try:
+            sign = cls(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise PersistenceError(doing=f"open {path}", problem=str(error), outcome="unreachable") from error
+        try:
+            fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sign.close()
+            return None
+        return sign
+
+    def fileno(self) -> int:
+        """The descriptor, or -1 once it is closed."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+
+
+@cache
+def boot_id() -> str:
+    """Which start of this machine it is; empty where the system does not tell."""
+    try:
+        return _BOOT_ID.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # what cannot be known is no sign of death
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Not by closing alone: a process forked in between has the descriptor too, and would keep the lock.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
