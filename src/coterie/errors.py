@@ -4,7 +4,8 @@
     ├── ClusterError                 .reason
     │   ├── MailboxFull  RunnerFull  SendTimeout (also TimeoutError)  RunnerUnavailable  EntityNotAssigned
     │   ├── AlreadyProcessing  MalformedMessage  UnknownEntity  KeyConflict  ReentrantCall  MessageDead
-    │   └── MessageExpired  TransactionTimeout  PersistenceError  NotStarted  ShuttingDown  Forked
+    │   └── MessageExpired  TransactionTimeout  PersistenceError  NotStarted  NotReady (also TimeoutError)
+    │       ShuttingDown  Forked
     ├── RemoteError                  an undeclared exception in a handler
     ├── SingletonError               .reason .singleton
     │   └── StateLoadFailed  StatePersistFailed  SchemaDecodeFailed  HeartbeatFailed  LeaderHandoffFailed
@@ -300,6 +301,17 @@ class NotStarted(ClusterError):
     text = "{what} is not started"
     advice = "use it inside `async with cluster:` (a runner) or `async with cluster.connect():` (a client)"
     what: str
+
+
+class NotReady(ClusterError, TimeoutError):
+    """Started, but not able to do its work within the time that was given."""
+
+    text = "{what} is not ready after {waited_s:g}s: {problem}"
+    advice = "wait longer, or look at the log for what keeps it"
+    retryable = True
+    what: str
+    waited_s: float
+    problem: str
 
 
 class ShuttingDown(ClusterError):

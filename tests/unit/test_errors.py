@@ -36,7 +36,7 @@ CoterieError
   ClusterError
     MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned AlreadyProcessing MalformedMessage
     UnknownEntity KeyConflict ReentrantCall MessageDead MessageExpired TransactionTimeout PersistenceError
-    NotStarted ShuttingDown Forked
+    NotStarted NotReady ShuttingDown Forked
   RemoteError
   SingletonError
     StateLoadFailed StatePersistFailed SchemaDecodeFailed HeartbeatFailed LeaderHandoffFailed

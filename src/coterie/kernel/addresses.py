@@ -55,6 +55,31 @@ class ShardId:
         return f"{self.group}:{self.number}"
 
 
+class Seat:
+    """The names of seats: the kind, a colon, and what it is: `shard:default:42`, `singleton:importer`."""
+
+    @staticmethod
+    def shard(shard: ShardId) -> str:
+        """The seat of a shard."""
+        return f"shard:{shard}"
+
+    @staticmethod
+    def singleton(name: str) -> str:
+        """The seat of a singleton."""
+        return f"singleton:{name}"
+
+    @staticmethod
+    def cron(name: str) -> str:
+        """The seat of a cron."""
+        return f"cron:{name}"
+
+    @staticmethod
+    def split(seat: str) -> tuple[str, str]:
+        """Kind and the rest."""
+        kind, _, rest = seat.partition(":")
+        return kind, rest
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class EntityAddress:
     """Where an entity is called: its type and its id. Prints as `Account/alice`, which `parse` reads."""

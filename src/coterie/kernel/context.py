@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from coterie.errors import ClusterContextRequired
 
@@ -62,7 +62,13 @@ class ContextFields(TypedDict, total=False):
     trace_id: str | None
 
 
-_current: ContextVar[ClusterContext] = ContextVar("coterie_context")
+class Source(Protocol):
+    """Work that knows its context, and makes it when asked for: most handlers never ask, and it costs microseconds."""
+
+    def cluster_context(self) -> ClusterContext: ...
+
+
+_current: ContextVar[ClusterContext | Source] = ContextVar("coterie_context")
 
 
 def current() -> ClusterContext:
@@ -71,10 +77,21 @@ def current() -> ClusterContext:
     Raises:
         ClusterContextRequired: This is no cluster work, nor inside of `within_cluster`.
     """
-    try:
-        return _current.get()
-    except LookupError:
-        raise ClusterContextRequired from None
+    found = _made()
+    if found is None:
+        raise ClusterContextRequired
+    return found
+
+
+def trace_here() -> str | None:
+    """The trace to which what runs here belongs; None if there is none, or no context at all."""
+    found = _made()
+    return None if found is None else found.trace_id
+
+
+def enter(source: Source | ClusterContext) -> None:
+    """From here on, in this context, `current` tells what the source knows."""
+    _current.set(source)
 
 
 def within_cluster(**fields: Unpack[ContextFields]) -> AbstractContextManager[ClusterContext]:
@@ -92,9 +109,19 @@ def within_cluster(**fields: Unpack[ContextFields]) -> AbstractContextManager[Cl
 
 @contextmanager
 def _within(fields: ContextFields) -> Iterator[ClusterContext]:
-    outer = _current.get(None) or ClusterContext()
-    token = _current.set(replace(outer, **fields))
+    outer = _made() or ClusterContext()
+    inner = replace(outer, **fields)
+    token = _current.set(inner)
     try:
-        yield _current.get()
+        yield inner
     finally:
         _current.reset(token)
+
+
+def _made() -> ClusterContext | None:
+    found = _current.get(None)
+    if found is None or isinstance(found, ClusterContext):
+        return found
+    made = found.cluster_context()
+    _current.set(made)
+    return made

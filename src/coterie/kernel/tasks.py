@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from contextvars import Context
 
 log = logging.getLogger("coterie")
 
@@ -22,9 +23,11 @@ class Tasks:
         self._owner = owner
         self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict, since the order of a set is not repeatable
 
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str, report: bool = True) -> asyncio.Task[Any]:
+    def spawn(
+        self, work: Coroutine[Any, Any, Any], *, name: str, report: bool = True, context: Context | None = None
+    ) -> asyncio.Task[Any]:
         """Run `work` as a task of this group; an error that ends it is logged unless somebody awaits it."""
-        task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}/{name}")
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}/{name}", context=context)
         self._tasks[task] = None
         task.add_done_callback(self._ended if report else self._forget)
         return task

@@ -1,0 +1,29 @@
+"""Who holds which seat, at which epoch: the room that everything else stands on.
+
+A seat has one holder at a time. The holder is a row in the database, and every durable write in the seat's name
+proves that row in the same statement: the fence. All else here serves speed and courtesy: to stop in time, to be
+replaced soon, to hand over without a gap. If all of it failed, work would stop or be refused; it would not be wrong.
+
+    process ──▶ registered ──▶ trusted ──────── renewed each second ────────▶ trusted …
+                                  │
+                                  ├─ no renewal for TTL - margin ─▶ untrusted: everything stops; owed seats are
+                                  │                                 given back with the next renewal, if there is one
+                                  ├─ the loop stood still ────────▶ evicts itself ─┐
+                                  ├─ another one evicted it ───────────────────────┼─▶ ended: a new incarnation starts
+                                  └─ leave: drain, release, offer ─▶ row deleted   ┘
+
+The *trust window* begins at the moment before the last successful renewal was sent and lasts TTL - margin, on a clock
+that counts suspension. Others may evict only after TTL by the database's clock and by what they saw themselves, so a
+runner that can measure time stops before it is replaced. One that cannot (frozen, its machine paused) is fenced.
+
+Invariants:
+    INV-F1  the epochs of a seat only grow
+    INV-F2  no write of a former holder commits after its successor has been granted the seat
+    INV-F4  nothing but a successful renewal prolongs trust, and that from the moment before it was sent
+    INV-F5  while one runner that may hold a seat reaches the database, the seat does not stay free
+    INV-F6  all runners agree on shards and lease; one that does not refuses to start
+
+Read in this order: `tenure` (what is believed), `keeper` and `keeping` (the lease), `assignment` and `planning` (who
+should hold what), `holdings` (how a seat comes and goes), `watching` and `evicting` (others that are gone),
+`membership` (all of it together), `directory` and `notices` (what others are told).
+"""

@@ -1,0 +1,89 @@
+"""Who holds which seat, as last seen: what calls are routed by, on runners and clients alike."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from coterie.kernel.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from coterie.storage.interface import RunnerRow, View
+
+
+class Directory:
+    """A picture of the cluster. It may be old: whoever is asked in vain says so, and `refresh` brings a newer one.
+
+    Args:
+        read: Reads the tables.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[View]]) -> None:
+        self._read = read
+        self._runners: dict[str, RunnerRow] = {}
+        self._holders: dict[str, tuple[str | None, int]] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._tasks = Tasks("directory")
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def runners(self) -> tuple[RunnerRow, ...]:
+        """All runners, in the order of their ids."""
+        return tuple(self._runners.values())
+
+    def runner(self, id: str) -> RunnerRow | None:
+        """A runner by its incarnation."""
+        return self._runners.get(id)
+
+    def holder(self, seat: str) -> RunnerRow | None:
+        """Who holds a seat, as far as is known here."""
+        holder, _ = self._holders.get(seat, (None, 0))
+        return None if holder is None else self._runners.get(holder)
+
+    def epoch(self, seat: str) -> int:
+        """The last epoch of a seat that is known here; 0 if none is."""
+        return self._holders.get(seat, (None, 0))[1]
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called after each change."""
+        self._listeners.append(listener)
+
+    def learn(self, view: View) -> None:
+        """Take over a picture just read. Of what was heard since, nothing gets lost: a greater epoch stays."""
+        self._runners = {runner.id: runner for runner in view.runners}
+        heard = self._holders
+        self._holders = {seat.name: (seat.holder, seat.epoch) for seat in view.seats}
+        for name, (holder, epoch) in heard.items():
+            if epoch > self._holders.get(name, (None, 0))[1] and holder in self._runners:
+                self._holders[name] = holder, epoch
+        self._tell()
+
+    def hear(self, holder: str, granted: Iterable[tuple[str, int]]) -> None:
+        """A runner says that it was granted seats."""
+        for name, epoch in granted:
+            if epoch > self.epoch(name):
+                self._holders[name] = holder, epoch
+        self._tell()
+
+    async def refresh(self) -> None:
+        """Read the tables anew; all who ask meanwhile share one reading that began after they asked, or the next."""
+        if self._refreshing is None:
+            self._refreshing = self._tasks.spawn(self._refresh(), name="refresh", report=False)
+        await asyncio.shield(self._refreshing)
+
+    async def stop(self) -> None:
+        """Read no more."""
+        await self._tasks.stop()
+
+    async def _refresh(self) -> None:
+        await asyncio.sleep(0)  # whoever asks in this turn joins
+        try:
+            self.learn(await self._read())
+        finally:
+            self._refreshing = None
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()

@@ -1,0 +1,178 @@
+"""The seats that this runner holds, and how each of them comes and goes.
+
+                 grant                     move, leave: drain ─▶ release ─▶ offer
+    (not ours) ───────────▶ held ─────────────────────────────────────────────────▶ (not ours)
+                             │                                                          ▲
+                             └── trust has run out: abandon ─▶ owed ─▶ release ─────────┤
+                             └── the table says otherwise: abandon ─────────────────────┘
+
+A seat whose trust ran out is *owed*: its row may still have our name, but its work was cut off and might still
+write, so it is given back before anything else is acquired, ourselves included: then at another epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from coterie.errors import PersistenceError
+from coterie.kernel import chaos
+from coterie.ownership.tenure import Tenure
+from coterie.storage.interface import Claim, checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from coterie.ownership.keeping import Keeping
+    from coterie.ownership.tenure import Occupant, Occupy, Trust
+    from coterie.storage.interface import Grant
+
+log = logging.getLogger("coterie.ownership")
+
+_AGAIN_S = 0.1
+"""Between two tries to release a seat."""
+
+
+class Holding:
+    """One seat that is held, with whoever sits on it."""
+
+    def __init__(self, tenure: Tenure, occupant: Occupant) -> None:
+        self.tenure = tenure
+        self.occupant = occupant
+        self.moving: asyncio.Task[None] | None = None
+        """The task that drains and releases it; while there is one, nobody else touches the seat."""
+
+    def abandon(self) -> None:
+        """It is lost: what runs on it is stopped now."""
+        self.tenure.ended = True
+        self.occupant.abandon()
+
+
+class Holdings:
+    """What this runner believes to hold. All methods belong to its loop.
+
+    Args:
+        me: The incarnation.
+        occupy: Puts somebody on a seat.
+        released: Told when a seat was given back, with the target it was meant for.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        *,
+        keeping: Keeping,
+        trust: Trust,
+        occupy: Occupy,
+        released: Callable[[str, int, str | None], None],
+    ) -> None:
+        self._me = me
+        self._keeping = keeping
+        self._trust = trust
+        self._occupy = occupy
+        self._released = released
+        self._held: dict[str, Holding] = {}
+        self._owed: dict[str, int] = {}
+        self._gone: dict[str, int] = {}  # given back since a view was asked for, which may still have them
+
+    def __contains__(self, seat: str) -> bool:
+        return seat in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def staying(self) -> dict[str, int]:
+        """The seats, with their epochs, that are neither on their way out nor owed."""
+        return {name: holding.tenure.epoch for name, holding in self._held.items() if holding.moving is None}
+
+    @property
+    def checksum(self) -> str:
+        """Of everything that the table should have in our name."""
+        return checksum({name: holding.tenure.epoch for name, holding in self._held.items()} | self._owed)
+
+    def tenure(self, seat: str) -> Tenure | None:
+        """Our holding of a seat."""
+        holding = self._held.get(seat)
+        return None if holding is None else holding.tenure
+
+    def granted(self, grants: Iterable[Grant]) -> list[tuple[str, int]]:
+        """Occupy seats that were just acquired, if we may still trust ourselves [m3]; what was occupied."""
+        taken = []
+        for grant in grants:
+            if not self._trust.holds:
+                self._owed[grant.name] = grant.epoch
+                continue
+            tenure = Tenure(Claim(self._me, grant.name, grant.epoch), clean=grant.clean, trust=self._trust)
+            self._held[grant.name] = Holding(tenure, self._occupy(tenure))
+            taken.append((grant.name, grant.epoch))
+        return taken
+
+    def expect_view(self) -> None:
+        """A view is about to be read: it shows what was given back before. If not, the database has lost it [M13]."""
+        self._gone.clear()
+
+    def compare(self, table: Mapping[str, int]) -> None:
+        """Drop what the table does not have in our name, and owe what it has and we know nothing of [M13].
+
+        The latter is an acquire whose answer was lost. Nothing was done under its epoch, but taking it up here would
+        be a second way to begin; giving it back costs one statement.
+        """
+        for name, holding in list(self._held.items()):
+            if holding.moving is None and table.get(name) != holding.tenure.epoch:
+                log.warning("seat %s is not ours any more at epoch %d: dropped", name, holding.tenure.epoch)
+                holding.abandon()
+                del self._held[name]
+        for name, epoch in table.items():
+            if name not in self._held and self._gone.get(name) != epoch:
+                self._owed[name] = epoch
+        for name, epoch in list(self._owed.items()):
+            if table.get(name) != epoch:
+                del self._owed[name]
+
+    def give_up(self, reason: str) -> None:
+        """Stop everything now: we may not trust ourselves any more. Everything is owed."""
+        if self._held:
+            log.warning("%d seats are given up: %s", len(self._held), reason)
+        for name, holding in self._held.items():
+            holding.abandon()
+            if holding.moving is not None:
+                holding.moving.cancel()
+            self._owed[name] = holding.tenure.epoch
+        self._held.clear()
+
+    async def repay(self) -> None:
+        """Give back what is owed. Nothing is acquired before (LOCK-09).
+
+        Raises:
+            PersistenceError: Some of it could not be given back yet.
+        """
+        for name, epoch in sorted(self._owed.items()):
+            await self._release(name, epoch)
+            self._owed.pop(name, None)
+
+    async def move(self, seat: str, target: str | None) -> None:
+        """Drain a seat, give it back, and tell whoever should have it. A task of its own runs this."""
+        holding = self._held[seat]
+        assert holding.moving is None, f"{seat} is moving already"
+        holding.moving = asyncio.current_task()
+        await holding.occupant.drain()
+        if chaos.on:
+            await chaos.point("ownership.before_release")
+        holding.tenure.ended = True
+        await self._release_at_last(seat, holding.tenure.epoch)
+        del self._held[seat]
+        self._released(seat, holding.tenure.epoch, target)
+
+    async def _release_at_last(self, seat: str, epoch: int) -> None:
+        while True:
+            try:
+                return await self._release(seat, epoch)
+            except PersistenceError as error:
+                log.debug("seat %s could not be released yet: %s", seat, error)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _release(self, seat: str, epoch: int) -> None:
+        await self._keeping.ask(lambda session: session.release(seat, epoch))
+        self._gone[seat] = epoch

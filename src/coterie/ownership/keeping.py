@@ -1,0 +1,207 @@
+"""Keeps the lease: carries out what `keeper` decides, aside of the runner's loop, on the one dedicated session.
+
+    runner's loop                          aside (a thread of its own)
+    ─────────────                          ───────────────────────────
+    ask(work) ───────────────────────────▶ work(session), one at a time
+    pulse() ◀── tell ────────────────────  each step: does the loop turn?
+    on_renewed(renewal) ◀── tell ────────  renew, about once a second
+    on_ended(reason) ◀── tell ───────────  the row is gone, or the loop has stood still: self-eviction
+
+`Trust` is written here and read by everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coterie.errors import PersistenceError
+from coterie.kernel.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
+
+    from coterie.kernel.clock import Clock
+    from coterie.ownership.aside import Aside
+    from coterie.ownership.keeper import Keeper
+    from coterie.ownership.tenure import Trust
+    from coterie.storage.interface import Declaration, Ownership, Registration, Renewal
+
+T = TypeVar("T")
+
+log = logging.getLogger("coterie.ownership")
+
+_RECONNECT_S = 0.2
+"""After a failed try to open the session others fail at once for so long, instead of waiting one after another."""
+
+
+class Keeping:
+    """The dedicated session and the lease that lives on it. Made and asked on the runner's loop.
+
+    Args:
+        open: Opens the dedicated session.
+        on_renewed: Told on the runner's loop after each renewal, with the moment before it was sent.
+        on_ended: Told there why, once, when this incarnation is over.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        *,
+        open: Callable[[], AbstractAsyncContextManager[Ownership]],
+        aside: Aside,
+        trust: Trust,
+        clock: Clock,
+        ttl_s: float,
+        on_renewed: Callable[[Renewal, int], None],
+        on_ended: Callable[[str], None],
+    ) -> None:
+        self._keeper = keeper
+        self._open = open
+        self._aside = aside
+        self._trust = trust
+        self._now_ns = clock.steady_ns
+        self._ttl_s = ttl_s
+        self._on_renewed = on_renewed
+        self._on_ended = on_ended
+        self._pulse_ns = self._now_ns()
+        self._turn = asyncio.Lock()  # of whoever uses the session; belongs to the loop aside
+        self._session: Ownership | None = None
+        self._opened = AsyncExitStack()
+        self._failed: tuple[int, PersistenceError] | None = None
+        self.sessions = 0
+        """How many sessions there were: a new one may be on another start of the server."""
+
+    async def ask(self, work: Callable[[Ownership], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work` on the dedicated session.
+
+        Raises:
+            PersistenceError: It is not there, or was lost meanwhile.
+        """
+        return await self._aside.run(lambda: self._use(work))
+
+    async def register(self, me: Registration, seats: list[Declaration]) -> None:
+        """Appear in the cluster; trust begins."""
+        self._pulse_ns = self._now_ns()
+
+        async def appear(session: Ownership) -> None:
+            sent_ns = self._now_ns()
+            await session.register(me, seats, ttl_s=self._ttl_s)
+            self._keeper.registered(sent_ns)
+            self._extend(session)
+
+        await self.ask(appear)
+
+    async def live(self) -> None:
+        """Keep the lease until cancelled, or until this incarnation is over."""
+        await self._aside.run(self._live)
+
+    async def close(self) -> None:
+        """Let go of the session. Trust ends with it."""
+        self._trust.end()
+        await self._aside.run(self._close)
+
+    # All that follows runs aside, but for `_pulse`.
+
+    async def _live(self) -> None:
+        tasks = Tasks("lease keeper")
+        renewing: asyncio.Task[None] | None = None
+        try:
+            while True:
+                step = self._keeper.step(self._now_ns(), self._pulse_ns)
+                if step.action == "renew" and (renewing is None or renewing.done()):
+                    renewing = tasks.spawn(self._renew(), name="renew")
+                elif step.action == "report_stall":
+                    self._report_stall()
+                elif step.action == "evict_self":
+                    await self._evict_self()
+                if self._keeper.state == "ended":
+                    return
+                self._aside.tell(self._pulse)
+                await asyncio.sleep(max((step.wake_ns - self._now_ns()) / 1e9, 0.01))
+        finally:
+            await tasks.stop()
+
+    def _pulse(self) -> None:
+        """The runner's loop turns."""
+        self._pulse_ns = self._now_ns()
+
+    async def _renew(self) -> None:
+        try:
+            renewal, sent_ns = await self._use(self._prolong)
+        except PersistenceError as error:
+            first = self._keeper.state == "kept"
+            self._keeper.failed(self._now_ns())
+            level = logging.WARNING if first else logging.DEBUG  # once per outage
+            log.log(level, "the lease could not be renewed, %.1f s of trust are left: %s", self._trust.left_s, error)
+            return
+        if renewal is None:
+            self._end("another runner found this one dead and evicted it")
+        else:
+            self._aside.tell(self._on_renewed, renewal, sent_ns)
+
+    async def _prolong(self, session: Ownership) -> tuple[Renewal | None, int]:
+        sent_ns = self._now_ns()
+        renewal = await session.renew(ttl_s=self._ttl_s)
+        if renewal is not None:
+            self._keeper.renewed(sent_ns, self._now_ns())
+            self._extend(session)
+        return renewal, sent_ns
+
+    def _extend(self, session: Ownership) -> None:
+        self._trust.extend(self._keeper.trusted_until_ns)
+        self._trust.connected = session.witnessed
+
+    async def _evict_self(self) -> None:
+        stood_s = (self._now_ns() - self._pulse_ns) / 1e9
+        self._end(f"the event loop was blocked for {stood_s:.1f} s")
+        try:
+            await self._use(lambda session: session.leave())
+        except PersistenceError as error:
+            log.warning("the own row could not be deleted, others wait for the lease to run out: %s", error)
+
+    def _end(self, reason: str) -> None:
+        self._trust.end()  # first: whoever looks next must see it
+        self._keeper.evicted()
+        self._aside.tell(self._on_ended, reason)
+
+    def _report_stall(self) -> None:
+        stood_s = (self._now_ns() - self._pulse_ns) / 1e9
+        log.warning(
+            "the event loop has been blocked for %.1f s; it is in:\n%s", stood_s, self._aside.stack() or "(unknown)"
+        )
+
+    async def _use(self, work: Callable[[Ownership], Coroutine[Any, Any, T]]) -> T:
+        async with self._turn:
+            session = await self._connected()
+            try:
+                return await work(session)
+            except PersistenceError as error:
+                if error.outcome != "refused":  # the session is lost or in doubt
+                    await self._close()
+                raise
+            except BaseException:
+                await self._close()  # cancelled half-way: what is still under way must not meet the next one
+                raise
+
+    async def _connected(self) -> Ownership:
+        if self._session is not None:
+            return self._session
+        if self._failed is not None and self._now_ns() - self._failed[0] < _RECONNECT_S * 1e9:
+            raise self._failed[1]
+        try:
+            self._session = await self._opened.enter_async_context(self._open())
+        except PersistenceError as error:
+            self._failed = self._now_ns(), error
+            raise
+        self.sessions += 1
+        return self._session
+
+    async def _close(self) -> None:
+        self._trust.connected = False
+        self._session = None
+        opened, self._opened = self._opened, AsyncExitStack()
+        await opened.aclose()

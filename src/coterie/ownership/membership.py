@@ -1,0 +1,368 @@
+"""One incarnation's part in the cluster: it registers, settles which seats it holds, and leaves.
+
+Everything that happens makes `settle` run, one pass at a time: a renewal (each second), a notice of a peer, a seat
+given back, a runner evicted. A pass brings what is held closer to what should be held, by what the tables say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from coterie.errors import PersistenceError
+from coterie.kernel import chaos
+from coterie.kernel.service import Service
+from coterie.ownership import joining, notices
+from coterie.ownership.evicting import Evicting
+from coterie.ownership.holdings import Holdings
+from coterie.ownership.keeper import Keeper, Times
+from coterie.ownership.keeping import Keeping
+from coterie.ownership.planning import Plans
+from coterie.ownership.tenure import Trust
+from coterie.ownership.watching import Watch
+from coterie.storage.interface import Registration
+from coterie.transport.identity import host_id, process_id
+from coterie.transport.interface import PeerAddress
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
+
+    from coterie.kernel.clock import Clock
+    from coterie.ownership.aside import Aside
+    from coterie.ownership.directory import Directory
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.settings import Settings
+    from coterie.storage.interface import Renewal, Storage, View
+    from coterie.transport.interface import Request, Transport
+    from coterie.transport.routes import Routes
+
+log = logging.getLogger("coterie.ownership")
+
+_FAREWELL_S = 5.0
+"""Beyond the drain, for what the database has to hear: then the process goes, and the lease decides."""
+
+
+class Membership(Service):
+    """A runner's membership from registration to its end.
+
+    Args:
+        settings: Lease, groups, weight, shards, drain.
+        incarnation: Who this is, for this one life.
+        name: What people call it.
+        transport: Started already: others reach us before they know of us [M2].
+        directory: Kept up to date from here.
+        definitions: What this program knows besides shards.
+        occupy: Puts somebody on each seat that is acquired.
+        host: Where loopback leads to; this machine's, unless simulated.
+        process: Which process of the host this is; likewise.
+
+    Promise:
+        A seat is occupied here only between its grant and its release, and while the lease is trusted. It ends
+        within its limits, whatever the database does.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        incarnation: str,
+        name: str,
+        storage: Storage,
+        transport: Transport,
+        routes: Routes,
+        aside: Aside,
+        clock: Clock,
+        directory: Directory,
+        definitions: Sequence[Definition],
+        occupy: Occupy,
+        host: str | None = None,
+        process: str | None = None,
+    ) -> None:
+        super().__init__(what=f"runner {name}")
+        self.incarnation = incarnation
+        self.name = name
+        self.trust = Trust(clock)
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._settings = settings
+        self._host = host or host_id()
+        self._process = process_id() if process is None else process
+        self._transport = transport
+        self._aside = aside
+        self._now_ns = clock.steady_ns
+        self._directory = directory
+        self._definitions = {definition.seat: definition for definition in definitions}
+        self._keeping = Keeping(
+            Keeper(_times(settings)),
+            open=lambda: storage.ownership(incarnation),
+            aside=aside,
+            trust=self.trust,
+            clock=clock,
+            ttl_s=settings.lease_ttl.total_seconds(),
+            on_renewed=self._renewed,
+            on_ended=self._over,
+        )
+        self._holdings = Holdings(
+            incarnation, keeping=self._keeping, trust=self.trust, occupy=occupy, released=self._released
+        )
+        self._watch = Watch(ttl_ns=_ns(settings.lease_ttl), gap_ns=3 * _ns(settings.lease_renew))
+        self._evicting = Evicting(
+            incarnation,
+            host_id=self._host,
+            transport=transport,
+            directory=directory,
+            keeping=self._keeping,
+            watch=self._watch,
+            reached=self._greet,
+            gone=self._removed,
+        )
+        delays = {seat: round(each.takeover_delay_s * 1e9) for seat, each in self._definitions.items()}
+        self._plans = Plans(incarnation, delays=delays)
+        self._renewals = 0
+        self._stamp = ""
+        self._stale = True
+        self._leaving = False
+        self._moves: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        routes.take(Route.OWNERSHIP, self)
+
+    # Life
+
+    async def ready(self) -> None:
+        """Return when a pass has found nothing more to acquire."""
+        await self._settled.wait()
+
+    def tenure(self, seat: str) -> Tenure | None:
+        """Our holding of a seat; None if it is not ours."""
+        return self._holdings.tenure(seat)
+
+    @property
+    def held(self) -> Sequence[str]:
+        """The names of the seats that are held and stay, in order."""
+        return sorted(self._holdings.staying)
+
+    async def leave(self) -> None:
+        """Hand over everything, then disappear. What does not end in time is cut off, and found by its new holder."""
+        self.require_running()
+        self._leaving = True
+        try:
+            async with asyncio.timeout(self._settings.drain.total_seconds() + _FAREWELL_S):
+                await self._hand_over()
+                await self._keeping.ask(lambda session: session.leave())
+            self._tell_all(notices.encode("look"))
+        except (TimeoutError, PersistenceError) as error:
+            log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
+
+    async def resign(self, seat: str, *, refuse: bool = False) -> None:
+        """Give up a seat now, to whoever is next. With `refuse` this runner does not take it again."""
+        if refuse:
+            self._plans.refuse(seat)
+        else:
+            self._plans.resign(seat, now_ns=self._now_ns())
+        if seat in self._holdings:
+            others = [runner for runner in self._plans.order(seat) if runner != self.incarnation]
+            await self._move(seat, others[0] if others else None)
+
+    async def _start(self) -> None:
+        await self._aside.start()
+        await joining.agree(self._settings, self._keeping)
+        await joining.register(self._me(), self._settings, self._keeping, self._definitions.values())
+        self._look()
+        self.tasks.spawn(self._keeping.live(), name="keep the lease")
+        self.tasks.spawn(self._settle_again_and_again(), name="settle")
+        self.tasks.spawn(self._end_with_trust(), name="trust")
+
+    def _me(self) -> Registration:
+        assert self._transport.address is not None, "a runner listens"
+        return Registration(
+            id=self.incarnation,
+            name=self.name,
+            address=self._transport.address,
+            host_id=self._host,
+            groups=self._settings.groups,
+            weight=self._settings.weight,
+            version=version("coterie"),
+            knows={seat: each.fingerprint for seat, each in self._definitions.items()},
+            process=self._process,
+        )
+
+    async def _stop(self) -> None:
+        self._holdings.give_up("the runner stops")
+        await self._evicting.stop()
+        await self._keeping.close()
+        await self._aside.stop()
+        if not self.ended.done():
+            self.ended.cancel()
+
+    # What makes a pass run
+
+    def _renewed(self, renewal: Renewal, sent_ns: int) -> None:
+        self._renewals += 1
+        self._watch.saw(renewal.others, sent_ns=sent_ns, got_ns=self._now_ns())
+        known = {(runner.id, runner.leaving) for runner in self._directory.runners}
+        seen = {(other.id, other.leaving) for other in renewal.others} | {(self.incarnation, renewal.leaving)}
+        if renewal.stamp != self._stamp or known != seen or renewal.held != self._holdings.checksum:
+            self._stale = True
+        if renewal.leaving and not self._leaving:
+            self._leaving = True
+            self.tasks.spawn(self._hand_over(), name="hand over")
+        self._wake.set()
+
+    def _look(self, *_: object) -> None:
+        """Something has changed: read the tables now."""
+        self._stale = True
+        self._wake.set()
+
+    def _removed(self, _: str) -> None:
+        """A runner is not there any more: its seats are free, for the others too."""
+        self._look()
+        self._tell_all(notices.encode("look"))
+
+    def _greet(self, peer: PeerAddress) -> None:
+        """One of us two is new: what was settled without it is looked at again, at once."""
+        self._transport.notify(peer, Route.OWNERSHIP, notices.encode("look"))
+
+    def _over(self, reason: str) -> None:
+        self._holdings.give_up(reason)
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    def _released(self, seat: str, epoch: int, target: str | None) -> None:
+        runner = None if target is None else self._directory.runner(target)
+        if runner is not None:
+            offer = notices.encode("offer", [(seat, epoch)])
+            self._transport.notify(PeerAddress(runner.address, runner.id), Route.OWNERSHIP, offer)
+
+    def on_request(self, request: Request) -> None:
+        """Nothing is asked on this route yet."""
+        request.fail("malformed_message", {"what": "a request about seats", "problem": "only notices are known"})
+
+    def on_cancel(self, request: Request) -> None:
+        """Nothing to cancel."""
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Hear what another runner says about seats."""
+        del route, headers
+        notice = notices.decode(body)
+        if notice is None:
+            return
+        if notice.kind == "granted" and self._directory.runner(peer) is not None:
+            self._directory.hear(peer, notice.seats)
+        elif notice.kind == "offer":
+            for seat, _ in notice.seats:
+                self._plans.offered(seat)
+            self._wake.set()
+        elif notice.kind == "look":
+            self._look()
+
+    def _tell_all(self, notice: bytes) -> None:
+        for runner in self._directory.runners:
+            if runner.id != self.incarnation:
+                self._transport.notify(PeerAddress(runner.address, runner.id), Route.OWNERSHIP, notice)
+
+    # A pass
+
+    async def _settle_again_and_again(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._settle()
+            except PersistenceError as error:
+                self._stale = True  # what was sent may have happened
+                log.info("seats are not settled yet, again with the next renewal: %s", error)
+
+    async def _settle(self) -> None:
+        await self._holdings.repay()
+        if self._stale:
+            self._stale = False
+            self._holdings.expect_view()
+            self._learn(await self._keeping.ask(lambda session: session.view()))
+        await self._evicting.evict_expired()
+        await self._evicting.look_around()
+        await self._readopt()
+        if await self._acquire():
+            return
+        for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals):
+            self._begin_move(seat, target)
+        self._settled.set()
+
+    def _learn(self, view: View) -> None:
+        self._stamp = view.stamp
+        self._directory.learn(view)
+        self._plans.learn(view, now_ns=self._now_ns(), renewals=self._renewals)
+        self._holdings.compare({seat.name: seat.epoch for seat in view.seats if seat.holder == self.incarnation})
+
+    async def _readopt(self) -> None:
+        """Bring back our older definition of a seat once nobody has the current one any more [M8]."""
+        seats = self._plans.readopt({seat: each.fingerprint for seat, each in self._definitions.items()})
+        if seats:
+            declared = [self._definitions[seat].declaration for seat in seats]
+            await self._keeping.ask(lambda session: session.declare(declared))
+            self._look()
+
+    async def _acquire(self) -> bool:
+        """Take the free seats that should be ours; whether there were any."""
+        if self._leaving or not (self.trust.connected and self.trust.holds):
+            return False
+        wanted = self._plans.acquire(set(self._holdings.staying) | self._moves.keys(), now_ns=self._now_ns())
+        if not wanted:
+            return False
+        if chaos.on:
+            await chaos.point("ownership.before_acquire")
+        grants = await self._keeping.ask(lambda session: session.acquire(wanted))
+        taken = self._holdings.granted(grants)
+        self._directory.hear(self.incarnation, taken)
+        self._stale = True
+        if taken:
+            self._tell_all(notices.encode("granted", taken))
+            self._wake.set()  # else others were faster, or it is not to be had: the next renewal looks again
+        return True
+
+    # Handing over
+
+    async def _hand_over(self) -> None:
+        """Give away everything that is held."""
+        await self._keeping.ask(lambda session: session.leaving(self.incarnation))
+        for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals, leaving=True):
+            self._begin_move(seat, target)
+        await asyncio.gather(*self._moves.values(), return_exceptions=True)
+
+    async def _move(self, seat: str, target: str | None) -> None:
+        await asyncio.shield(self._begin_move(seat, target))
+
+    def _begin_move(self, seat: str, target: str | None) -> asyncio.Task[None]:
+        if seat not in self._moves:
+            self._moves[seat] = self.tasks.spawn(self._holdings.move(seat, target), name=f"move {seat}")
+            self._moves[seat].add_done_callback(lambda _: self._moved(seat))
+        return self._moves[seat]
+
+    def _moved(self, seat: str) -> None:
+        del self._moves[seat]
+        self._wake.set()
+
+    async def _end_with_trust(self) -> None:
+        """Stop everything as soon as the lease is not trusted any more."""
+        renew_s = self._settings.lease_renew.total_seconds()
+        while True:
+            await asyncio.sleep(self.trust.left_s if self.trust.holds else renew_s)
+            if not self.trust.holds:
+                self._holdings.give_up("the lease could not be renewed in time")
+
+
+def _times(settings: Settings) -> Times:
+    return Times(
+        ttl_ns=_ns(settings.lease_ttl),
+        renew_ns=_ns(settings.lease_renew),
+        margin_ns=_ns(settings.lease_margin),
+        stall_ns=_ns(settings.stall_limit),
+    )
+
+
+def _ns(duration: timedelta) -> int:
+    return round(duration.total_seconds() * 1e9)

@@ -1,0 +1,180 @@
+"""What one runner should do about seats, by the last view of the tables: which to take, which to hand over.
+
+A seat that is free goes to its target at once; one that was lost by a holder that did not give it back waits for its
+takeover delay first. If the target does not take it (no rights, a bug, a leader that refuses) the next in order does
+so after `patience_ns`, the one after that after twice as long [m1]. Nothing is moved to a runner that has let a seat
+stand free, for a while: it would come back in the same way, and stand free in between each time.
+
+A seat moves when another runner has been its target for two renewals: by then everybody has seen the same members,
+and it will not be sent back [m2]. It moves at once when we leave, or have an outdated definition of it [M8].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coterie.ownership import assignment
+from coterie.storage.interface import RunnerRow, SeatRow, View
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+_PATIENCE_NS = 5_000_000_000
+_SHUNNED_NS = 600_000_000_000
+"""For so long nothing is moved to a runner that has let a seat stand free, unless it takes one meanwhile."""
+_STEADY = 2
+"""Renewals for which a move must have been the answer [m2]."""
+
+
+class Plans:
+    """The plans of one runner. Nothing here asks or tells anybody.
+
+    Args:
+        me: Our incarnation.
+        patience_ns: How long a free seat is left to each who comes before us.
+        delays: Takeover delays of seats that have one.
+    """
+
+    def __init__(self, me: str, *, delays: Mapping[str, int], patience_ns: int = _PATIENCE_NS) -> None:
+        self._me = me
+        self._delays = delays
+        self._patience_ns = patience_ns
+        self._view = View((), (), "")
+        self._runners: dict[str, RunnerRow] = {}
+        self._seats: dict[str, SeatRow] = {}
+        self._targets: dict[str, str] = {}
+        self._free: dict[str, _Free] = {}
+        self._moves: dict[str, _Move] = {}
+        self._offers: set[str] = set()
+        self._refused: set[str] = set()
+        self._resigned: dict[str, int] = {}
+        self._shunned: dict[str, int] = {}
+        self._now_ns = 0
+
+    def learn(self, view: View, *, now_ns: int, renewals: int) -> None:
+        """The tables were read. `renewals` is the number of our own so far."""
+        self._now_ns = now_ns
+        if view == self._view:
+            return
+        self._forget_shunned(view)
+        self._view = view
+        self._runners = {each.id: each for each in view.runners}
+        self._seats = {each.name: each for each in view.seats}
+        self._targets = assignment.targets(view.runners, view.seats)
+        self._free = {each.name: self._free_since(each) for each in view.seats if each.holder is None}
+        self._moves = {each.name: self._moving_since(each, renewals) for each in view.seats if self._misplaced(each)}
+
+    def refuse(self, name: str) -> None:
+        """Never take this seat: its leader could not begin here."""
+        self._refused.add(name)
+
+    def resign(self, name: str, now_ns: int) -> None:
+        """Leave this seat to others for a while, although it may be ours by target."""
+        self._resigned[name] = now_ns + self._patience_ns
+
+    def offered(self, name: str) -> None:
+        """A seat was given back for us to take: the next `acquire` has it, if we agree or cannot know yet."""
+        self._offers.add(name)
+
+    def order(self, name: str) -> list[str]:
+        """Who may hold a seat, the nearest first."""
+        return assignment.order(self._seats[name], self._view.runners) if name in self._seats else []
+
+    def acquire(self, held: Collection[str], now_ns: int) -> list[str]:
+        """The seats to take now, in the order of their names, but for those that we hold already."""
+        self._now_ns = now_ns
+        offers, self._offers = self._offers, set()  # each is worth one try: it may be an old one
+        wanted = {name for name in self._free if self._is_our_turn(name)} | {
+            each for each in offers if self._agree(each)
+        }
+        left = {name for name, until_ns in self._resigned.items() if now_ns < until_ns}
+        return sorted(wanted - self._refused - left - set(held))
+
+    def give(self, held: Collection[str], renewals: int, *, leaving: bool = False) -> list[tuple[str, str | None]]:
+        """The seats to hand over now, with their targets; when leaving that is all of them, some perhaps to nobody."""
+        if leaving:
+            others = [each for each in self._view.runners if each.id != self._me]
+            without_us = assignment.targets(others, self._view.seats)
+            return [(name, without_us.get(name)) for name in sorted(held)]
+        ripe = {
+            name: move for name, move in self._moves.items() if name in held and self._is_ripe(name, move, renewals)
+        }
+        return [(name, move.target) for name, move in sorted(ripe.items())]
+
+    def readopt(self, definitions: Collection[str]) -> list[str]:
+        """Those of our definitions, by seat, that should be current again: no runner has the current one [M8]."""
+        return sorted(
+            name
+            for name in definitions
+            if (seat := self._seats.get(name)) is not None
+            and not any(each.knows.get(name) == seat.fingerprint for each in self._view.runners)
+        )
+
+    def _is_our_turn(self, name: str) -> bool:
+        """Whether a free seat is for us to take: as its target, or as the next in order after those who did not."""
+        target = self._targets.get(name)
+        waited_ns = self._now_ns - self._free[name].since_ns
+        if not self._seats[name].clean:
+            waited_ns -= self._delays.get(name, 0)
+        if target is None or target == self._me or waited_ns < self._patience_ns:
+            return target == self._me and waited_ns >= 0
+        self._shunned[target] = self._now_ns + _SHUNNED_NS
+        line = [each for each in self._line(name) if each != target]
+        return self._me in line and waited_ns >= self._patience_ns * (line.index(self._me) + 1)
+
+    def _line(self, name: str) -> list[str]:
+        free = self._free[name]
+        if free.line is None:  # hashes of all runners: not anew at each pass
+            free.line = self.order(name)
+        return free.line
+
+    def _agree(self, name: str) -> bool:
+        """Whether to take an offered seat. Where our view still has a holder it is the older one, and cannot tell."""
+        seat, me = self._seats.get(name), self._runners.get(self._me)
+        if seat is None or me is None or not assignment.is_candidate(me, seat):
+            return False
+        return seat.holder not in (None, self._me) or (self._targets.get(name) == self._me and seat.clean)
+
+    def _misplaced(self, seat: SeatRow) -> bool:
+        ours = seat.holder == self._me and self._me in self._runners
+        return ours and self._targets.get(seat.name, self._me) != self._me
+
+    def _moving_since(self, seat: SeatRow, renewals: int) -> _Move:
+        target = self._targets[seat.name]
+        before = self._moves.get(seat.name)
+        return before if before is not None and before.target == target else _Move(target, renewals)
+
+    def _is_ripe(self, name: str, move: _Move, renewals: int) -> bool:
+        if not assignment.is_candidate(self._runners[self._me], self._seats[name]):
+            return True
+        return renewals - move.since_renewal >= _STEADY and self._shunned.get(move.target, 0) <= self._now_ns
+
+    def _free_since(self, seat: SeatRow) -> _Free:
+        before = self._free.get(seat.name)
+        if before is None or before.epoch != seat.epoch:  # another epoch: it had a holder in between
+            return _Free(seat.epoch, self._now_ns)
+        return _Free(seat.epoch, before.since_ns)
+
+    def _forget_shunned(self, view: View) -> None:
+        """A runner that takes a seat is well again; one that is gone is no matter."""
+        ids = {each.id for each in view.runners}
+        taken = {each.holder for each in view.seats if each.name in self._free}
+        self._shunned = {each: until for each, until in self._shunned.items() if each in ids and each not in taken}
+
+
+@dataclass(slots=True)
+class _Free:
+    """A seat without a holder: since when we have seen it so, and who may hold it, the nearest first."""
+
+    epoch: int
+    since_ns: int
+    line: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Where a seat of ours should go, and since which of our renewals that has been the answer."""
+
+    target: str
+    since_renewal: int

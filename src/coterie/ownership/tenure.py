@@ -1,0 +1,101 @@
+"""What a runner believes: how long it may trust its lease, and which seats it holds at which epochs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from coterie.kernel.clock import Clock
+    from coterie.storage.interface import Claim
+
+
+class Trust:
+    """How long this runner may act on what it holds. Written by the lease keeper, read before each dispatch,
+    commit and reply; a whole number either way, so that no thread needs a lock.
+
+    Promise:
+        It ends at the moment before the last successful renewal was sent + TTL - margin, on a clock that counts
+        suspension, whatever has happened since; nothing but a successful renewal prolongs it [INV-F4].
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._steady_ns = clock.steady_ns
+        self._until_ns = 0
+        self._ended = False
+        self.connected = False
+        """Whether the dedicated session is there with its lock: without it nothing new is started [M2]."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether what is held may be acted upon now."""
+        return self._steady_ns() < self._until_ns and not self._ended
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it ends; negative afterwards."""
+        return (self._until_ns - self._steady_ns()) / 1e9
+
+    def extend(self, until_ns: int) -> None:
+        """A renewal has succeeded. Trust is never shortened but by `end`."""
+        self._until_ns = max(self._until_ns, until_ns)
+
+    def end(self) -> None:
+        """Evicted, or about to be: for good. A later life has a trust of its own."""
+        self._ended = True
+
+
+class Tenure:
+    """This runner's holding of a seat at an epoch; every handle that writes is bound to one.
+
+    Args:
+        claim: What the fence will ask for.
+        clean: Whether the holder before gave the seat back; otherwise its last work may have been cut short [C5].
+        trust: The runner's.
+    """
+
+    __slots__ = ("_trust", "claim", "clean", "ended")
+
+    def __init__(self, claim: Claim, *, clean: bool, trust: Trust) -> None:
+        self.claim = claim
+        self.clean = clean
+        self.ended = False
+        """Whether the seat was given up, or found to be somebody else's."""
+        self._trust = trust
+
+    @property
+    def seat(self) -> str:
+        """The seat's name."""
+        return self.claim.seat
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token."""
+        return self.claim.epoch
+
+    @property
+    def held(self) -> bool:
+        """Whether work in its name may go on. The proof is the fence; this is the courtesy before it."""
+        return not self.ended and self._trust.holds
+
+    @property
+    def may_start(self) -> bool:
+        """Whether new work may begin in its name."""
+        return not self.ended and self._trust.connected and self._trust.holds
+
+
+class Occupant(Protocol):
+    """What runs on a seat of this runner: a shard's entities, a leader, a cron."""
+
+    async def drain(self) -> None:
+        """Start nothing more, let what runs end, stop what does not within the limit; then nothing of it writes."""
+        ...
+
+    def abandon(self) -> None:
+        """The seat is lost: stop everything now. Nothing that is written any more would be accepted."""
+        ...
+
+
+class Occupy(Protocol):
+    """Puts somebody on a seat that was just acquired; called on the runner's loop, must not block."""
+
+    def __call__(self, tenure: Tenure, /) -> Occupant: ...

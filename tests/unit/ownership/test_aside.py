@@ -1,0 +1,83 @@
+"""The lease keeper's thread: it goes on while the runner's loop is blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from coterie.errors import NotStarted
+from coterie.ownership.aside import ThreadAside
+
+
+async def test_work_runs_in_another_thread_and_its_result_or_error_comes_back() -> None:
+    async def where() -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    async with ThreadAside() as aside:
+        assert await aside.run(where) != threading.get_ident()
+        with pytest.raises(KeyError, match="x"):
+            await aside.run(fail)
+
+
+async def test_it_goes_on_while_the_loop_is_blocked_and_sees_where_the_loop_is_stuck() -> None:
+    turns: list[str] = []
+
+    async with ThreadAside() as aside:
+
+        async def look() -> str:
+            for _ in range(5):
+                await asyncio.sleep(0.01)
+                turns.append("aside")
+            return aside.stack()
+
+        looking = asyncio.ensure_future(aside.run(look))
+        await asyncio.sleep(0)
+        deadline = time.monotonic() + 30
+        while len(turns) < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)  # the loop is blocked: only the other thread can make progress
+        turns.append("loop")
+        stack = await looking
+    assert turns == ["aside"] * 5 + ["loop"]
+    assert "test_it_goes_on_while_the_loop_is_blocked" in stack
+
+
+async def test_what_is_told_runs_on_the_runners_loop() -> None:
+    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async with ThreadAside() as aside:
+
+        async def tell() -> None:
+            aside.tell(lambda: told.set_result(threading.get_ident()))
+
+        await aside.run(tell)
+        assert await told == threading.get_ident()
+
+
+async def test_cancelling_the_wait_cancels_the_work() -> None:
+    cancelled = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with ThreadAside() as aside:
+        task = asyncio.ensure_future(aside.run(wait))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.get_running_loop().run_in_executor(None, cancelled.wait, 10)
+
+
+async def test_it_must_be_started() -> None:
+    with pytest.raises(NotStarted):
+        await ThreadAside().run(lambda: asyncio.sleep(0))

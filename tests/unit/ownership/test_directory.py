@@ -1,0 +1,103 @@
+"""The picture of who holds what: read from the tables, and heard from others."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+from coterie.ownership import notices
+from coterie.ownership.directory import Directory
+from coterie.storage.interface import RunnerRow, SeatRow, View
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def runner(id: str) -> RunnerRow:
+    return RunnerRow(id=id, name=id, address=f"{id}:1", host_id="h", groups=("default",), started_at=AT)
+
+
+def seat(name: str, holder: str | None, epoch: int) -> SeatRow:
+    return SeatRow(name, "default", holder, epoch, "", AT, clean=True)
+
+
+def view(*seats: SeatRow, runners: str = "ab") -> View:
+    return View(tuple(map(runner, runners)), seats, "stamp")
+
+
+async def never() -> View:
+    raise AssertionError("nobody asked for a reading")
+
+
+def holder(directory: Directory, name: str) -> str | None:
+    found = directory.holder(name)
+    return None if found is None else found.id
+
+
+def test_a_seat_is_found_where_the_table_has_it() -> None:
+    directory = Directory(never)
+    directory.learn(view(seat("s", "a", 3), seat("t", None, 2)))
+    assert (holder(directory, "s"), holder(directory, "t"), holder(directory, "unknown")) == ("a", None, None)
+    assert directory.epoch("s") == 3
+
+
+def test_what_was_heard_counts_until_a_greater_epoch_is_read_or_heard() -> None:
+    directory = Directory(never)
+    directory.learn(view(seat("s", "a", 3)))
+    directory.hear("b", [("s", 4)])
+    assert holder(directory, "s") == "b"
+    directory.learn(view(seat("s", "a", 3)))  # read before the grant, arrived after it was heard of
+    assert holder(directory, "s") == "b"
+    directory.hear("a", [("s", 3)])  # an old notice
+    assert holder(directory, "s") == "b"
+    directory.learn(view(seat("s", "a", 5)))
+    assert holder(directory, "s") == "a"
+
+
+def test_a_holder_that_is_no_runner_any_more_is_nobody() -> None:
+    directory = Directory(never)
+    directory.learn(view(seat("s", "a", 3)))
+    directory.hear("b", [("s", 4)])
+    directory.learn(view(seat("s", None, 4), runners="a"))
+    assert holder(directory, "s") is None
+
+
+async def test_all_who_ask_at_once_share_one_reading() -> None:
+    readings = 0
+
+    async def read() -> View:
+        nonlocal readings
+        readings += 1
+        await asyncio.sleep(0)
+        return view(seat("s", "a", readings))
+
+    directory = Directory(read)
+    await asyncio.gather(*(directory.refresh() for _ in range(50)))
+    assert readings == 1
+    await directory.refresh()
+    assert (readings, directory.epoch("s")) == (2, 2)
+
+
+async def test_whoever_is_cancelled_does_not_cut_off_the_reading_of_others() -> None:
+    go = asyncio.Event()
+
+    async def read() -> View:
+        await go.wait()
+        return view(seat("s", "a", 7))
+
+    directory = Directory(read)
+    async with asyncio.TaskGroup() as group:
+        first, second = group.create_task(directory.refresh()), group.create_task(directory.refresh())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await second
+    assert directory.epoch("s") == 7
+
+
+def test_notices_come_back_as_they_were_sent_and_noise_is_nothing() -> None:
+    notice = notices.decode(notices.encode("granted", [("shard:default:4", 9)]))
+    assert notice is not None
+    assert (notice.kind, notice.seats) == ("granted", [("shard:default:4", 9)])
+    assert notices.decode(b"\xc1noise") is None
+    assert notices.decode(b"") is None
