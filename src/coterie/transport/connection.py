@@ -80,6 +80,8 @@ class Connection(asyncio.Protocol):
         self._frames = Frames(limits.body_most_bytes + AROUND_BODY_BYTES)
         self._dispatch: dict[type, Callable[[Any], None]] = {}
         self._is_retired = self._is_left = False  # a Goodbye was sent; one was received
+        self.was_told = False
+        """Whether the peer said that it closes: it stops, or has only looked. It did not die."""
         self._pulse: Pulse | None = None
         self._closing: asyncio.TimerHandle | None = None
 
@@ -261,6 +263,7 @@ class Connection(asyncio.Protocol):
         """The peer sends no new requests; neither do we, and say so."""
         self._is_left = True
         if frame.is_final and self._transport is not None:
+            self.was_told = True
             if frame.taken_id is not None:
                 self.calls.left_id = min(self.calls.left_id, frame.taken_id)
             self._lose(self._loss(None))

@@ -255,4 +255,7 @@ class Transport(Service, abc.ABC):
 
     @abc.abstractmethod
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
-        """Have `callback(incarnation, problem)` called whenever the last connection to a peer is gone."""
+        """Have `callback(incarnation, problem)` called whenever the last connection to a peer breaks.
+
+        A peer that said goodbye, because it stopped or has only looked (`probe`), is not lost in this sense.
+        """

@@ -20,7 +20,7 @@ class Roster:
 
     Args:
         me: This process's incarnation.
-        gone: Called with a peer and the reason when its last connection is lost.
+        gone: Called with a peer and the reason when its last connection is lost without a goodbye of the peer's.
     """
 
     def __init__(self, me: str, gone: Callable[[str, Exception], None]) -> None:
@@ -56,7 +56,8 @@ class Roster:
             self.find(connection.peer)
             if not peers:
                 del self._peers[connection.peer]
-                self._gone(connection.peer, error)
+                if not connection.was_told:
+                    self._gone(connection.peer, error)
 
     def find(self, peer: str) -> Connection | None:
         """The connection to use for a peer, which becomes the current one."""

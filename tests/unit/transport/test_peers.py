@@ -34,6 +34,7 @@ class Fake:
     def __init__(self, *, is_ours: bool, peer: str = "b") -> None:
         self.is_ours, self.peer = is_ours, peer
         self.is_usable = True
+        self.was_told = False
         self.pings = 0
         self.retired: list[str] = []
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,6 +70,16 @@ async def test_both_sides_keep_the_one_that_the_smaller_opened(me: str, order: t
     table.lost(fakes[not we_precede], Refused("gone"))
     assert gone == ["b"]
     assert table.current == {}
+
+
+async def test_a_peer_that_said_goodbye_is_not_reported_as_lost() -> None:
+    gone: list[str] = []
+    table = roster("a", gone)
+    only_looked = Fake(is_ours=False)
+    table.admit(only_looked)
+    only_looked.was_told = True
+    table.lost(only_looked, Refused("it said goodbye"))
+    assert (gone, table.current) == ([], {})
 
 
 @given(st.lists(st.booleans(), min_size=1), st.booleans())
@@ -179,7 +190,9 @@ async def test_a_callback_that_fails_costs_nothing_else(caplog: pytest.LogCaptur
         a.on_lost(lambda peer, problem: [][1])
         a.on_lost(lambda peer, problem: lost.append(peer))
         await a.connect(PeerAddress(b.address or "", "b"))
-        await b.stop()
+        for connection in b._roster.everyone:  # as a crash does: without a goodbye
+            assert connection._transport is not None
+            connection._transport.abort()
         async with asyncio.timeout(5):
             while not lost:
                 await asyncio.sleep(0.001)
