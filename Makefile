@@ -6,7 +6,7 @@ QUICK := not processes and not nightly and not simulation and not interleavings
 UV := uv==0.13.7
 SEEDS ?= 200
 FRAMES ?= 1000000
-WORKLOAD ?= kv fenced
+WORKLOAD ?= kv fenced seats
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit simulation interleavings processes sim fuzz plants nightly bench matrix matrix-postgres coverage format requirements settings-docs clean

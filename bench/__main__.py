@@ -1,4 +1,4 @@
-"""Run the benchmarks and print a table (or JSON): `python -m bench [kv] [transport] [--json] [--quick]`."""
+"""Run the benchmarks and print a table (or JSON): `python -m bench [kv] [transport] … [--json] [--quick]`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import dataclasses
 import json
 import sys
 
-from bench import kv, transport
+from bench import assignment, calls, kv, ownership, transport
 from bench.measure import Row, fsync_per_s
 from bench.peers import run
 
 HEADER = f"{'SCENARIO':<28}{'CALLERS':>8}{'COTERIE/S':>12}{'RAW/S':>12}{'RATIO':>8}{'GOAL':>8}"
 
 
-SUITES = {"kv": kv.run, "transport": transport.run}
+SUITES = {
+    "kv": kv.run,
+    "transport": transport.run,
+    "assignment": assignment.run,
+    "ownership": ownership.run,
+    "calls": calls.run,
+}
 
 
 def main() -> None:
@@ -53,6 +59,8 @@ async def _run(suites: list[str], *, rounds: int, seconds: float, talk: bool) ->
 
 
 def _line(row: Row) -> str:
+    if isinstance(row, ownership.Limit):
+        return row.line()
     goal = "" if row.goal is None else f"{row.goal:.2g}"
     mark = "" if row.goal is None else (" ✓" if row.met else " ✗")
     return (

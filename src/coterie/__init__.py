@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.durable.keyvalue import KeyValueStore
+    from coterie.entities.broadcasting import Replies
+    from coterie.entities.entity import Entity
+    from coterie.entities.rpcs import rpc
     from coterie.errors import (
         AlreadyProcessing,
         AlreadyResolved,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         MalformedMessage,
         MessageDead,
         MessageExpired,
+        NotReady,
         NotStarted,
         PersistenceError,
         ReentrantCall,
@@ -68,6 +72,7 @@ __all__ = [
     "DeferredRejected",
     "DeferredTimeout",
     "Duration",
+    "Entity",
     "EntityNotAssigned",
     "Forked",
     "HeartbeatFailed",
@@ -80,10 +85,12 @@ __all__ = [
     "MessageDead",
     "MessageExpired",
     "MessageId",
+    "NotReady",
     "NotStarted",
     "PersistenceError",
     "ReentrantCall",
     "RemoteError",
+    "Replies",
     "Retry",
     "RunnerFull",
     "RunnerUnavailable",
@@ -104,6 +111,7 @@ __all__ = [
     "WorkflowFailed",
     "WorkflowInterrupted",
     "current",
+    "rpc",
     "within_cluster",
 ]
 
@@ -112,13 +120,16 @@ _HOMES = {
     "Cluster": "cluster",
     "ClusterContext": "kernel.context",
     "Duration": "kernel.durations",
+    "Entity": "entities.entity",
     "KeyValueStore": "durable.keyvalue",
     "MessageId": "kernel.addresses",
+    "Replies": "entities.broadcasting",
     "Retry": "kernel.retry",
     "Settings": "settings",
     "ShardId": "kernel.addresses",
     "Snowflake": "kernel.snowflakes",
     "current": "kernel.context",
+    "rpc": "entities.rpcs",
     "within_cluster": "kernel.context",
 }
 """Where the public names live that are not errors."""

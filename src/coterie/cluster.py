@@ -5,49 +5,45 @@ from __future__ import annotations
 import dataclasses
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
-from coterie.durable.changes import KeyValues
+from coterie import signals
+from coterie.connection import Connection, Doors, system_doors
 from coterie.durable.keyvalue import KeyValueStore
-from coterie.errors import NotStarted
-from coterie.kernel.addresses import new_incarnation
-from coterie.kernel.chance import Chance
-from coterie.kernel.clock import Clock, SystemClock
+from coterie.entities.calls import require_call
+from coterie.entities.references import address_of
+from coterie.entities.room import Entities
+from coterie.errors import Forked, NotStarted
+from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.codec import codec_for
-from coterie.kernel.service import Service
+from coterie.kernel.durations import to_seconds
+from coterie.kernel.service import State
+from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
-from coterie.storage.opening import open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from coterie.storage.interface import Storage
+    from coterie.entities.broadcasting import Replies
+    from coterie.entities.definitions import EntityOptions
+    from coterie.entities.entity import E, Entity
+    from coterie.kernel.durations import Duration
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupy
+    from coterie.runner import Room
+    from coterie.setups import Setup
+    from coterie.storage.interface import RunnerRow
 
-
-class Connection(Service):
-    """One process's part in a cluster, as a client: storage and what stands on it."""
-
-    def __init__(self, settings: Settings, storage: Storage, *, incarnation: str, clock: Clock, chance: Chance) -> None:
-        super().__init__(what=f"cluster {settings.name!r}")
-        self.incarnation = incarnation
-        self.storage = storage
-        self.values = KeyValues(storage.kv, clock=clock, chance=chance)
-
-    async def _start(self) -> None:
-        await self.storage.start()
-        await self.values.start()
-
-    async def _stop(self) -> None:
-        await self.values.stop()
-        await self.storage.stop()
-
+C = TypeVar("C", bound=Connection)
+T = TypeVar("T")
+P = ParamSpec("P")
 
 acting: ContextVar[tuple[Cluster, Connection] | None] = ContextVar("coterie_acting", default=None)
 """For whom the cluster's methods act inside work, so that several runners can share one `Cluster` in a process."""
 
 
 class Cluster:
-    """A cluster as this program sees it: its settings, its definitions, and one running client.
+    """A cluster as this program sees it: its settings, its definitions, and one running runner or client.
 
     Args:
         url: `sqlite:///file.db`, `sqlite://` (memory, one process) or `postgresql://…`. Without it COTERIE_URL,
@@ -65,6 +61,7 @@ class Cluster:
     """
 
     kv: KeyValueStore[Any]
+    runners: Runners
 
     def __init__(
         self,
@@ -78,34 +75,311 @@ class Cluster:
         given |= {key: value for key, value in (("url", url), ("name", name)) if value is not None}
         self.settings = Settings.load(given) if settings is None else dataclasses.replace(settings, **given)
         self.kv = KeyValueStore(lambda: self._acting().values, codec_for(Any))
+        self.runners = Runners(self._acting)
+        self._entities = Entities(self, self._acting)
+        self._rooms: list[Room] = [self._entities]
+        self._setups: list[Setup] = []
         self._running: Connection | None = None
+
+    # Definitions
+
+    @overload
+    def entity(self, cls: type[E], /) -> type[E]: ...
+    @overload
+    def entity(self, /, **options: Unpack[EntityOptions]) -> Callable[[type[E]], type[E]]: ...
+    def entity(self, cls: Any = None, /, **options: Any) -> Any:
+        """Define an entity: a class whose rpcs any process may call by id. With and without parentheses.
+
+        Example:
+            ```python
+            @cluster.entity(max_idle="10m")
+            class Account(Entity[Balance]):
+                @rpc
+                async def balance(self) -> int:
+                    return self.state.cents
+            ```
+
+        Args:
+            cls: The class. It is returned as it is, and may be an entity of several clusters.
+            options: By name:
+                name: Under which it is known in the cluster and in the database; the class's own name if left out.
+                group: The shard group whose runners serve it.
+                mailbox: How many calls of one entity may wait. 1000: seconds of work, not minutes of silence.
+                concurrency: How many run at once. One: then a handler has its state for itself.
+                max_idle: After how long without calls an instance leaves.
+                retry: How often and when a crashed handler, or an activation, is tried again.
+                version: Of its state.
+                migrations: From each earlier version of its state to the next.
+
+        Raises:
+            ConfigurationError: The class or an option cannot be used; which part, and what to write instead.
+        """
+        if cls is None:
+            return lambda cls: self._add_entity(cls, options)
+        return self._add_entity(cls, options)
+
+    def _add_entity(self, cls: Any, options: Any) -> Any:
+        self._entities.add(cls, options)
+        return cls
+
+    def setup(self, fn: Setup, /) -> Setup:
+        """Open what handlers need (a pool, a client) when a runner starts: before its first seat, until after its last.
+
+        The context managers are opened in the order of their definition and closed in the opposite one, each in
+        the task that opened it. A client opens none of them.
+
+        Example:
+            ```python
+            @cluster.setup
+            @asynccontextmanager
+            async def http() -> AsyncIterator[None]:
+                async with httpx.AsyncClient() as app.http:
+                    yield
+            ```
+        """
+        self._setups.append(fn)
+        return fn
+
+    # Life
+
+    def run(self) -> None:
+        """Be a runner until SIGTERM or Ctrl-C, then drain, hand over and leave. A second one ends at once.
+
+        Promise:
+            The process ends within `drain` and some seconds after the first signal, whatever hangs; with exit
+            code 0 if everything was given back.
+        """
+        signals.run(lambda: self._take(self._new_runner), self.settings)
+
+    async def start(self) -> None:
+        """Be a runner from now on: registered, and about to take its seats (`ready` waits for that).
+
+        Raises:
+            ConfigurationError: It does not fit the cluster: shared settings, addresses, the database.
+            PersistenceError: The database cannot be reached.
+            RuntimeError: This cluster runs already.
+        """
+        await self._take(self._new_runner).start()
+
+    async def stop(self) -> None:
+        """Drain, hand over, leave; nothing if it does not run. It ends within `drain` and some seconds."""
+        running = self._present()
+        if running is None:
+            return
+        running.require_same_process()
+        if not isinstance(running, Runner):
+            raise RuntimeError(  # noqa: TRY004 no argument is wrong
+                f"{running.what} is connected as a client, which ends with its `async with cluster.connect():` block"
+            )
+        await running.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Self]:
         """Take part as a client: it sends, it owns nothing. An empty database is set up on the way."""
-        clock, chance = SystemClock(), Chance()
-        incarnation = new_incarnation(chance)
-        storage = open_storage(self.settings, incarnation=incarnation, clock=clock, chance=chance)
-        connection = Connection(self.settings, storage, incarnation=incarnation, clock=clock, chance=chance)
-        with self.acting_as(connection):
+        connection = self._take(lambda: Connection(self.settings, system_doors(self.settings)))
+        with self._holding(connection):
             async with connection:
                 yield self
 
+    @asynccontextmanager
+    async def lifespan(self, app: Any, /) -> AsyncIterator[None]:
+        """Be a runner for as long as a web application runs: `FastAPI(lifespan=cluster.lifespan)`."""
+        del app
+        async with self:
+            yield
+
+    async def ready(self, *, timeout: Duration | None = None) -> None:
+        """Return when the seats are settled for the first time: what is due to this runner and free, it holds.
+
+        Raises:
+            NotReady: It took longer than `timeout`; the error says what is missing. None waits for as long as it takes.
+            NotStarted: Nobody has called `start`.
+        """
+        within_s = None if timeout is None else to_seconds(timeout, what="timeout")
+        await self._acting().ready(within_s=within_s)
+
+    @property
+    def is_shutting_down(self) -> bool:
+        """Whether it stops or has stopped. Loops of your own end by it."""
+        running = self._present()
+        return running is not None and running.state in (State.STOPPING, State.STOPPED)
+
+    # Calls
+
+    def ref(self, entity: type[E], id: str, *, timeout: Duration | None = None) -> E:
+        """A reference to an entity, typed as the entity. Nothing is sent before one of its methods is called.
+
+        Args:
+            entity: Its class, defined with `cluster.entity`.
+            id: Which one. Any text; the entity comes to life with its first call.
+            timeout: How long its calls wait, instead of what their rpcs or the setting `call_timeout` say.
+        """
+        timeout_s = None if timeout is None else to_seconds(timeout, what="timeout")
+        return self._entities.ref(entity, id, timeout_s=timeout_s)
+
+    async def call(self, call: Awaitable[T], *, timeout: Duration | None = None, key: str | None = None) -> T:
+        """Await a call with options for this one time: `await cluster.call(account.charge(7), timeout="1s")`.
+
+        Args:
+            call: What a method of a reference gave.
+            timeout: How long to wait.
+            key: Makes a repeated call the same call; for persisted rpcs.
+
+        Raises:
+            TypeError: It is no call, or has a key and is not persisted.
+        """
+        taken = require_call(call, what="cluster.call")
+        if key is not None and not taken.rpc.persisted:
+            raise TypeError(f"{taken!r} is not persisted, and has no key: keys are kept in the database")
+        if timeout is not None:
+            taken.timeout_s = to_seconds(timeout, what="timeout")
+        taken.key = key
+        result: T = await self._entities.send(taken)
+        return result
+
+    async def broadcast(
+        self, method: Callable[Concatenate[E, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Replies[T]:
+        """Call every entity of a type that lives on any runner just now: `await cluster.broadcast(Account.refresh)`.
+
+        Promise:
+            It ends within the rpc's timeout. Who did not answer by then is named, not left out.
+
+        Not promised:
+            Entities that come to life or move meanwhile may be missed.
+
+        Raises:
+            TypeError: The method is no rpc of this cluster's entities, or is a stream; or arguments do not fit.
+            MalformedMessage: An argument does not fit its annotation.
+            PersistenceError: Who runs could not be found out.
+        """
+        return await self._entities.broadcast(method, args, kwargs)
+
+    def is_local(self, ref: Entity[Any]) -> bool:
+        """Whether an entity lives in this process, or would: whether this runner holds its shard just now."""
+        here, address = self._acting(), address_of(ref)
+        seat = Seat.shard(self.shard_of(address.type, address.id))
+        tenure = here.tenure(seat) if isinstance(here, Runner) else None
+        return tenure is not None and tenure.held
+
+    def shard_of(self, entity: type[Entity[Any]] | str, id: str) -> ShardId:
+        """The shard on which an entity lives, by its class or its name. Pure: it asks nobody."""
+        entity_type = self._entities.named(entity)
+        return ShardId(entity_type.group, shard_number(entity_type.name, id, self.settings.shards))
+
+    # The rest
+
+    async def next_id(self) -> int:
+        """A snowflake: unique in the cluster, 64 bits, later ones are larger (`Snowflake` takes it apart) [K2].
+
+        The first one leases a machine id, for clients too [M15].
+        """
+        return await self._acting().ids.take()
+
+    async def shards(self) -> Mapping[ShardId, str | None]:
+        """Every shard with the name of the runner that holds it just now, or None."""
+        view = await self._acting().storage.view()
+        names: dict[str | None, str] = {row.id: row.name for row in view.runners}
+        split = ((Seat.split(seat.name), seat.holder) for seat in view.seats)
+        return {ShardId.parse(name): names.get(holder) for (kind, name), holder in split if kind == "shard"}
+
+    # For whom it acts
+
     @contextmanager
-    def acting_as(self, connection: Connection) -> Iterator[Connection]:
+    def acting_as(self, connection: C) -> Iterator[C]:
         """Let this cluster's methods act through a connection, for whoever is not inside other work."""
-        if self._running is not None:
-            raise RuntimeError("this cluster is connected already: one running client for each Cluster object")
-        self._running = connection
-        try:
+        with self._holding(self._take(lambda: connection)):
             yield connection
+
+    @contextmanager
+    def _holding(self, connection: Connection) -> Iterator[None]:
+        try:
+            yield
         finally:
-            self._running = None
+            if self._running is connection:
+                self._running = None
+
+    def _take(self, make: Callable[[], C]) -> C:
+        """Make what this cluster acts through from now on, if there is no other."""
+        running = self._present()
+        if running is not None and running.state is not State.STOPPED and _is_of_this_process(running):
+            how = "started already, as a runner" if isinstance(running, Runner) else "connected already, as a client"
+            raise RuntimeError(
+                f"{running.what} is {how}: stop that first, or make another Cluster; its methods work as it is"
+            )
+        made = make()
+        self._running = made
+        return made
+
+    def _new_runner(
+        self,
+        doors: Doors | None = None,
+        *,
+        settings: Settings | None = None,
+        definitions: Sequence[Definition] = (),
+        occupy: Callable[[Runner], Occupy] = nobody,
+    ) -> Runner:
+        """A runner of this cluster, not started yet."""
+        settings = settings or self.settings
+        # Whoever brings occupants of his own has the shards for them, unless there are entities to sit there.
+        rooms = self._rooms if occupy is nobody or self._entities.types else []
+        return Runner(
+            settings,
+            doors or system_doors(settings),
+            rooms=rooms,
+            definitions=definitions,
+            occupy=occupy,
+            setups=self._setups,
+        )
+
+    def _inside(self) -> Connection | None:
+        inside = acting.get()
+        return inside[1] if inside is not None and inside[0] is self else None
+
+    def _present(self) -> Connection | None:
+        return self._inside() or self._running
 
     def _acting(self) -> Connection:
+        """Each call asks this, so it is written out."""
         inside = acting.get()
         if inside is not None and inside[0] is self:
             return inside[1]
-        if self._running is None:
+        running = self._running
+        if running is None or running.state is State.STOPPED:
             raise NotStarted(what=f"cluster {self.settings.name!r}")
-        return self._running
+        running.require_same_process()
+        return running
+
+
+class Runners:
+    """`cluster.runners`: everybody who holds seats, or could."""
+
+    def __init__(self, acting: Callable[[], Connection]) -> None:
+        self._acting = acting
+
+    async def list(self) -> Sequence[RunnerRow]:
+        """All runners that are registered just now."""
+        return await self._acting().runners()
+
+    async def drain(self, runner: str) -> None:
+        """Have a runner, by its id or name, give up all that it holds and take nothing any more. It goes on running.
+
+        Raises:
+            RunnerUnavailable: There is none, or several have this name.
+        """
+        await self._acting().drain(runner)
+
+
+def _is_of_this_process(connection: Connection) -> bool:
+    try:
+        connection.require_same_process()
+    except Forked:
+        return False
+    return True

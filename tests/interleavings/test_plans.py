@@ -82,8 +82,8 @@ async def test_rows_are_found_by_their_key(session: asyncpg.Connection[Any]) -> 
         ("acquire", {"runners": "id = $2", "seats": ""}),
         ("lock_still_lease", {"leases": "id = $2"}),
         ("evict", {"runners": "id = $2"}),
-        ("contest", {"seats": "name = "}),
-        ("redefine", {"seats": "name = ", "fingerprints": "seat = "}),
+        ("contest", {"seats": "cluster = $1"}),
+        ("redefine", {"seats": "cluster = $1", "fingerprints": "seat = "}),
     ],
 )
 async def test_ownership_finds_rows_by_index(

@@ -7,10 +7,14 @@ import pytest
 from coterie.testing.checkers import (
     BeliefBounded,
     Checker,
+    Drawn,
     EpochsGrow,
     Event,
     Final,
+    Gone,
     Grant,
+    HeldAgain,
+    IdsUnique,
     NoStaleCommit,
     NothingLostNothingDoubled,
     OneChain,
@@ -40,6 +44,9 @@ ACCEPTED: list[tuple[type[Checker], list[Event]]] = [
     (NothingLostNothingDoubled, [Told("k", 1, "unknown"), Final("k", ())]),
     (NothingLostNothingDoubled, [Told("k", 1, "unknown"), Final("k", (1,))]),
     (NothingLostNothingDoubled, [Told("k", 1, "failed"), Final("k", (2,)), Told("k", 2, "ok", (2,))]),
+    (HeldAgain, [A1, Gone("a", 150, 50), B2, Gone("a", 250, 0)]),
+    (HeldAgain, [Gone("a", 50, 10), A1]),
+    (IdsUnique, [Drawn(5, "a"), Drawn(3, "b"), Drawn(6, "a"), Drawn(4, "b")]),
 ]
 
 REJECTED: list[tuple[type[Checker], list[Event], str]] = [
@@ -59,6 +66,10 @@ REJECTED: list[tuple[type[Checker], list[Event], str]] = [
     (NothingLostNothingDoubled, [Told("k", 1, "failed"), Final("k", (1,))], "said to have failed"),
     (NothingLostNothingDoubled, [Told("k", 1, "unknown"), Final("k", (1, 1))], "2 times"),
     (NothingLostNothingDoubled, [Told("k", 2, "ok", (2,)), Final("k", (1, 2))], "no beginning"),
+    (HeldAgain, [A1, Gone("a", 150, 49), B2], "stood empty"),
+    (HeldAgain, [A1, B2, Gone("b", 250, 10**9)], "never held again"),
+    (IdsUnique, [Drawn(5, "a"), Drawn(5, "b")], "which a had drawn"),
+    (IdsUnique, [Drawn(5, "a"), Drawn(4, "a")], "drew 4 after 5"),
 ]
 
 

@@ -6,18 +6,29 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie import Cluster, PersistenceError
-from coterie.testing import EVERYTHING, Runner, run_simulation, simulate
+from coterie import Cluster, NotStarted, PersistenceError, ShardId
+from coterie.kernel.tasks import Tasks
+from coterie.ownership.joining import Definition
+from coterie.runner import Nobody
+from coterie.testing import EVERYTHING, NobodyHolds, Runner, Simulation, run_simulation, simulate
+from coterie.testing.aside import SimAside
 from coterie.testing.campaign import run_seed
+from coterie.testing.nodes import current_node
+from coterie.testing.running import current_loop
 
 from .workloads import fenced, kv
 
-cluster = Cluster("sqlite://")  # one for all runners and all tests, as a program has it
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+cluster = Cluster("sqlite://", shards=4)  # one for all runners and all tests, as a program has it
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,6 +38,13 @@ async def test_runners_share_one_module_level_cluster_and_see_each_others_writes
         for runner in sim.runners:
             await runner.spawn(cluster.kv.modify("n", lambda n: (n or 0) + 1))
         assert await cluster.kv.get("n") == 3
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_inside_of_a_runners_work_the_cluster_is_started_already() -> None:
+    async with simulate(cluster, runners=1) as sim:
+        with pytest.raises(RuntimeError, match="started already, as a runner"):
+            await sim.runners[0].spawn(cluster.start())
 
 
 @pytest.mark.simulated(seeds=5)
@@ -160,16 +178,16 @@ async def test_clocks_of_runners_are_wrong_each_in_its_own_way() -> None:
     async with simulate(cluster, runners=3) as sim:
         walls = [runner.clock.wall_ns() for runner in sim.runners]
         steady = [runner.clock.steady_ns() for runner in sim.runners]
-        await sim.advance("1h")
+        await sim.advance("10m")
         later = [runner.clock.steady_ns() for runner in sim.runners]
     assert len(set(walls)) == 3
     assert len({after - before for after, before in zip(later, steady, strict=True)}) == 3
 
 
 @pytest.mark.simulated(seeds=2)
-async def test_time_starts_where_it_is_told_and_passes_for_nothing() -> None:
+async def test_time_starts_where_it_is_told_and_passes_for_nothing_while_nobody_renews_a_lease() -> None:
     start = datetime(2031, 5, 6, 7, 8, tzinfo=UTC)
-    async with simulate(cluster, runners=1, start_at=start) as sim:
+    async with simulate(cluster, runners=0, start_at=start) as sim:
         await sim.advance("365d")
         passed = sim.now() - start
     assert timedelta(days=365) <= passed < timedelta(days=365, seconds=5)
@@ -207,6 +225,266 @@ async def test_calm_mends_everything() -> None:
         for number, runner in enumerate(sim.runners):
             await runner.spawn(cluster.kv.set(f"after-{number}", number))
         assert await cluster.kv.prefix("after-").size() == 4
+
+
+# Seats
+
+
+def rows(sim: Simulation, sql: str) -> list[tuple[object, ...]]:
+    return list(sim.database.main.execute(sql))
+
+
+def held(sim: Simulation) -> int:
+    """How many seats have a holder."""
+    return len(rows(sim, "select 1 from seats where holder is not null"))
+
+
+IMPORTER = Definition(seat="singleton:importer", group="default")
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_owner_and_leader_say_who_holds_a_seat_in_truth() -> None:
+    async with simulate(cluster, runners=3, definitions=[IMPORTER]) as sim:
+        await sim.wait_until(lambda: held(sim) == 5)
+        leader = sim.leader("importer")
+        assert leader is sim.owner("singleton:importer")
+        assert leader.real.tenure("singleton:importer") is not None
+        assert sim.owner(ShardId("default", 2)).incarnation in (each.incarnation for each in sim.runners)
+        with pytest.raises(NobodyHolds, match="singleton:other is held by nobody"):
+            sim.leader("other")
+
+
+@pytest.mark.simulated(seeds=10)
+async def test_a_killed_leader_is_replaced_within_ten_seconds() -> None:
+    """B1, B2."""
+    async with simulate(cluster, runners=3, definitions=[IMPORTER]) as sim:
+        await sim.wait_until(lambda: held(sim) == 5)
+        dead = sim.leader("importer")
+        dead.kill()
+        await sim.wait_until(lambda: sim.leader("importer") is not dead, within="10s")
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_what_a_killed_leader_held_is_nobodys_once_it_has_started_anew() -> None:
+    async with simulate(cluster, runners=1, definitions=[IMPORTER]) as sim:
+        (runner,) = sim.runners
+        await sim.wait_until(lambda: sim.leader("importer") is runner)
+        runner.kill()
+        assert sim.leader("importer") is runner, "nobody has evicted it yet"
+        await runner.start()
+        with pytest.raises(NobodyHolds):
+            sim.leader("importer")
+        await sim.wait_until(lambda: sim.leader("importer") is runner)
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_a_runner_blocked_for_less_than_the_stall_limit_keeps_its_seats() -> None:
+    """M16: the lease is kept beside the loop."""
+    async with simulate(cluster, runners=2) as sim:
+        await sim.wait_until(lambda: held(sim) == 4)
+        await sim.advance(5)
+        before = rows(sim, "select name, holder, epoch from seats")
+        await sim.runners[0].block("7s")
+        await sim.advance(5)
+        assert rows(sim, "select name, holder, epoch from seats") == before
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_a_runner_blocked_for_longer_is_replaced_and_comes_back_as_another_incarnation() -> None:
+    """M16, B2: it evicts itself at the stall limit, so nobody waits for its lease."""
+    async with simulate(cluster, runners=2, definitions=[IMPORTER]) as sim:
+        await sim.wait_until(lambda: held(sim) == 5)
+        await sim.advance(5)
+        blocked = sim.leader("importer")
+        incarnation = blocked.incarnation
+        over = blocked.block("20s")
+        await sim.wait_until(lambda: sim.leader("importer") is not blocked, within="10s")
+        assert blocked.incarnation == incarnation, "its loop stands still, so it knows nothing yet"
+        await over
+        await sim.wait_until(lambda: blocked.incarnation != incarnation, within="5s")
+        await blocked.spawn(cluster.ready(timeout="10s"))
+        await blocked.spawn(cluster.kv.set("after", True))
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_blocks_may_overlap() -> None:
+    async with simulate(cluster, runners=1) as sim:
+        (runner,) = sim.runners
+        long, short = runner.block(3), runner.block(1)
+        ticked = runner.spawn(asyncio.sleep(0))
+        await short
+        await sim.advance(1.5)
+        assert not ticked.done()
+        await long
+        await sim.wait_until(ticked.done, within=0.1)
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_a_runner_that_stops_leaves_nothing_behind() -> None:
+    """F6: released, clean, its row deleted; whoever is left has everything at once."""
+    async with simulate(cluster, runners=2) as sim:
+        await sim.wait_until(lambda: held(sim) == 4)
+        first, second = sim.runners
+        await first.stop()
+        assert rows(sim, "select name from runners") == [(second.name,)]
+        await sim.wait_until(lambda: held(sim) == 4, within="1s")
+        assert {sim.owner(ShardId("default", number)) for number in range(4)} == {second}
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_at_the_end_everybody_leaves() -> None:
+    async with simulate(cluster, runners=4) as sim:
+        await sim.wait_until(lambda: held(sim) == 4)
+        sim.runners[0].freeze()
+        sim.runners[1].kill()
+        sim.runners[2].cut("storage")
+    assert {name for (name,) in rows(sim, "select name from runners")} <= {"runner-1", "runner-2"}
+    with pytest.raises(NotStarted):
+        await cluster.kv.get("a")
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_an_error_inside_of_the_block_is_the_one_that_is_seen() -> None:
+    async def fails() -> None:
+        async with simulate(cluster, runners=2) as sim:
+            sim.database.restart(down_ns=10**15)  # so that nobody could leave
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fails()
+    with pytest.raises(NotStarted):  # the cluster is free again
+        await cluster.kv.get("a")
+
+
+class Sitter(Nobody):
+    """Notes for whom the cluster acts on its seat."""
+
+    def __init__(self, seat: str, seen: dict[str, str]) -> None:
+        self._seat, self._seen = seat, seen
+        self._tasks = Tasks("sitter")
+        self._tasks.spawn(self._sit(), name="sit")
+
+    async def _sit(self) -> None:
+        await cluster.kv.set(self._seat, True)
+        self._seen[self._seat] = cluster._acting().incarnation
+
+    async def drain(self) -> None:
+        await self._tasks.stop()
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_whoever_sits_on_a_seat_acts_for_its_runner() -> None:
+    seen: dict[str, str] = {}
+    async with simulate(cluster, runners=3, occupy=lambda _: lambda tenure: Sitter(tenure.seat, seen)) as sim:
+        await sim.wait_until(lambda: held(sim) == len(seen) == 4)
+        await sim.wait_until(
+            lambda: all(sim.owner(seat).incarnation == incarnation for seat, incarnation in seen.items())
+        )
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_runners_may_have_settings_and_definitions_of_their_own() -> None:
+    """M8: only who knows a singleton is a candidate for it."""
+    async with simulate(cluster, runners=2) as sim:
+        await sim.start(1, groups=("other",))
+        assert rows(sim, "select count(*) from seats where \"group\" = 'other'") == [(4,)]
+        await sim.runners[1].stop()
+        sim.runners[1].definitions = [IMPORTER]
+        await sim.runners[1].start()
+        await sim.wait_until(lambda: sim.leader("importer") is sim.runners[1])
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_setups_are_opened_and_closed_by_each_runner() -> None:
+    equipped = Cluster("sqlite://", shards=1)
+    log: list[str] = []
+
+    @equipped.setup
+    @asynccontextmanager
+    async def pool() -> AsyncIterator[None]:
+        log.append("opened")
+        yield
+        log.append("closed")
+
+    async with simulate(equipped, runners=3) as sim:
+        sim.runners[0].kill()
+    assert log == ["opened"] * 3 + ["closed"] * 2
+
+
+# The place beside the loop
+
+
+async def counts(ticks: list[int]) -> None:
+    while True:
+        await asyncio.sleep(1)
+        ticks.append(current_loop().now_ns)
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_the_place_beside_a_loop_goes_on_while_that_is_blocked_and_stops_with_the_process() -> None:
+    loop = current_loop()
+    node = loop.nodes.add("runner")
+    ticks: list[int] = []
+
+    async def live() -> None:
+        async with SimAside(loop, node) as aside:
+            await aside.run(lambda: counts(ticks))
+
+    loop.spawn(node, live())
+    await asyncio.sleep(3.5)
+    for verb, back, goes_on in (
+        (loop.nodes.block, loop.nodes.unblock, True),
+        (loop.nodes.freeze, loop.nodes.thaw, False),
+    ):
+        before = len(ticks)
+        verb(node)
+        await asyncio.sleep(5)
+        assert (len(ticks) > before) is goes_on
+        back(node)
+    loop.nodes.crash(node)
+    before = len(ticks)
+    await asyncio.sleep(5)
+    assert len(ticks) == before
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_results_errors_and_cancellation_cross_over_and_back() -> None:
+    loop = current_loop()
+    node = loop.nodes.add("runner")
+    ended: list[str] = []
+
+    async def answer() -> str:
+        return current_node.get().name
+
+    async def fail() -> None:
+        raise OSError("over there")
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append("cancelled")
+
+    async def live() -> str:
+        async with SimAside(loop, node) as aside:
+            told: list[str] = []
+            with pytest.raises(OSError, match="over there"):
+                await aside.run(fail)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await aside.run(wait)
+            await asyncio.sleep(0.1)
+            assert ended == ["cancelled"]
+
+            async def tell() -> None:
+                aside.tell(lambda: told.append(current_node.get().name))
+
+            await aside.run(tell)
+            await asyncio.sleep(0.1)
+            assert told == ["runner"]
+            return await aside.run(answer)
+
+    assert await loop.spawn(node, live()) == "runner/aside"
 
 
 @pytest.mark.parametrize("workload", [kv.main, fenced.main])

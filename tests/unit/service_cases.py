@@ -6,12 +6,15 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coterie.cluster import Connection
+from coterie.connection import Connection, system_doors
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.service import Service, State
+from coterie.ownership.ids import Ids
+from coterie.runner import Runner
 from coterie.settings import Settings
 from coterie.storage.groups import GroupWriter
+from coterie.storage.interface import Machine
 from coterie.storage.opening import open_storage
 from coterie.transport.identity import Identity
 from coterie.transport.peers import Peers
@@ -151,8 +154,29 @@ def _sqlite(folder: Path) -> Service:
 
 def _client(_: Path) -> Service:
     settings = Settings.load({"url": "sqlite://"}, environ={})
-    storage = open_storage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
-    return Connection(settings, storage, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
+    return Connection(settings, system_doors(settings))
+
+
+def _runner(_: Path) -> Service:
+    settings = Settings.load({"url": "sqlite://", "shards": 2}, environ={})
+    return Runner(settings, system_doors(settings))
+
+
+def _ids(_: Path) -> Service:
+    return Ids(_Machines(), holder="0" * 32, clock=SystemClock())
+
+
+class _Machines:
+    async def lease(self, holder: str, *, ttl_s: float, until_ms: int) -> Machine | None:
+        await asyncio.sleep(0)
+        return Machine(0, 0)
+
+    async def extend(self, id: int, holder: str, *, ttl_s: float, until_ms: int) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    async def give_back(self, id: int, holder: str) -> None:
+        await asyncio.sleep(0)
 
 
 def _transport(_: Path) -> Service:
@@ -183,5 +207,7 @@ CASES: list[ServiceCase] = [
     ServiceCase("group writer", lambda _: GroupWriter(_commit)),
     ServiceCase("SQLite storage", _sqlite, histories=10),
     ServiceCase("client", _client, histories=10),
+    ServiceCase("runner", _runner, histories=10),
+    ServiceCase("ids", _ids),
     ServiceCase("transport", _transport, histories=50),
 ]

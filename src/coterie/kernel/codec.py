@@ -10,6 +10,7 @@ strict about types: `"500"` is no whole number (pydantic models decide that for 
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from typing import Any, Generic, NoReturn, TypeVar, get_origin, overload
@@ -51,7 +52,7 @@ class Codec(Generic[T]):
     def __init__(self, type: Any) -> None:
         self.type = type
         self.name = _type_name(type)
-        self._decoder, self._open = _decoder(type, self.name)
+        self._decoder, self._open, self._is_flat = _decoder(type, self.name)
 
     def encode(self, value: T, *, what: str | None = None) -> bytes:
         """The value as bytes. Not checked against the type: see `checked`.
@@ -72,16 +73,25 @@ class Codec(Generic[T]):
 
     def decode(self, data: bytes, *, what: str | None = None) -> T:
         """The value that the bytes hold."""
-        if _too_deep(data):
+        if not self._is_flat and _too_deep(data):
             raise MalformedMessage(what=what or self.name, problem=TOO_DEEP)
         try:
             decoded: T = self._decoder.decode(data)
         except Exception as error:  # a class's own __post_init__ may raise anything (P24)
-            raise MalformedMessage(what=what or self.name, problem=misfit(error, data)) from error
+            problem = TOO_DEEP if self._is_flat and _too_deep(data) else misfit(error, data)
+            raise MalformedMessage(what=what or self.name, problem=problem) from error
         return decoded
 
     def checked(self, value: T, *, what: str | None = None) -> bytes:
         """The value as bytes that are known to decode: for what is stored, or sent to somebody else."""
+        if self._is_flat:
+            try:
+                data = _ENCODER.encode(value)
+                self._decoder.decode(data)
+            except Exception:  # noqa: BLE001 S110 whatever it is, it is found again below, and told
+                pass
+            else:
+                return data
         data = self.encode(value, what=what)
         self.decode(data, what=what)
         return data
@@ -164,8 +174,8 @@ _FULL = Walk(_ENCODER.encode, bare=False)
 _BARE = Walk(_ENCODER.encode, bare=True)
 
 
-def _decoder(type: Any, name: str) -> tuple[msgspec.msgpack.Decoder[Any], bool]:
-    """The decoder of a type, and whether there are parts of it that can be anything."""
+def _decoder(type: Any, name: str) -> tuple[msgspec.msgpack.Decoder[Any], bool, bool]:
+    """The decoder of a type, whether there are parts of it that can be anything, and whether it cannot nest deeply."""
     seen: dict[int, Any] = {}
     try:
         _check(msgspec.inspect.type_info(type), seen)
@@ -174,7 +184,21 @@ def _decoder(type: Any, name: str) -> tuple[msgspec.msgpack.Decoder[Any], bool]:
         raise ConfigurationError(
             problem=f"values of type {name} cannot be stored or sent: {error}", hint=ACCEPTED
         ) from error
-    return decoder, any(isinstance(info, _ANYTHING) for info in seen.values())
+    is_open = any(isinstance(info, _ANYTHING) for info in seen.values())
+    return decoder, is_open, not is_open and _nests(seen) <= NESTED_MOST
+
+
+def _nests(seen: dict[int, Any]) -> float:
+    """How deeply values of a type can nest at most, by the parts of the type; infinitely if it contains itself."""
+    levels: dict[int, float] = {}
+
+    def level(info: Any) -> float:
+        if id(info) not in levels:
+            levels[id(info)] = math.inf  # until it is known: met again meanwhile, it contains itself
+            levels[id(info)] = 1 + max(map(level, _parts(info)), default=0)
+        return levels[id(info)]
+
+    return max(map(level, seen.values()), default=0)
 
 
 def _check(info: Any, seen: dict[int, Any]) -> None:

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from coterie.errors import Forked
 
+_here = os.getpid()
+"""This process: kept, since asking costs a system call and each call of an entity would ask."""
+
 
 class Origin:
     """The process in which `what` was made or opened.
@@ -18,16 +21,16 @@ class Origin:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._pid = os.getpid()
+        self._pid = _here
 
     def set(self) -> None:
         """It is opened now, here: what was merely made in the parent may be opened by a child."""
-        self._pid = os.getpid()
+        self._pid = _here
 
     def require_same(self) -> None:
         """Raise `Forked` in a child of the process that opened it."""
-        if (here := os.getpid()) != self._pid:
-            raise Forked(what=self._what, parent=self._pid, child=here)
+        if self._pid != _here:
+            raise Forked(what=self._what, parent=self._pid, child=_here)
 
 
 class Plugged(Protocol):
@@ -46,6 +49,12 @@ def watch(plugged: Plugged) -> None:
     _plugged.add(plugged)
 
 
+def _forked() -> None:
+    global _here
+    _here = os.getpid()
+    _unplug()
+
+
 def _unplug() -> None:
     # The descriptors are pointed at nothing instead of being closed. A database driver says goodbye to the server
     # when it drops a connection, and an event loop takes a descriptor out of the epoll set that it shares
@@ -57,4 +66,4 @@ def _unplug() -> None:
     os.close(nothing)
 
 
-os.register_at_fork(after_in_child=_unplug)
+os.register_at_fork(after_in_child=_forked)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie.ownership")
 
+_AGAIN_S = 0.1
+"""Between two tries to leave."""
 _FAREWELL_S = 5.0
 """Beyond the drain, for what the database has to hear: then the process goes, and the lease decides."""
 
@@ -153,7 +155,7 @@ class Membership(Service):
         try:
             async with asyncio.timeout(self._settings.drain.total_seconds() + _FAREWELL_S):
                 await self._hand_over()
-                await self._keeping.ask(lambda session: session.leave())
+                await self._disappear()
             self._tell_all(notices.encode("look"))
         except (TimeoutError, PersistenceError) as error:
             log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
@@ -328,10 +330,22 @@ class Membership(Service):
 
     async def _hand_over(self) -> None:
         """Give away everything that is held."""
-        await self._keeping.ask(lambda session: session.leaving(self.incarnation))
+        try:
+            await self._keeping.ask(lambda session: session.leaving(self.incarnation))
+        except PersistenceError as error:  # it only spares others plans with us: what runs here is drained all the same
+            log.info("runner %s could not say that it leaves: %s", self.name, error)
         for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals, leaving=True):
             self._begin_move(seat, target)
         await asyncio.gather(*self._moves.values(), return_exceptions=True)
+
+    async def _disappear(self) -> None:
+        """Delete our row, as often as it takes: until then everything that we held is waited for."""
+        while True:
+            try:
+                return await self._keeping.ask(lambda session: session.leave())
+            except PersistenceError as error:
+                log.debug("runner %s could not leave yet: %s", self.name, error)
+            await asyncio.sleep(_AGAIN_S)
 
     async def _move(self, seat: str, target: str | None) -> None:
         await asyncio.shield(self._begin_move(seat, target))

@@ -5,43 +5,63 @@ A simulation runs everything in one thread, in virtual time, in an order that a 
 Promise:
     The same seed and the same code give the same run, in any process.
 
-In which order to read: `simulation` (the verbs) with `database` and `faults`; `running` (one seed, one run); `loop`
-with `nodes`, `handles`, `scheduling` and `queueing`; `disposal` (the end of a run), `guards`, `trace`, `stuck`;
-`network` with `transports` and `pipes`; `chaos`; `checkers`; `campaign` for many seeds; `plugin` for pytest.
-`interleaving` stands apart: all orders of two transactions on a real PostgreSQL.
+In which order to read: `simulation` and `simulated` (the verbs) with `aside`, `database` and `faults`; `running` (one
+seed, one run); `loop` with `nodes`, `handles`, `scheduling` and `queueing`; `disposal` (the end of a run), `guards`,
+`trace`, `stuck`; `network` with `transports` and `pipes`; `chaos`; `checkers`; `campaign` for many seeds; `plugin` for
+pytest. `probe` is for one entity, without any of this.
+
+`interleaving` stands apart: all orders of two transactions on a real PostgreSQL. So do real processes, with the same
+verbs: `processes` with `process`, `launching` and `proxy`; `servers` with `binaries` for a PostgreSQL of one's own.
 """
 
 from coterie.testing.faults import (
     EVERYTHING,
+    Blocks,
+    ClockSteps,
     Fault,
     Freezes,
     Kills,
     PeerCuts,
     SlowStorage,
     Stops,
+    StorageClockSteps,
     StorageCuts,
     StorageErrors,
     StorageRestarts,
 )
+from coterie.testing.probe import probe
+from coterie.testing.process import Process
+from coterie.testing.processes import Processes, processes
 from coterie.testing.running import run_simulation
-from coterie.testing.simulation import Runner, Simulation, simulate
+from coterie.testing.servers import Server
+from coterie.testing.simulated import Runner
+from coterie.testing.simulation import NobodyHolds, Simulation, simulate
 from coterie.testing.stuck import Deadlock, StepLimit
 
 __all__ = [
     "EVERYTHING",
+    "Blocks",
+    "ClockSteps",
     "Deadlock",
     "Fault",
     "Freezes",
     "Kills",
+    "NobodyHolds",
     "PeerCuts",
+    "Process",
+    "Processes",
     "Runner",
+    "Server",
     "Simulation",
     "SlowStorage",
     "StepLimit",
     "Stops",
+    "StorageClockSteps",
     "StorageCuts",
     "StorageErrors",
     "StorageRestarts",
+    "probe",
+    "processes",
     "run_simulation",
     "simulate",
 ]

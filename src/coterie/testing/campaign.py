@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -139,6 +140,7 @@ def main() -> None:
 def _work(task: tuple[str, int]) -> Seed:
     name, seed = task
     module, _, function = name.partition(":")
+    logging.getLogger("coterie").addHandler(logging.NullHandler())  # what breaks is said by the checkers, once
     sys.path[:0] = [] if "" in sys.path else [""]
     return run_seed(getattr(importlib.import_module(module), function), seed, replay=seed % REPLAY_EVERY == 0)
 

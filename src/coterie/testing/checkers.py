@@ -6,7 +6,10 @@ raises `Violation` as soon as the promise is broken, or at the end (`finish`) if
 
     Grant(seat, epoch, runner)              a seat changed hands
     Saved(key, seat, epoch, version, …)     state was written in the name of a seat
+    Gone(runner, at, within)                a runner cannot hold seats from now on
+    Drawn(id, by)                           a snowflake, in the order of drawing
     Told(…)                                 what a client was told of a write, in any order
+    Ran(number, …), Answered(number, …)     a handler began with a call; what its caller was told
 """
 
 from __future__ import annotations
@@ -68,7 +71,44 @@ class Final:
     value: tuple[int, ...]
 
 
-Event = Grant | Saved | Trusted | Told | Final
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A handler began with a volatile call."""
+
+    number: int
+    entity: str
+    runner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How a volatile call ended for its caller: by a reply, by an error that says it did not run, or by any other."""
+
+    number: int
+    outcome: Literal["ok", "not run", "unknown"]
+    told: str = ""
+    late_s: float = 0.0
+    """How long after its deadline; negative: before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """From this instant on a runner cannot hold seats; for how long its seats may stand empty."""
+
+    runner: str
+    at_ns: int
+    within_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A process drew a snowflake."""
+
+    id: int
+    by: str
+
+
+Event = Grant | Saved | Trusted | Told | Final | Ran | Answered | Gone | Drawn
 
 
 class Violation(AssertionError):
@@ -182,6 +222,53 @@ class BeliefBounded:
 
 
 @dataclass
+class HeldAgain:
+    """INV-F5: whatever a runner held that is gone, another is granted in time. Events come in the order of instants."""
+
+    _last: dict[str, Grant] = field(default_factory=dict)
+    _owed: dict[str, Gone] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Note what stands empty, and whether it took too long."""
+        if isinstance(event, Gone):
+            lost = [seat for seat, grant in self._last.items() if grant.runner == event.runner]
+            self._owed |= dict.fromkeys(lost, event)
+        elif isinstance(event, Grant):
+            gone = self._owed.pop(event.seat, None)
+            took_ns = 0 if gone is None else event.at_ns - gone.at_ns
+            if gone is not None and took_ns > gone.within_ns:
+                most_s = gone.within_ns / 1e9
+                raise Violation("INV-F5", f"{event.seat} stood empty for {took_ns / 1e9:.3f}s, allowed are {most_s:g}s")
+            self._last[event.seat] = event
+
+    def finish(self) -> None:
+        """Find what was never granted again."""
+        for seat, gone in self._owed.items():
+            raise Violation("INV-F5", f"{seat} was never held again after {gone.runner} was gone")
+
+
+@dataclass
+class IdsUnique:
+    """INV-S1: no snowflake is drawn twice, and those of one process increase."""
+
+    _by: dict[int, str] = field(default_factory=dict)
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Compare an id with all before it."""
+        if isinstance(event, Drawn):
+            if event.id in self._by:
+                raise Violation("INV-S1", f"{event.by} drew {event.id}, which {self._by[event.id]} had drawn")
+            if event.id < self._last.get(event.by, -1):
+                raise Violation("INV-S1", f"{event.by} drew {event.id} after {self._last[event.by]}")
+            self._by[event.id] = event.by
+            self._last[event.by] = event.id
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+
+@dataclass
 class NothingLostNothingDoubled:
     """INV-D1, D6: what was acknowledged is there once, what failed is not there, what is unknown is there at most once.
 
@@ -213,6 +300,47 @@ class NothingLostNothingDoubled:
                 raise Violation("INV-D6", f"{told.key}: {told.number} was said to have failed and is there")
             if told.outcome == "ok" and final[: len(told.seen)] != told.seen:
                 raise Violation("INV-D1", f"{told.key}: what {told.number} saw is no beginning of the final list")
+
+
+@dataclass
+class AtMostOnce:
+    """INV-D8, E4: a handler runs once at most for a call, once if it was answered, never if it was refused."""
+
+    _ran: dict[int, Ran] = field(default_factory=dict)
+    _answered: list[Answered] = field(default_factory=list)
+
+    def see(self, event: Event) -> None:
+        """Refuse a second run."""
+        if isinstance(event, Ran):
+            before = self._ran.setdefault(event.number, event)
+            if before is not event:
+                where = f"on {before.runner} and on {event.runner}"
+                raise Violation("INV-D8", f"call {event.number} of {event.entity} ran twice, {where}")
+        elif isinstance(event, Answered):
+            self._answered.append(event)
+
+    def finish(self) -> None:
+        """Compare what ran with what callers were told."""
+        for each in self._answered:
+            if each.outcome == "ok" and each.number not in self._ran:
+                raise Violation("INV-D8", f"call {each.number} was answered, and no handler ran")
+            if each.outcome == "not run" and each.number in self._ran:
+                raise Violation("INV-E4", f"call {each.number} ran, and its caller was told {each.told}")
+
+
+@dataclass
+class EndedInTime:
+    """F8: each call ends by its deadline, give or take `tick_s`."""
+
+    tick_s: float = 0.1
+
+    def see(self, event: Event) -> None:
+        """Look at the moment of an end."""
+        if isinstance(event, Answered) and event.late_s > self.tick_s:
+            raise Violation("F8", f"call {event.number} ended {event.late_s:.3f}s after its deadline, by {event.told}")
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
 
 
 def check(history: Iterable[Event], *checkers: Checker) -> int:

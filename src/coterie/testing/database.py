@@ -6,7 +6,8 @@
 The database is a node of its own: work that was sent is executed even if the sender has died meanwhile, and a
 reply to a dead sender is lost. Faults: slow links, errors before the work and *after its commit* (the outcome is
 unknown to the caller), links cut in one direction or both, restarts that break all connections, and requests
-that were stuck in a cut link and arrive after their sender has given up.
+that were stuck in a cut link and arrive after their sender has given up. A runner's session for ownership is lost
+with a restart, and its sign of life with it: it must be opened anew.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import apsw
 
 from coterie.errors import CoterieError, PersistenceError
-from coterie.storage.sqlite.connection import open_memory
+from coterie.kernel.chance import Chance
+from coterie.storage.sqlite.desk import desk_in_memory
+from coterie.storage.sqlite.transactions import Patience
 from coterie.testing.clocks import SimClock
 from coterie.testing.nodes import current_node
 from coterie.testing.seeds import stream
+from coterie.testing.witness import SimulatedWitness
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from coterie.errors import Outcome
+    from coterie.storage.sqlite.desk import Desk
     from coterie.storage.sqlite.executor import Role
     from coterie.testing.loop import SimLoop
 
@@ -52,14 +57,17 @@ class Weather:
 
 
 class SimulatedDatabase:
-    """What all runners of a simulation share. `executors(host)` is what a storage engine needs to use it."""
+    """What all runners of a simulation share. `executors(host)` and `witness` are what an engine needs to use it."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.weather = Weather()
         self.node = loop.nodes.add("database")
         self.clock = SimClock(loop, self.node)
-        self.main = open_memory()
-        self.leases = open_memory()
+        never_busy = Patience(chance=Chance(loop.seed), limit_s=0, pause_s=0, holder=lambda: None)
+        self.desk = desk_in_memory(patience=never_busy, clock=self.clock)
+        self.main = self.desk.main
+        self.leases = self.desk.leases
+        self.witness = SimulatedWitness(loop, lambda: self._restarts)
         self.commits = 0
         self._loop = loop
         self._random = stream(loop.seed, "database")
@@ -73,7 +81,7 @@ class SimulatedDatabase:
         """Makes the executors of one host's storage: connections to this database."""
 
         def make(role: Role, _: Any) -> SimulatedExecutor:
-            return SimulatedExecutor(self, host, self.leases if role == "leases" else self.main)
+            return SimulatedExecutor(self, host, is_session=role == "ownership")
 
         return make
 
@@ -99,13 +107,18 @@ class SimulatedDatabase:
         self._note("restart", down_s=down_ns / 1e9)
         self._at(self._loop.now_ns + down_ns, self._come_up, self._restarts)
 
+    def step_clock(self, by_s: float) -> None:
+        """Set its clock forward, or back. Leases are judged by it, as by the wall clock of a server [M1]."""
+        self._note("clock step", by_s=by_s)
+        self.node.time.step(round(by_s * 1e9))
+
     def _come_up(self, restarts: int) -> None:
         if restarts == self._restarts:
             self._down = False
 
     # The way of a request
 
-    def send(self, executor: SimulatedExecutor, work: Callable[[apsw.Connection], T], done: asyncio.Future[T]) -> None:
+    def send(self, executor: SimulatedExecutor, work: Callable[[Desk], T], done: asyncio.Future[T]) -> None:
         """Put a request on its way."""
         request = _Request(executor, work, done, self._restarts)
         if self._down:
@@ -136,7 +149,7 @@ class SimulatedDatabase:
     def _execute(self, request: _Request) -> tuple[Any, Exception | None]:
         self.commits += 1
         try:
-            return request.work(request.executor.connection), None
+            return request.work(self.desk), None
         except (CoterieError, apsw.Error) as error:
             return None, error
 
@@ -167,26 +180,36 @@ class SimulatedDatabase:
 
 
 class SimulatedExecutor:
-    """One connection of a host: requests arrive in the order they were sent, and so do the replies."""
+    """One connection of a host: requests arrive in the order they were sent, and so do the replies.
 
-    def __init__(self, database: SimulatedDatabase, host: str, connection: apsw.Connection) -> None:
+    Args:
+        is_session: It must be opened, which may fail, and is lost when the server restarts.
+    """
+
+    def __init__(self, database: SimulatedDatabase, host: str, *, is_session: bool) -> None:
         self.host = host
-        self.connection = connection
         self._database = database
+        self._is_session = is_session
+        self._restarts = 0
         self._arrival_ns = 0
         self._reply_ns = 0
 
     async def start(self) -> None:
-        """Nothing to open: the database is there."""
+        """Open a session; otherwise there is nothing to open."""
+        if self._is_session:
+            self._restarts = self._database._restarts
+            await self.run(lambda _: None)
 
     async def stop(self) -> None:
         """Nothing to close."""
 
-    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+    async def run(self, work: Callable[[Desk], T]) -> T:
         """The result of `work`, executed at some later instant."""
         loop = self._database._loop
         if loop.over or not current_node.get(loop.test).alive:
             raise PersistenceError(doing="reach the database", problem="the simulation is over", outcome="unreachable")
+        if self._is_session and self._restarts != self._database._restarts:
+            raise PersistenceError(doing="reach the database", problem="the session is lost", outcome="unreachable")
         done: asyncio.Future[T] = loop.create_future()
         self._database.send(self, work, done)
         return await done
@@ -205,7 +228,7 @@ class SimulatedExecutor:
 @dataclass(slots=True)
 class _Request:
     executor: SimulatedExecutor
-    work: Callable[[apsw.Connection], Any]
+    work: Callable[[Desk], Any]
     done: asyncio.Future[Any]
     restarts: int
 

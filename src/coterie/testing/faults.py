@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.testing.database import Way
-    from coterie.testing.simulation import Runner, Simulation
+    from coterie.testing.simulated import Runner
+    from coterie.testing.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,15 @@ class Freezes(Fault):
             runner.thaw()
 
 
+class Blocks(Fault):
+    """A runner's event loop is blocked for a while, as by a long computation; its lease keeper goes on."""
+
+    async def strike(self, simulation: Simulation, random: Stream) -> None:
+        """Block one and wait."""
+        if (runner := _one(simulation, random)) is not None:
+            await runner.block(random.uniform(0, self.lasting_s))
+
+
 class StorageCuts(Fault):
     """A runner is cut off from the database, in one direction or both."""
 
@@ -122,15 +132,35 @@ class SlowStorage(Fault):
         weather.slow = 0.002
 
 
+class ClockSteps(Fault):
+    """A runner's wall clock is set: an hour off, or back by some seconds while it draws ids [GAP-04]."""
+
+    async def strike(self, simulation: Simulation, random: Stream) -> None:
+        """Set one."""
+        if (runner := _one(simulation, random)) is not None:
+            runner.step_clock(random.choice((-3600.0, 3600.0, -5.0, -5.0)))
+
+
+class StorageClockSteps(Fault):
+    """The database's clock is set, forward or back, by more than a lease lasts [M1]."""
+
+    async def strike(self, simulation: Simulation, random: Stream) -> None:
+        """Set it."""
+        simulation.database.step_clock(random.choice((-10.0, 10.0)))
+
+
 EVERYTHING: tuple[Fault, ...] = (
     Kills(),
     Stops(every_s=60),
     Freezes(every_s=20, lasting_s=30),
+    Blocks(every_s=40, lasting_s=12),
     StorageCuts(),
     PeerCuts(every_s=60),
     StorageRestarts(every_s=60, lasting_s=8),
     StorageErrors(every_s=40, lasting_s=10),
     SlowStorage(every_s=40, lasting_s=10),
+    ClockSteps(every_s=40),
+    StorageClockSteps(every_s=90),
 )
 """All faults, at rates at which a cluster is rarely whole and never dead for long."""
 

@@ -95,7 +95,7 @@ class Pipe:
         self._taken_bytes += len(content) if isinstance(content, bytes) else 0
         self._flight.append(_Packet(self._arrival_ns(), content))
         self._watch()
-        if self._refused:
+        if self._refused and content is not Mark.RESET:  # which nobody answers: both ends may be gone
             self.source.incoming.reset()
 
     def reset(self) -> None:

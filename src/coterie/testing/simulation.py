@@ -14,168 +14,51 @@ import inspect
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Unpack
 
-from coterie.cluster import Cluster, Connection, acting
-from coterie.errors import PersistenceError
-from coterie.kernel.addresses import new_incarnation
+from coterie.connection import Connection, Doors
+from coterie.entities.references import address_of
+from coterie.kernel.addresses import Seat, ShardId
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.durations import to_seconds, to_timedelta
+from coterie.runner import nobody
 from coterie.storage.sqlite import SqliteStorage
+from coterie.testing.aside import SimAside
 from coterie.testing.clocks import LocalTime, SimClock
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.faults import Nemesis
 from coterie.testing.network import Network
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
+from coterie.testing.simulated import Runner, done
+from coterie.testing.wires import SimWire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
-    from coterie.kernel.clock import Clock
+    from coterie import runner as real
+    from coterie.cluster import Cluster
+    from coterie.entities.entity import Entity
     from coterie.kernel.durations import Duration
-    from coterie.settings import Settings
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupy
+    from coterie.settings import SettingsOverrides
     from coterie.testing.faults import Fault
     from coterie.testing.loop import SimLoop
+    from coterie.testing.nodes import Node
 
-T = TypeVar("T")
+    Body = Callable[[Runner], Coroutine[Any, Any, object]]
+    Occupants = Callable[[real.Runner], Occupy]
 
-RESTART_S = 1.0
+__all__ = ["NobodyHolds", "Runner", "Simulation", "simulate"]
 
-Peer = Literal["storage", "peers"]
+STOP_S = 30.0
+"""What the end of a simulation may take beyond the drain. A runner that has not left by then hangs [L1]."""
 
 
-class Runner:
-    """One runner under simulation. It may die and start again under the same name, as another incarnation."""
-
-    def __init__(self, simulation: Simulation, name: str, time: LocalTime) -> None:
-        self.name = name
-        self._simulation = simulation
-        self._loop = simulation.loop
-        self._node = self._loop.nodes.add(name, time=time)
-        self._node_used = False
-        self._stopped = False
-        self._connection: Connection | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has been started and neither killed nor stopped since."""
-        return self._connection is not None and self._node.alive and not self._stopped
-
-    @property
-    def frozen(self) -> bool:
-        """Whether it is frozen."""
-        return self._node.frozen
-
-    @property
-    def incarnation(self) -> str:
-        """The identity of its present life."""
-        assert self._connection is not None, f"{self.name} was never started"
-        return self._connection.incarnation
-
-    @property
-    def storage(self) -> SqliteStorage:
-        """Its storage, for bodies that stand in for what is not built yet."""
-        assert self._connection is not None, f"{self.name} was never started"
-        storage = self._connection.storage
-        assert isinstance(storage, SqliteStorage)
-        return storage
-
-    @property
-    def clock(self) -> Clock:
-        """Its own clock, which may be wrong."""
-        return SimClock(self._loop, self._node)
-
-    def true_ns(self, steady_ns: int) -> int:
-        """The true instant at which its steady clock shows `steady_ns`."""
-        return self._node.time.true_ns(steady_ns)
-
-    def start(self) -> Awaitable[None]:
-        """Start it, or start it again after `kill` or `stop`, as a new incarnation."""
-        assert not self.alive, f"{self.name} runs already"
-        if self._node_used:
-            self._loop.nodes.crash(self._node)  # what a stopped one has left behind
-            self._node = self._loop.nodes.add(self.name)
-        self._node_used, self._stopped = True, False
-        self._connection = self._simulation.new_connection(self.name)
-        self._note("start")
-        return self._spawn(self._begin(), name="start")
-
-    def stop(self) -> Awaitable[None]:
-        """Let it leave in good order; done when it is gone."""
-        assert self._connection is not None, f"{self.name} was never started"
-        self._stopped = True
-        self._note("stop")
-        return self._spawn(self._connection.stop(), name="stop")
-
-    def kill(self) -> Awaitable[None]:
-        """End it as SIGKILL does: nothing of it runs any more, not even `finally`."""
-        self._node_used = True
-        self._loop.nodes.crash(self._node)
-        return _done(self._loop)
-
-    def freeze(self) -> Awaitable[None]:
-        """Stop it as SIGSTOP does; what falls due meanwhile waits."""
-        self._loop.nodes.freeze(self._node)
-        return _done(self._loop)
-
-    def thaw(self) -> Awaitable[None]:
-        """Let a frozen runner go on, as SIGCONT does."""
-        self._loop.nodes.thaw(self._node)
-        return _done(self._loop)
-
-    def cut(self, peer: Peer, *ways: Literal["requests", "replies"]) -> Awaitable[None]:
-        """Cut it off from storage or from all peers; with `ways` only one direction to storage."""
-        if peer == "storage":
-            self._simulation.database.cut(self.name, *ways)
-        else:
-            for other in self._others():
-                self._simulation.network.cut(self.name, other)
-        return _done(self._loop)
-
-    def heal(self) -> Awaitable[None]:
-        """Mend everything that was cut."""
-        self._simulation.database.heal(self.name)
-        for other in self._others():
-            self._simulation.network.heal(self.name, other)
-        return _done(self._loop)
-
-    def spawn(self, work: Coroutine[Any, Any, T], *, name: str = "work") -> asyncio.Task[T]:
-        """Run a coroutine on this runner: it dies and freezes with it, and `cluster` acts for this runner in it.
-
-        Awaiting the task of a runner that was killed waits for ever, as a call to a dead process does.
-        """
-        return self._spawn(work, name=name)
-
-    async def _begin(self) -> None:
-        while not await self._started():
-            await asyncio.sleep(RESTART_S)
-            self._connection = self._simulation.new_connection(self.name)
-        if self._simulation.body is not None:
-            self._spawn(self._simulation.body(self), name="body")
-
-    async def _started(self) -> bool:
-        """One try. A process that cannot start ends, and its supervisor starts it again."""
-        assert self._connection is not None
-        try:
-            await self._connection.start()
-        except PersistenceError as error:
-            self._loop.trace.note("start failed", problem=error.problem)
-            return False
-        return True
-
-    def _spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        assert self._connection is not None, f"{self.name} was never started"
-        context = self._node.new_context()
-        context.run(acting.set, (self._simulation.cluster, self._connection))
-        return self._loop.create_task(work, name=f"{self.name}/{name}", context=context)
-
-    def _others(self) -> list[str]:
-        return [runner.name for runner in self._simulation.runners if runner is not self]
-
-    def _note(self, what: str) -> None:
-        self._loop.trace.note(what, of=self.name)
+class NobodyHolds(LookupError):
+    """The seat has no holder just now, or one that is gone and not evicted yet."""
 
 
 class Simulation:
@@ -186,6 +69,8 @@ class Simulation:
         cluster: The cluster; outside of runners its methods act for a client that never fails.
         runners: All runners, dead ones too.
         body: A coroutine function that each runner executes once it is up; set it before `start`.
+        occupy: Who sits on the seats of runners that start from now on, as long as no room does.
+        definitions: What the programs of new runners know besides shards and what the cluster defines.
     """
 
     def __init__(self, cluster: Cluster, loop: SimLoop, faults: Sequence[Fault]) -> None:
@@ -193,29 +78,48 @@ class Simulation:
         self.loop = loop
         self.cluster = cluster
         self.runners: list[Runner] = []
-        self.body: Callable[[Runner], Coroutine[Any, Any, object]] | None = None
+        self.body: Body | None = None
+        self.occupy: Occupants = nobody
+        self.definitions: Sequence[Definition] = ()
         self.database = SimulatedDatabase(loop)
         self.network = Network(loop)
         self._random = stream(loop.seed, "simulation")
         self._nemesis = Nemesis(self, faults)
         self._settings = replace(cluster.settings, url="sqlite://")
 
-    def start(self, n: int = 1) -> Awaitable[Any]:
-        """Start `n` more runners; done when they are up."""
-        new = []
-        for _ in range(n):
-            drift = self._random.randint(-200, 200)
-            time = LocalTime(
-                boot_ns=self._random.randrange(10**15),
-                drift_ppm=drift,
-                wall_offset_ns=self._random.randint(-2 * 10**9, 2 * 10**9),
-            )
-            new.append(Runner(self, f"runner-{len(self.runners) + 1}", time))
-            self.runners.append(new[-1])
-        return asyncio.gather(*(runner.start() for runner in new))
+    def start(self, n: int = 1, **overrides: Unpack[SettingsOverrides]) -> Awaitable[Any]:
+        """Start `n` more runners, with settings of their own if so wished; done when they are registered."""
+        first = len(self.runners) + 1
+        for number in range(first, first + n):
+            given: dict[str, Any] = {"runner_name": f"runner-{number}", **overrides}
+            self.runners.append(Runner(self, replace(self._settings, **given), self._new_time()))
+        return asyncio.gather(*(runner.start() for runner in self.runners[first - 1 :]))
+
+    def owner(self, seat: str | ShardId | Entity[Any]) -> Runner:
+        """The runner that holds a seat, or the shard of an entity, as the database has it, alive or not.
+
+        Args:
+            seat: Its name, a shard, or a reference to an entity.
+
+        Raises:
+            NobodyHolds: Nobody does, or a runner that has started anew since.
+        """
+        if not isinstance(seat, str | ShardId):
+            address = address_of(seat)
+            seat = self.cluster.shard_of(address.type, address.id)
+        name = Seat.shard(seat) if isinstance(seat, ShardId) else seat
+        holder = self._holder(name)
+        for runner in self.runners:
+            if runner.started and runner.incarnation == holder:
+                return runner
+        raise NobodyHolds(f"{name} is held by {holder or 'nobody'} at {self.now():%H:%M:%S.%f}")
+
+    def leader(self, name: str) -> Runner:
+        """The runner that holds a singleton's seat. Raises as `owner` does."""
+        return self.owner(Seat.singleton(name))
 
     def now(self) -> datetime:
-        """The true virtual time, which is the database's."""
+        """The virtual time, by the database's clock."""
         return to_datetime(self.database.clock.wall_ns())
 
     async def advance(self, by: Duration) -> None:
@@ -223,18 +127,21 @@ class Simulation:
         await asyncio.sleep(to_seconds(by, what="by"))
 
     async def wait_until(self, condition: Callable[[], object], *, within: Duration = "60s") -> None:
-        """Wait until a condition (a plain or a coroutine function) holds, for so much virtual time at most."""
+        """Wait until a condition (a plain or a coroutine function) holds, for so much virtual time at most.
+
+        As long as it raises `NobodyHolds` it does not hold.
+        """
         limit = to_timedelta(within, what="within")
-        until = self.now() + limit
+        until_ns = self.loop.now_ns + round(limit.total_seconds() * 1e9)
         while not await _holds(condition):
-            if self.now() >= until:
+            if self.loop.now_ns >= until_ns:
                 raise TimeoutError(f"{_name(condition)} did not come true within {limit.total_seconds():g}s")
             await asyncio.sleep(0.01)
 
     def restart_storage(self, *, down: Duration = "500ms") -> Awaitable[None]:
         """Restart the database: all connections break, new ones are refused for a while, nothing committed is lost."""
         self.database.restart(down_ns=int(to_seconds(down, what="down") * 1e9))
-        return _done(self.loop)
+        return done(self.loop)
 
     async def calm(self) -> None:
         """Stop all faults, mend everything, thaw and restart everybody: what must happen, happens from here on."""
@@ -248,19 +155,69 @@ class Simulation:
                 runner.start()
         self.loop.trace.note("calm")
 
-    def new_connection(self, host: str) -> Connection:
-        """A connection to the simulated database, as a process on `host` makes it."""
+    def new_runner(self, runner: Runner, node: Node) -> real.Runner:
+        """The runner itself, as a process makes it that runs on a node."""
+        return self.cluster._new_runner(
+            self._doors(node), settings=runner.settings, definitions=runner.definitions, occupy=self.occupy
+        )
+
+    def new_client(self) -> Connection:
+        """The client for which the cluster acts outside of runners."""
+        return Connection(self._settings, self._doors(self.loop.test))
+
+    def _doors(self, node: Node) -> Doors:
         chance = Chance(self._random.getrandbits(64))
-        incarnation = new_incarnation(chance)
-        settings: Settings = self._settings
-        clock = self.database.clock
-        executors = self.database.executors(host)
-        storage = SqliteStorage(settings, incarnation=incarnation, clock=clock, chance=chance, executors=executors)
-        return Connection(settings, storage, clock=clock, chance=chance, incarnation=incarnation)
+        executors = self.database.executors(node.name)
+
+        def open_storage(incarnation: str) -> SqliteStorage:
+            return SqliteStorage(
+                self._settings,
+                incarnation=incarnation,
+                clock=self.database.clock,
+                chance=chance,
+                executors=executors,
+                witness=self.database.witness,
+            )
+
+        return Doors(
+            clock=SimClock(self.loop, node),
+            chance=chance,
+            open_storage=open_storage,
+            new_wire=lambda: SimWire(self.network, node),
+            new_aside=lambda: SimAside(self.loop, node),
+            host=node.name,
+        )
+
+    def _new_time(self) -> LocalTime:
+        drift = self._random.randint(-200, 200)
+        return LocalTime(
+            boot_ns=self._random.randrange(10**15),
+            drift_ppm=drift,
+            wall_offset_ns=self._random.randint(-2 * 10**9, 2 * 10**9),
+        )
+
+    def _holder(self, seat: str) -> str | None:
+        sql = "select holder from seats where cluster = ? and name = ?"
+        holder: str | None = self.database.main.execute(sql, (self._settings.name, seat)).get
+        return holder
 
     async def _run(self, runners: int) -> None:
         await self.start(runners)
         self._nemesis.start()
+
+    async def _end(self) -> None:
+        """Let everybody who can leave in good order; the others are killed."""
+        self.database.weather.error_before = self.database.weather.error_after = 0.0
+        for runner in self.runners:
+            runner.heal()
+            if runner.frozen:
+                runner.kill()
+        limit_s = self._settings.drain.total_seconds() + STOP_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.gather(*(runner.stop() for runner in self.runners if runner.alive))
+        except TimeoutError:
+            raise TimeoutError(f"not all runners have left {limit_s:g}s after they were told to") from None
 
 
 @asynccontextmanager
@@ -271,16 +228,20 @@ async def simulate(
     runners: int = 3,
     start_at: datetime | None = None,
     faults: Sequence[Fault] = (),
-    body: Callable[[Runner], Coroutine[Any, Any, object]] | None = None,
+    body: Body | None = None,
+    occupy: Occupants = nobody,
+    definitions: Sequence[Definition] = (),
 ) -> AsyncIterator[Simulation]:
-    """Run a cluster under simulation: `runners` runners on one simulated database.
+    """Run a cluster under simulation: `runners` runners on one simulated database, which leave when the block ends.
 
     Args:
         cluster: Its definitions and settings; the url is replaced by a database in memory.
         seed: Only to check that the loop runs with this one; the loop's seed decides everything.
         start_at: What the clock says at the beginning.
         faults: What breaks by itself, as the seed decides; none by default, the verbs are yours.
-        body: Executed by each runner once it is up, and again by each later incarnation.
+        body: Executed by each runner once it is up, and again after each restart.
+        occupy: Who sits on the seats of a runner; nobody by default.
+        definitions: Seats besides shards that each runner's program knows, and the cluster does not define.
     """
     loop = current_loop()
     if seed is not None and seed != loop.seed:
@@ -288,26 +249,24 @@ async def simulate(
     if start_at is not None:
         loop.wall_start_ns = to_ns(start_at.astimezone(UTC)) - loop.now_ns
     simulation = Simulation(cluster, loop, faults)
-    simulation.body = body
-    with cluster.acting_as(simulation.new_connection("test")) as client:
+    simulation.body, simulation.occupy, simulation.definitions = body, occupy, definitions
+    with cluster.acting_as(simulation.new_client()) as client:
         await client.start()
         await simulation._run(runners)
         try:
             yield simulation
         finally:
             await simulation._nemesis.stop()
-
-
-def _done(loop: SimLoop) -> Awaitable[None]:
-    """What a verb returns that has acted already."""
-    done = loop.create_future()
-    done.set_result(None)
-    return done
+        await simulation._end()
+        await client.stop()
 
 
 async def _holds(condition: Callable[[], object]) -> bool:
-    found = condition()
-    return bool(await found if inspect.isawaitable(found) else found)
+    try:
+        found = condition()
+        return bool(await found if inspect.isawaitable(found) else found)
+    except NobodyHolds:
+        return False
 
 
 def _name(condition: Callable[[], object]) -> str:

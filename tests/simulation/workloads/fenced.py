@@ -1,22 +1,27 @@
 """Workload: stand-in owners take seats, renew leases, evict each other and append to fenced state under all faults.
 
-The stand-in does what the ownership room will do, with the same statements, in the plainest way: one task renews and
-looks at the others, one writes. The history is written by triggers inside the database, in commit order.
+The stand-in does what the ownership room does, over the same session, in the plainest way: one task renews and looks at
+the others, one writes. It is of a cluster of its own, beside the runners that carry it. The history is written by
+triggers inside the database, in commit order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from coterie import Cluster, PersistenceError, ShuttingDown
+from coterie.kernel.chance import Chance
 from coterie.kernel.service import State
-from coterie.storage.sqlite import ownership
-from coterie.storage.sqlite.ownership import Boot, Claim
+from coterie.settings import Settings
+from coterie.storage.interface import Claim, Declaration, Registration, StateSave
+from coterie.storage.sqlite import SqliteStorage, seats
+from coterie.storage.sqlite.kv import Scope
 from coterie.testing import faults
 from coterie.testing.checkers import (
     BeliefBounded,
@@ -34,16 +39,19 @@ from coterie.testing.seeds import stream
 from coterie.testing.simulation import Runner, Simulation, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     import apsw
+
+    from coterie.storage.interface import Ownership, Sighting
 
 T = TypeVar("T")
 
 RUNNERS = 5
 LASTING_S = 300
 SEATS = tuple(f"seat-{number}" for number in range(8))
-CLUSTER = "default"
+CLUSTER = "stand-ins"
 TTL_S, RENEW_S, MARGIN_S = 6.0, 1.0, 1.5
 
 HISTORY = """
@@ -65,7 +73,9 @@ end;
 
 async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
     """One seed: faults throughout, then calm, in which every seat finds a holder, then judgement."""
-    cluster = Cluster("sqlite://")
+    # The runners that carry the stand-ins are as quiet as they can be.
+    quiet = {"lease_ttl": "60s", "lease_renew": "10s", "stall_limit": "60s"}
+    cluster = Cluster("sqlite://", settings=Settings.load({"shards": 1, **quiet}, environ={}))
     notes = Notes()
     async with simulate(cluster, runners=0, faults=faults.EVERYTHING) as sim:
         prepare(sim)
@@ -76,7 +86,7 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
         await sim.wait_until(lambda: all_held(sim), within="60s")
         await sim.advance(5)
         events = [*history(sim.database.main), *notes.trusted.values()]
-        orphans = ownership.seats_without_runner(sim.database.main, CLUSTER)
+        orphans = seats.seats_without_runner(sim.database.main, CLUSTER)
     assert not orphans, f"seats of runners that do not exist: {orphans}"
     judged = check(events, EpochsGrow(), NoStaleCommit(), OneChain(), BeliefBounded())
     assert sum(isinstance(event, Saved) for event in events) > 10, "hardly anything was written: the run shows nothing"
@@ -100,15 +110,21 @@ class Owner:
         self._notes = notes
         self._me = runner.incarnation
         self._random = stream(sim.seed, f"fenced {self._me}")
-        self._main = runner.storage._main
+        self._storage = self._new_storage()
+        self._turn = asyncio.Lock()
+        self._opened = AsyncExitStack()
+        self._session: Ownership | None = None
         self._seen: dict[str, tuple[int, int]] = {}
         self._held: dict[str, int] = {}
         self._until_ns = 0
 
     async def live(self) -> None:
         """One life after the other, each under an identity of its own, until the runner stops."""
+        while not await self._started():
+            self._storage = self._new_storage()
         while self._runner.storage.state is State.RUNNING:
             await self._one_life()
+            await self._close()
             await asyncio.sleep(self._random.uniform(0, 2))
             self._me = f"{self._random.getrandbits(128):032x}"
 
@@ -126,14 +142,9 @@ class Owner:
             pass
 
     async def _register(self) -> None:
-        now_ns = self._sim.database.clock.wall_ns()
-        runner = ownership.Runner(id=self._me, name=self._runner.name)
-        await self._transact(lambda main: ownership.register(main, CLUSTER, runner, now_ns=now_ns))
+        me = Registration(id=self._me, name=self._runner.name, address="", host_id="", groups=("default",))
         sent_ns = self._now_ns()
-        ttl_ns = ns(TTL_S)
-        await self._lease(
-            lambda leases, boot: ownership.grant_lease(leases, CLUSTER, self._me, boot=boot, ttl_ns=ttl_ns)
-        )
+        await self._ask(lambda session: session.register(me, [], ttl_s=TTL_S))
         self._trust_from(sent_ns)
 
     async def _keep(self) -> None:
@@ -141,49 +152,34 @@ class Owner:
             await asyncio.sleep(RENEW_S)
             sent_ns = self._now_ns()
             try:
-                counter, others, registered = await self._renew()
+                renewal = await self._ask(lambda session: session.renew(ttl_s=TTL_S))
             except PersistenceError:
                 continue  # no news: trust runs out by itself
-            if counter is None or not registered:
+            if renewal is None:
                 return
             self._trust_from(sent_ns)
-            await self._evict_the_dead(others)
+            await self._evict_the_dead(renewal.others)
             await self._acquire()
 
-    async def _renew(self) -> tuple[int | None, dict[str, ownership.Lease], bool]:
-        main = self._sim.database.main
-
-        def renew(leases: apsw.Connection, boot: Boot) -> tuple[int | None, dict[str, ownership.Lease], bool]:
-            counter = ownership.renew(leases, CLUSTER, self._me, boot=boot, ttl_ns=ns(TTL_S))
-            others = ownership.observe(leases, CLUSTER, boot=boot)
-            return counter, others, ownership.is_registered(main, CLUSTER, self._me)
-
-        return await self._lease(renew)
-
-    async def _evict_the_dead(self, others: dict[str, ownership.Lease]) -> None:
+    async def _evict_the_dead(self, others: Sequence[Sighting]) -> None:
         now_ns = self._now_ns()
-        others.pop(self._me, None)
-        for victim, lease in others.items():
-            counter, since_ns = self._seen.get(victim, (-1, now_ns))
-            if counter != lease.counter:
-                self._seen[victim] = (lease.counter, now_ns)
-            elif lease.expired and now_ns - since_ns >= ns(TTL_S):
-                await self._try(self._evict(victim, counter))
+        for other in others:
+            counter, since_ns = self._seen.get(other.id, (-1, now_ns))
+            if counter != other.counter:
+                self._seen[other.id] = (other.counter, now_ns)
+            elif other.expired and now_ns - since_ns >= ns(TTL_S):
+                if self._random.random() < 0.3:  # whoever evicts may act on what it saw a while ago
+                    await asyncio.sleep(self._random.uniform(0, 0.5))
+                await self._try(self._evict(other))
 
-    async def _evict(self, victim: str, counter: int) -> bool:
-        main = self._sim.database.main
-        return await self._lease(
-            lambda leases, boot: ownership.evict(
-                leases, main, CLUSTER, victim, counter=counter, expired=True, boot=boot
-            )
-        )
+    async def _evict(self, other: Sighting) -> bool:
+        return await self._ask(lambda session: session.evict(other.id, counter=other.counter, expired=True))
 
     async def _acquire(self) -> None:
         wanted = [seat for seat in SEATS if seat not in self._held and self._random.random() < 0.5]
-        granted = await self._try(self._transact(lambda main: ownership.acquire(main, CLUSTER, self._me, wanted)))
-        for seat, epoch in (granted or {}).items():
+        for grant in await self._try(self._ask(lambda session: session.acquire(wanted))) or ():
             if self._trusts():
-                self._held[seat] = epoch
+                self._held[grant.name] = grant.epoch
                 self._note_trust()
 
     async def _work(self, seat: str) -> None:
@@ -192,7 +188,7 @@ class Owner:
             epoch = self._held.get(seat)
             if epoch is None or not self._trusts():
                 continue
-            claim = Claim(CLUSTER, self._me, seat, epoch)
+            claim = Claim(self._me, seat, epoch)
             if self._random.random() < 0.05:
                 await self._give_up(claim)
             else:
@@ -200,23 +196,22 @@ class Owner:
 
     async def _append(self, claim: Claim) -> None:
         """Load under the fence, add a number, save under the fence; whatever is unclear is loaded anew."""
-        loaded = await self._try(self._transact(lambda main: ownership.claim_state(main, claim, key=claim.seat)))
+        loaded = await self._try(self._storage.states.load(claim, claim.seat))
         if loaded is None:
             self._held.pop(claim.seat, None)
             return
-        value, version = loaded
+        value = loaded.value
         await asyncio.sleep(self._random.uniform(0, 3))  # user code runs here
         new = msgspec.msgpack.encode([*(msgspec.msgpack.decode(value) if value else []), next(self._notes.numbers)])
-        written = await self._try(
-            self._transact(lambda main: ownership.save_state(main, claim, key=claim.seat, value=new, version=version))
-        )
+        write = StateSave(claim, claim.seat, new, loaded.version)
+        written = await self._try(self._storage.states.save(write))
         if written == "fenced":
             self._held.pop(claim.seat, None)
 
     async def _give_up(self, claim: Claim) -> None:
         del self._held[claim.seat]
         self._notes.trusted.pop((claim.seat, claim.epoch), None)  # given up of one's own will
-        await self._try(self._transact(lambda main: ownership.release(main, claim)))
+        await self._try(self._ask(lambda session: session.release(claim.seat, claim.epoch)))
 
     # Trust, on this runner's own clock
 
@@ -239,13 +234,41 @@ class Owner:
 
     # Storage
 
-    async def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
-        return await self._main.transact(work, doing="work")
+    def _new_storage(self) -> SqliteStorage:
+        database = self._sim.database
+        return SqliteStorage(
+            Settings.load({"url": "sqlite://", "name": CLUSTER}, environ={}),
+            incarnation=self._me,
+            clock=database.clock,
+            chance=Chance(self._random.getrandbits(64)),
+            executors=database.executors(self._runner.name),
+            witness=database.witness,
+        )
 
-    async def _lease(self, work: Callable[[apsw.Connection, Boot], T]) -> T:
-        clock = self._sim.database.clock
-        leases = await self._runner.storage.dedicated()
-        return await leases.transact(lambda c: work(c, Boot("boot", clock.steady_ns())), doing="lease")
+    async def _started(self) -> bool:
+        try:
+            await self._storage.start()
+        except PersistenceError:
+            await asyncio.sleep(self._random.uniform(0, 2))
+            return False
+        return True
+
+    async def _ask(self, work: Callable[[Ownership], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work` on the session, which is opened anew after each failure."""
+        async with self._turn:
+            try:
+                if self._session is None:
+                    opening: AbstractAsyncContextManager[Ownership] = self._storage.ownership(self._me)
+                    self._session = await self._opened.enter_async_context(opening)
+                return await work(self._session)
+            except PersistenceError:
+                await self._close()
+                raise
+
+    async def _close(self) -> None:
+        self._session = None
+        opened, self._opened = self._opened, AsyncExitStack()
+        await opened.aclose()
 
     async def _try(self, attempt: Coroutine[Any, Any, T]) -> T | None:
         try:
@@ -257,7 +280,7 @@ class Owner:
 def prepare(sim: Simulation) -> None:
     """The seats, and triggers that write the history."""
     main = sim.database.main
-    ownership.declare(main, CLUSTER, SEATS, group="default", now_ns=0)
+    seats.declare(main, Scope(CLUSTER, 0), [Declaration(seat, "default") for seat in SEATS])
     main.create_scalar_function("virtual_ns", lambda *_: sim.loop.now_ns, 0)
     main.execute(HISTORY)
 
@@ -276,7 +299,8 @@ def _event(what: Any, name: Any, seat: Any, epoch: Any, who: Any, version: Any, 
 
 def all_held(sim: Simulation) -> bool:
     """Whether every seat has a holder."""
-    return not sim.database.main.execute("select count(*) from seats where holder is null").get
+    free = "select count(*) from seats where holder is null and cluster = ?"
+    return not sim.database.main.execute(free, (CLUSTER,)).get
 
 
 def ns(seconds: float) -> int:

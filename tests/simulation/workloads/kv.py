@@ -24,7 +24,7 @@ KEYS = 6
 
 async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
     """One seed: faults throughout, then calm, then judgement. How many writes were judged."""
-    cluster = Cluster("sqlite://")
+    cluster = Cluster("sqlite://", shards=1)
     told: list[Told] = []
     numbers = itertools.count(1)
 

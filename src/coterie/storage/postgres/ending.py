@@ -65,9 +65,10 @@ class Ending:
             await asyncio.sleep(LOOK_S)
 
     async def _end(self, session: Session, pid: int, *, victim: str, over: float) -> None:
+        if not self._refused:  # said before: the eviction may be done, and this cancelled, before an answer comes
+            log.warning("ending session %d of runner %s, which holds up its eviction", pid, victim)
         try:
             await session.fetch(SQL["end_session"], pid, over=over)
-            log.warning("ended session %d of runner %s, which held up its eviction", pid, victim)
         except asyncpg.InsufficientPrivilegeError as error:
             if not self._refused:
                 log.warning(REFUSED, pid, victim, error)

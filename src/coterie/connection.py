@@ -1,0 +1,196 @@
+"""One process's part in a cluster as a client, which sends and owns nothing; and the doors through which it acts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coterie.durable.changes import KeyValues
+from coterie.entities.calling import Calling
+from coterie.errors import NotReady, RunnerUnavailable
+from coterie.kernel.addresses import new_incarnation
+from coterie.kernel.chance import Chance
+from coterie.kernel.clock import SystemClock
+from coterie.kernel.forks import Origin
+from coterie.kernel.service import Service
+from coterie.ownership.aside import ThreadAside
+from coterie.ownership.directory import Directory
+from coterie.ownership.ids import Ids
+from coterie.storage.opening import open_storage
+from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
+from coterie.transport.interface import Limits
+from coterie.transport.peers import Peers
+from coterie.transport.routes import Routes
+from coterie.transport.tcp import TcpWire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from coterie.kernel.clock import Clock
+    from coterie.ownership.aside import Aside
+    from coterie.settings import Settings
+    from coterie.storage.interface import RunnerRow, Storage
+    from coterie.transport.interface import Transport, Wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doors:
+    """What leads outside of a process; the simulator has its own of each.
+
+    Args:
+        clock: Its clocks.
+        chance: Its randomness.
+        open_storage: The storage of an incarnation, not started yet.
+        new_wire: How connections to others are made, in one life.
+        new_aside: Where the lease is kept, in one life.
+        host: Where loopback leads to.
+        process: By what a writer that froze is recognised [C3]; empty: nobody may end it.
+    """
+
+    clock: Clock
+    chance: Chance
+    open_storage: Callable[[str], Storage]
+    new_wire: Callable[[], Wire]
+    new_aside: Callable[[], Aside]
+    host: str
+    process: str = ""
+
+
+def system_doors(settings: Settings) -> Doors:
+    """The doors of a real process."""
+    clock, chance = SystemClock(), Chance()
+    return Doors(
+        clock=clock,
+        chance=chance,
+        open_storage=lambda incarnation: open_storage(settings, incarnation=incarnation, clock=clock, chance=chance),
+        new_wire=lambda: TcpWire(settings),
+        new_aside=ThreadAside,
+        host=host_id(),
+        process=process_id(),
+    )
+
+
+class Connection(Service):
+    """One process's part in a cluster, as a client: storage and what stands on it, and wires to the runners."""
+
+    def __init__(self, settings: Settings, doors: Doors) -> None:
+        super().__init__(what=f"cluster {settings.name!r}")
+        self.settings = settings
+        self.incarnation = new_incarnation(doors.chance)
+        self.storage = doors.open_storage(self.incarnation)
+        self.values = KeyValues(self.storage.kv, clock=doors.clock, chance=doors.chance)
+        self.ids = Ids(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
+        self.directory = Directory(self.storage.view)
+        self.calling = Calling(self, clock=doors.clock, chance=doors.chance)
+        self._doors = doors
+        self._origin = Origin(self.what)
+        self._transport: Transport | None = None
+
+    @property
+    def transport(self) -> Transport:
+        """The wires to the runners, at the moment: after an eviction there are others."""
+        self.require_running()
+        assert self._transport is not None, "it runs"
+        return self._transport
+
+    @property
+    def missing(self) -> str:
+        """What `ready` waits for."""
+        return "it is still starting"
+
+    def require_same_process(self) -> None:
+        """Raise `Forked` in a child of the process that started it [P13]."""
+        self._origin.require_same()
+
+    async def ready(self, *, within_s: float | None = None) -> None:
+        """Return when it can do its work.
+
+        Raises:
+            NotReady: It took longer; the error says what is missing.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ready()
+        except TimeoutError:
+            raise NotReady(what=self.what, waited_s=within_s or 0.0, problem=self.missing) from None
+
+    async def runners(self) -> Sequence[RunnerRow]:
+        """All runners that are registered just now."""
+        return (await self.storage.view()).runners
+
+    async def drain(self, runner: str) -> None:
+        """Tell a runner, by its id or name, to give up all its seats; it takes no new ones. Does not wait for it.
+
+        Raises:
+            RunnerUnavailable: There is none, or there are several of this name.
+        """
+        found = _id_of(await self.runners(), runner)
+        # A session of its own for one statement: the one of a runner, ours too, belongs to its lease keeper.
+        async with self.storage.ownership(new_incarnation(self._doors.chance)) as session:
+            if not await session.leaving(found):
+                raise _not_drained(runner, "it has just left")
+
+    async def _ready(self) -> None:
+        self.require_running()
+
+    def _trusts(self) -> bool:
+        """Whether ids may be drawn."""
+        return True
+
+    async def _start(self) -> None:
+        await self._open()
+        self._transport = self._new_transport(Routes(), listens=False)
+        await self._transport.start()
+        self.calling.join(self._transport)
+
+    async def _stop(self) -> None:
+        await self.calling.stop()
+        if self._transport is not None:
+            await self._transport.stop()
+        await self._close()
+
+    async def _open(self) -> None:
+        self._origin.set()
+        await self.storage.start()
+        await self.values.start()
+        await self.ids.start()
+
+    async def _close(self) -> None:
+        async with AsyncExitStack() as last:
+            last.push_async_callback(self.storage.stop)
+            last.push_async_callback(self.values.stop)
+            last.push_async_callback(self.ids.stop)
+            await self.directory.stop()
+
+    def _new_transport(self, routes: Routes, *, listens: bool) -> Transport:
+        return Peers(
+            me=Identity(self.settings.name, self.incarnation),
+            wire=self._doors.new_wire(),
+            handler=routes,
+            secrets=lambda: shared_secrets(self.settings, self.storage),
+            chance=self._doors.chance,
+            limits=Limits(body_most_bytes=self.settings.frame_limit),
+            listens=listens,
+        )
+
+
+def _id_of(runners: Sequence[RunnerRow], wanted: str) -> str:
+    found = [runner.id for runner in runners if wanted in (runner.id, runner.name)]
+    if not found:
+        names = ", ".join(sorted(runner.name for runner in runners)) or "none at all"
+        raise _not_drained(wanted, f"no runner has this name or id; there are: {names}")
+    if len(found) > 1:
+        raise _not_drained(wanted, f"several have this name: give one of the ids {', '.join(sorted(found))}")
+    return found[0]
+
+
+def _not_drained(runner: str, problem: str) -> RunnerUnavailable:
+    return RunnerUnavailable(
+        runner=runner,
+        target="a drain",
+        problem=problem,
+        sent=False,
+        hint="coterie runners list shows all of them",
+    )

@@ -1,0 +1,31 @@
+"""Entities: objects with typed methods that any process may call by id, wherever they live.
+
+    class ──define──▶ EntityType ──ref──▶ reference ──method(…)──▶ Call ──await──▶ the sender
+
+Promise:
+    A payload that does not fit the annotations is refused at the caller before anything is sent, and at the entity
+    before it reaches the handler (F1). What cannot work is refused when the program is loaded, with what to write
+    instead. Two versions of a program understand each other's calls: parameters travel by name.
+
+On a runner, without any network:
+
+    Host.deliver(Work) ──▶ Resident ──▶ its turn ──▶ handler ──▶ Work.reply, failed, refuse or not_mine
+                              │
+          activated ──▶ idle ◀─┴─▶ at work ──▶ (nobody calls, a defect, the shard moves) ──▶ farewell
+
+    An entity is a plain object while it is idle: no task, no timer, no queue. Of one entity one handler runs at a
+    time, or as many as its concurrency says [INV-E1]; what waits is bounded [INV-E4]; every call is answered once, by
+    its deadline; what has begun is never begun again [INV-D8].
+
+In which order to read: `entity` (the class users derive from) and `rpcs` (`@rpc`); `annotations`, `payloads` and
+`declared` (types, arguments and errors of one rpc); `definitions` (all of a class); `references` and `calls` (the
+caller's side); `failures` (errors on their way back); `options` (how definitions refuse).
+
+Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a runner), `residents` and `mailbox`
+(one entity), `handling`, `serving` and `driving` (how handlers run), `answers`, `streams`, `activation`, `resources`,
+`idling` and `farewells` (one life, from its beginning to its end, within `limits`), `occupancy` (a shard).
+
+Between processes: `calling` (a call's way there and back) with `routing` (whose shard it is), `attempts` (what is worth
+another one, pure) and `envelopes` (what crosses, pure); `arrivals` (calls of other processes), `nearby` (calls of one's
+own), `broadcasting`; `room` (the entities of a program, and how runners come to host them).
+"""

@@ -1,0 +1,113 @@
+"""Entity, the class that users derive from, and what it asks of the runner on which it lives."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from coterie.cluster import Cluster
+
+    S = TypeVarWithDefault("S", default=None)
+else:
+    S = TypeVar("S")
+
+R = TypeVar("R")
+E = TypeVar("E", bound="Entity[Any]")
+
+
+class Activation(Protocol):
+    """One life of an entity on one runner, as the entity sees it."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+    def keep_alive(self, *, on: bool) -> None: ...
+    async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R: ...
+
+
+class Entity(Generic[S]):
+    """An object that any process can call by its id, and that lives on one runner at a time.
+
+    `S` is the type of its state; without it there is none. There is no `__init__` of one's own: `on_activate`.
+
+    Example:
+        ```python
+        @cluster.entity
+        class Account(Entity[Balance]):
+            @rpc
+            async def balance(self) -> int:
+                return self.state.cents
+        ```
+    """
+
+    id: str
+    state: S = None  # type: ignore[assignment] # what an entity without state has
+    _activation: Activation
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster in which this entity lives."""
+        return self._activation.cluster
+
+    def initial_state(self) -> S:
+        """The state of an entity that has none yet: `S()`, unless overridden."""
+        made: S = state_type_of(type(self))()
+        return made
+
+    async def on_activate(self) -> None:
+        """Runs before the first call of each life."""
+
+    async def on_deactivate(self) -> None:
+        """Runs after the last call of a life.
+
+        Not promised:
+            That it runs at all: a process may be killed.
+        """
+
+    def keep_alive(self, on: bool = True) -> None:
+        """Stay, however long nobody calls; with `on=False` leave again when idle."""
+        self._activation.keep_alive(on=on)
+
+    async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R:
+        """What `factory` opens, opened once in this life under this name, closed with it [K5]."""
+        return await self._activation.resource(name, factory)
+
+
+def activated(cls: type[E], id: str, activation: Activation) -> E:
+    """An instance at the beginning of a life, its state yet to be set."""
+    entity = cls.__new__(cls)
+    entity.id = id
+    entity._activation = activation  # noqa: SLF001 the two are one thing
+    return entity
+
+
+def state_type_of(cls: type[Entity[Any]]) -> Any:
+    """The `S` of an entity class, found through generic classes between; `NoneType` where there is none.
+
+    >>> state_type_of(Entity)
+    <class 'NoneType'>
+    """
+    found = _state_of(cls)
+    return NoneType if isinstance(found, TypeVar) else found
+
+
+def _state_of(kind: Any) -> Any:
+    """The same for `Account` and for `Ledger[Balance]`; a type variable where one is left open."""
+    given, cls = get_args(kind), get_origin(kind) or kind
+    if cls is Entity:
+        return given[0] if given else NoneType
+    bases = cls.__dict__.get("__orig_bases__", cls.__bases__)
+    found = next(_state_of(base) for base in bases if _is_entity(base))
+    if not isinstance(found, TypeVar):
+        return found
+    return dict(zip(cls.__parameters__, given, strict=False)).get(found, found)
+
+
+def _is_entity(kind: Any) -> bool:
+    cls = get_origin(kind) or kind
+    return isinstance(cls, type) and issubclass(cls, Entity)

@@ -1,0 +1,116 @@
+"""What a handler raised, as bytes and back: a declared error as itself, everything else as `RemoteError`. Pure.
+
+Local calls go the same way, so that a caller cannot tell where the entity lives by what it has to catch.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from coterie.entities.declared import arguments_of, nearest
+from coterie.errors import CoterieError, MalformedMessage, RemoteError
+from coterie.kernel.codec import Codec
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_PROBLEM_MOST = 4_000
+_TRACEBACK_MOST = 16_000
+_OURS = "coterie."
+
+
+class _Result(Struct, array_like=True, tag=1):
+    """A declared error. The message is for a caller whose program has no such class."""
+
+    name: str
+    args: list[Any]
+    message: str
+
+
+class _Defect(Struct, array_like=True, tag=2):
+    """Anything else."""
+
+    type_name: str
+    problem: str
+    traceback: str
+
+
+_CODEC: Codec[Any] = Codec(_Result | _Defect)
+
+
+def pack_failure(error: BaseException, declared: dict[str, type[Exception]]) -> bytes:
+    """What a handler raised, as bytes.
+
+    Args:
+        error: The exception.
+        declared: The errors of the rpc, by name.
+
+    Promise:
+        Only declared errors and text cross, never the name of a class that the caller would look up elsewhere.
+        Whatever was raised, it gives bytes: a declared error whose `args` are not data crosses as a defect.
+    """
+    name = nearest(error, declared)
+    return (name and _packed(error, name)) or _CODEC.encode(_defect(error))
+
+
+def read_failure(data: bytes, declared: dict[str, type[Exception]]) -> Exception:
+    """The error to raise at the caller. Never raises itself, whatever arrived."""
+    try:
+        failure = _CODEC.decode(data, what="a failure")
+    except MalformedMessage as error:
+        return RemoteError(type_name="MalformedMessage", problem=error.message, remote_traceback="")
+    if isinstance(failure, _Defect):
+        return RemoteError(type_name=failure.type_name, problem=failure.problem, remote_traceback=failure.traceback)
+    return _rebuilt(failure, declared.get(failure.name))
+
+
+def _packed(error: BaseException, name: str) -> bytes | None:
+    try:
+        return _CODEC.encode(_Result(name, list(arguments_of(error)), _message(error)))
+    except Exception:  # noqa: BLE001 args that are not data, or a __reduce__ of the user's that raised
+        return None
+
+
+def _rebuilt(failure: _Result, kind: type[Exception] | None) -> Exception:
+    try:
+        if kind is not None:
+            return kind(*failure.args)
+    except Exception:  # noqa: BLE001 S110 another version of the class: its text is all that is left
+        pass
+    return RemoteError(type_name=failure.name, problem=failure.message, remote_traceback="")
+
+
+def _defect(error: BaseException) -> _Defect:
+    """A `RemoteError` that a handler let through stays what it was; the tracebacks of both runners are kept."""
+    name = error.type_name if isinstance(error, RemoteError) else type(error).__qualname__
+    problem = error.problem if isinstance(error, RemoteError) else _message(error)
+    lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
+    return _Defect(_encodable(name), problem, _last(_encodable("".join(lines))))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = error.message if isinstance(error, CoterieError) else str(error)
+    except Exception:  # noqa: BLE001 a user's __str__
+        text = "(its text cannot be made)"
+    return _encodable(text)[:_PROBLEM_MOST]
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's first line on: how coterie came to call the handler is of no interest."""
+    first = trace
+    while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        first = first.tb_next
+    return first or trace
+
+
+def _last(text: str) -> str:
+    """The end of a long text, which is where a traceback says what happened."""
+    return text if len(text) <= _TRACEBACK_MOST else f"…{text[-_TRACEBACK_MOST:]}"
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

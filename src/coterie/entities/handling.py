@@ -1,0 +1,236 @@
+"""Handling: what becomes of one call after the other: begun, answered, expired, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from coterie.entities.activation import ActivationFailed, awaken, awaken_at_once
+from coterie.entities.answers import report_defect, report_stubborn, timed_out
+from coterie.entities.declared import nearest
+from coterie.entities.driving import coroutine_of
+from coterie.entities.limits import STUBBORN_S
+from coterie.entities.serving import Serving
+from coterie.entities.streams import SeatLost, streamed
+from coterie.errors import MalformedMessage
+from coterie.transport.deadlines import Deadlines
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from coterie.entities.answers import Answers
+    from coterie.entities.residents import Resident
+    from coterie.entities.work import Work
+
+_TRUST_S = 0.05
+"""How often to look whether work may be started again, while the runner has lost its session [M2]."""
+
+
+class Lives(Protocol):
+    """Whoever decides about lives: the host."""
+
+    def rests(self, resident: Resident) -> None:
+        """Nothing of it runs, and nothing waits."""
+        ...
+
+    def defected(self, resident: Resident) -> None:
+        """One of its handlers raised what no rpc declares. It still counts as running."""
+        ...
+
+    def not_activated(self, resident: Resident) -> None:
+        """Its life could not begin."""
+        ...
+
+
+class Handlers:
+    """Runs the handlers of all entities of a runner.
+
+    Args:
+        lives: Told what comes of them.
+        answers: By what calls are answered.
+
+    Promise:
+        Of one entity no more handlers run at once than its concurrency says. A call whose deadline has passed does
+        not begin, and one that runs is cancelled then.
+    """
+
+    def __init__(self, lives: Lives, answers: Answers) -> None:
+        self.waiting: dict[Work, None] = {}
+        """Calls that wait for something: those that a cancellation can reach."""
+        self._lives = lives
+        self._answers = answers
+        self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop, self._sweep)
+        self._serving = Serving(self)
+
+    def admit(self, work: Work) -> None:
+        """Let a call run: its entity has room for it."""
+        work.resident.running += 1
+        work.resident.shard.busy += 1
+        self._serving.push(work)
+
+    def expect(self, deadline_s: float) -> None:
+        """Somebody waits until then, and is to be told."""
+        if deadline_s < self._deadlines.next_s:
+            self._deadlines.arm(deadline_s)
+
+    def stop(self, work: Work) -> None:
+        """Cancel the task of a call that waits, once."""
+        if not work.is_stopped:
+            work.is_stopped = True
+            work.task.cancel()
+            self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
+
+    def close(self) -> None:
+        """No deadline is looked after any more."""
+        self._deadlines.stop()
+
+    # How a call begins
+
+    def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
+        """The handler, or what has to come before it."""
+        resident = work.resident
+        resident.current = work
+        if not self._is_wanted(work):
+            self.ended(resident)
+            return None
+        if not resident.shard.tenure.may_start:
+            return self._begin_slowly(work)
+        try:
+            if resident.entity is None:
+                if not awaken_at_once(resident, self._loop.time()):
+                    return self._begin_slowly(work)
+                self._fill(resident)
+            return self._handler(work)
+        except BaseException as error:  # noqa: BLE001 an `initial_state`, or a decorator's own code
+            self.raised(work, error)
+            return None
+
+    async def _begin_slowly(self, work: Work) -> Any:
+        resident = work.resident
+        await self._trusted(work)
+        if resident.entity is None and work.is_open:
+            await awaken(resident, work)
+            self._fill(resident)
+            await self._trusted(work)
+        return await self._handler(work) if self._is_wanted(work) else None
+
+    def _is_wanted(self, work: Work) -> bool:
+        """The check before each dispatch, besides that of trust: does somebody wait for it, here, now?"""
+        if work.deadline_s <= self._loop.time():
+            self._answers.refuse(work, timed_out(work))
+        elif not work.resident.shard.is_open:
+            self._answers.not_mine(work)
+        return work.is_open
+
+    async def _trusted(self, work: Work) -> None:
+        """Wait while the seat is held and nothing new may be started; a call for a seat that is not moves on."""
+        tenure = work.resident.shard.tenure
+        while work.is_open and not tenure.may_start:
+            if not tenure.held:
+                self._answers.not_mine(work)
+                return
+            await asyncio.sleep(_TRUST_S)
+
+    def _handler(self, work: Work) -> Coroutine[Any, Any, Any]:
+        try:
+            args, kwargs = work.rpc.arguments.decode(work.payload)
+        except MalformedMessage as error:
+            self._answers.refuse(work, error)
+            return _nothing()
+        work.has_begun = True
+        made = work.rpc.fn(work.resident.entity, *args, **kwargs)
+        return streamed(work, made) if work.rpc.is_stream else coroutine_of(made)
+
+    def _fill(self, resident: Resident) -> None:
+        """It was activated: as many calls as it may run at once need not wait any more."""
+        mailbox = resident.mailbox
+        while mailbox is not None and resident.running < resident.limit:
+            following = mailbox.take()
+            if following is None:
+                return
+            self.admit(following)
+
+    # How it ends
+
+    def waits(self, work: Work) -> None:
+        """It has a task of its own now."""
+        self.waiting[work] = None
+        self.expect(work.deadline_s)
+
+    def returned(self, work: Work, value: Any) -> None:
+        """The handler has ended well."""
+        try:
+            self._answers.reply(work, value)
+        except MalformedMessage as error:  # it does not fit the annotation: the handler's mistake
+            self.raised(work, error)
+        except BaseException:
+            self.ended(work.resident, work)
+            raise
+        else:
+            self.ended(work.resident, work)
+
+    def raised(self, work: Work, error: BaseException) -> None:
+        """It has ended by an error: a declared one, a cancellation of ours, or a defect."""
+        if isinstance(error, ActivationFailed):
+            self._not_activated(work, error.cause)
+        elif isinstance(error, SeatLost):
+            self._answers.cut_short(work, "it lost the shard while the stream was sent")
+        elif work.is_stopped and isinstance(error, asyncio.CancelledError):
+            pass  # ours, and the call was closed before
+        else:
+            self._answers.fail(work, error)
+            if nearest(error, work.rpc.errors) is None:
+                report_defect(work, error)
+                self._lives.defected(work.resident)
+        self.ended(work.resident, work)
+
+    def _not_activated(self, work: Work, cause: BaseException) -> None:
+        """Those who wait for the same activation get the same error; if it only took too long, they try again."""
+        self._lives.not_activated(work.resident)
+        if not work.is_stopped:
+            mailbox = work.resident.mailbox
+            for each in [work, *(() if mailbox is None else mailbox.take_all())]:
+                self._answers.fail(each, cause)
+
+    def ended(self, resident: Resident, work: Work | None = None) -> None:
+        """A place is free: the next of the mailbox takes it, or nobody."""
+        if work is not None:
+            self.waiting.pop(work, None)
+        resident.current = None
+        following = None if resident.mailbox is None else resident.mailbox.take()
+        if following is not None:
+            self._serving.push(following)
+            return
+        resident.mailbox = None
+        resident.running -= 1
+        resident.shard.busy -= 1
+        if not resident.running:
+            self._lives.rests(resident)
+
+    # Deadlines
+
+    def _sweep(self, now_s: float) -> tuple[float, int]:
+        """Close what has expired; the earliest deadline of the rest, and how many wait."""
+        least_s = math.inf
+        for work in list(self.waiting):
+            if work.deadline_s <= now_s:
+                self._answers.refuse(work, timed_out(work))
+                self.stop(work)
+            else:
+                least_s = min(least_s, work.deadline_s)
+            least_s = min(least_s, self._sweep_mailbox(work.resident, now_s))
+        return least_s, len(self.waiting)
+
+    def _sweep_mailbox(self, resident: Resident, now_s: float) -> float:
+        if resident.mailbox is None:
+            return math.inf
+        expired, least_s = resident.mailbox.take_expired(now_s)
+        for work in expired:
+            self._answers.refuse(work, timed_out(work))
+        return least_s
+
+
+async def _nothing() -> None:
+    """For a call that was answered before its handler could begin."""

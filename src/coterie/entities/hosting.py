@@ -1,0 +1,254 @@
+"""Host: all entities of one runner. What is delivered to it is run, one entity at a time, and answered.
+
+deliver ──▶ resident? ──no──▶ room? shard ours? ──▶ a new life
+               │                                       │
+               └────────▶ runs now, or waits in its mailbox ──▶ handler ──▶ answered
+
+(no task, no timer for an entity without calls)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.activation import backoff_s
+from coterie.entities.answers import Answers
+from coterie.entities.farewells import Farewells
+from coterie.entities.handling import Handlers
+from coterie.entities.idling import Idling
+from coterie.entities.limits import STUBBORN_S, settled
+from coterie.entities.mailbox import Mailbox
+from coterie.entities.occupancy import ShardOccupant
+from coterie.entities.residents import Counts, Hosted, Resident
+from coterie.errors import MailboxFull, ReentrantCall, RunnerFull, UnknownEntity
+from coterie.kernel.addresses import Seat, ShardId, shard_number
+from coterie.kernel.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from coterie.cluster import Cluster
+    from coterie.entities.definitions import EntityType
+    from coterie.entities.work import Work
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.clock import Clock
+    from coterie.ownership.tenure import Tenure
+    from coterie.settings import Settings
+
+
+class Host:
+    """The entities of one runner, made and used on its loop. There is no `start`; `stop` ends it.
+
+    Args:
+        types: The entity types that this program knows, by name. Looked up at each delivery, so it may still grow.
+        cluster: What entities have as `self.cluster`; None for a probe.
+        settings: How the runner runs: `shards`, `drain`, `resident_entities`, `max_idle`, `retry`.
+        clock: Of the runner.
+        chance: Of the runner.
+        name: Of the runner, for errors.
+
+    Promise:
+        Every delivered call is answered once, by its deadline and a tick, whatever its handler does (see `Work`).
+        What hangs or fails in one entity costs no other entity anything.
+    """
+
+    def __init__(
+        self,
+        types: Mapping[str, EntityType[Any]],
+        *,
+        cluster: Cluster | None,
+        settings: Settings,
+        clock: Clock,
+        chance: Chance,
+        name: str,
+    ) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.clock = clock
+        self.counts = Counts()
+        self.tasks = Tasks("entities/resources")
+        self.answers = Answers(name, self.counts)
+        self.handlers = Handlers(self, self.answers)
+        self.farewells = Farewells()
+        self._loop = asyncio.get_running_loop()
+        self.idling = Idling(self._loop, lambda: self._hosted.values(), self._evict)
+        self._types = types
+        self._chance = chance
+        self._name = name
+        self._hosted: dict[str, Hosted] = {}
+        self._shards: dict[ShardId, ShardOccupant] = {}
+        self._ending: dict[ShardId, ShardOccupant] = {}  # given up, but handlers of them still run
+
+    # The face
+
+    def occupy(self, tenure: Tenure) -> ShardOccupant:
+        """Sit on the seat of a shard (`ownership.Occupy`). Handlers inherit the context in which this is called."""
+        _, name = Seat.split(tenure.seat)
+        id_ = ShardId.parse(name)
+        shard = self._shards[id_] = ShardOccupant(self, tenure, id_, copy_context(), self._ending.get(id_))
+        return shard
+
+    def deliver(self, work: Work) -> None:
+        """Run a call, when its turn comes. Never raises, never blocks; may answer before it returns.
+
+        Answers without running: `not_mine`, or `refuse` with `UnknownEntity`, `ReentrantCall`, `MailboxFull`,
+        `RunnerFull`, `MalformedMessage` (when its turn comes) or `SendTimeout` (deadline passed while it waited).
+        After it began: `reply`, `failed`, `send`… and `end`, or `refuse` with `SendTimeout` (cancelled at its
+        deadline) or `RunnerUnavailable` with `sent` (the seat was lost while it ran: it may have run, do not repeat).
+        """
+        self.counts.delivered += 1
+        hosted = self._hosted.get(work.entity_type) or self._host(work.entity_type)
+        work.rpc = None if hosted is None else hosted.type.rpcs.get(work.method)
+        if hosted is None or work.rpc is None:
+            self.answers.refuse(work, UnknownEntity(target=work.target, hint=self._known(hosted)))
+        else:
+            self._place(hosted, work)
+
+    def cancel(self, work: Work) -> None:
+        """The caller has left: work that waits never runs, a handler that runs is cancelled, nothing is answered.
+
+        An activation goes on, for the sake of the next call, but not past the deadline of this one.
+        """
+        work.is_open = False
+        if work.task is not None and work.has_begun:
+            self.handlers.stop(work)
+
+    def residents(self, entity_type: str) -> Sequence[str]:
+        """The ids of all entities of a type that live here now, for a broadcast."""
+        hosted = self._hosted.get(entity_type)
+        return [] if hosted is None else list(hosted.entities)
+
+    async def stop(self) -> None:
+        """End everything that is left, within some seconds, whatever ignores its cancellation."""
+        for shard in list(self._shards.values()):
+            shard.abandon()
+        await settled([work.task for work in self.handlers.waiting], limit_s=STUBBORN_S)
+        await self.farewells.stop()
+        self.handlers.close()
+        self.idling.stop()
+
+    # Where a call goes
+
+    def _known(self, hosted: Hosted | None) -> str:
+        if hosted is None:
+            known = f"the entities {', '.join(sorted(self._types))}" if self._types else "no entities"
+        else:
+            known = f"{hosted.type.name} with {', '.join(sorted(hosted.type.rpcs))}"
+        return f"is the program that defines it deployed? runner {self._name} knows {known}"
+
+    def _host(self, entity_type: str) -> Hosted | None:
+        known = self._types.get(entity_type)
+        if known is None:
+            return None
+        hosted = self._hosted[entity_type] = Hosted(known, self.settings)
+        return hosted
+
+    def _place(self, hosted: Hosted, work: Work) -> None:
+        resident = hosted.entities.get(work.entity_id) or self._move_in(hosted, work)
+        if resident is None:
+            return
+        work.resident = resident
+        if work.chain and _waits_for_itself(resident, work):
+            self.answers.refuse(work, ReentrantCall(target=work.target, chain=_shown(work)))
+        elif resident.running < resident.limit:
+            if not resident.running:
+                hosted.idle.pop(resident, None)
+            self.handlers.admit(work)
+        else:
+            self._let_wait(resident, work)
+
+    def _let_wait(self, resident: Resident, work: Work) -> None:
+        most = resident.hosted.type.mailbox
+        mailbox = resident.mailbox = resident.mailbox or Mailbox(most)
+        if mailbox.put(work):
+            self.handlers.expect(work.deadline_s)
+        else:
+            self.answers.refuse(work, MailboxFull(entity=resident.address, waiting=most))
+
+    # Lives
+
+    def _move_in(self, hosted: Hosted, work: Work) -> Resident | None:
+        """A new life for the sake of a call, if the shard is ours and there is room."""
+        number = shard_number(hosted.type.name, work.entity_id, self.settings.shards)
+        shard = self._shards.get(ShardId(hosted.type.group, number))
+        if shard is None or not shard.tenure.held:
+            self.answers.not_mine(work)
+            return None
+        farewell = None
+        if self.counts.resident >= self.settings.resident_entities:
+            idle = self.idling.longest()
+            if idle is None:
+                self.answers.refuse(
+                    work, RunnerFull(runner=self._name, entity=work.address, resident=self.counts.resident)
+                )
+                return None
+            farewell = self._evict(idle)
+        resident = Resident(hosted, work.entity_id, shard, farewell)
+        hosted.entities[work.entity_id] = resident
+        shard.residents[resident] = None
+        self.counts.resident += 1
+        return resident
+
+    def retire(self, resident: Resident) -> list[Work]:
+        """End a life, when its last call has ended; the calls that wait for it."""
+        hosted, mailbox = resident.hosted, resident.mailbox
+        if resident.is_leaving:
+            return []
+        resident.is_leaving = True
+        resident.mailbox = None
+        del hosted.entities[resident.id], resident.shard.residents[resident]
+        hosted.idle.pop(resident, None)
+        self.counts.resident -= 1
+        if not resident.running:
+            self.farewells.begin(resident)
+        return [] if mailbox is None else mailbox.take_all()
+
+    def _evict(self, resident: Resident) -> asyncio.Future[Any] | None:
+        """Let an idle entity leave; its farewell, if it takes any time."""
+        self.retire(resident)
+        return resident.hosted.leaving.get(resident.id)
+
+    def rests(self, resident: Resident) -> None:
+        """Nothing of it runs any more: it is idle, or leaves."""
+        if not resident.is_leaving:
+            if not resident.is_kept:
+                self.idling.rest(resident)
+            return
+        self.farewells.begin(resident)
+        if not resident.shard.is_open:
+            resident.shard.quieten()
+
+    def defected(self, resident: Resident) -> None:
+        """Drop an instance of which nobody knows what state it is in: those that wait get another one."""
+        for work in self.retire(resident):
+            self._place(resident.hosted, work)
+
+    def not_activated(self, resident: Resident) -> None:
+        """Leave an entity that could not begin alone for a while."""
+        resident.failures += 1
+        resident.not_before_s = self._loop.time() + backoff_s(resident.hosted, resident.failures, self._chance)
+
+    def closed(self, shard: ShardOccupant) -> None:
+        """A shard takes no calls any more."""
+        if self._shards.get(shard.id) is shard:
+            del self._shards[shard.id]
+        self._ending[shard.id] = shard
+
+    def quiet(self, shard: ShardOccupant) -> None:
+        """Nothing runs any more of a shard that was given up."""
+        if self._ending.get(shard.id) is shard:
+            del self._ending[shard.id]
+
+
+def _waits_for_itself(resident: Resident, work: Work) -> bool:
+    """Whether whoever awaits this call is what keeps its entity busy."""
+    current = resident.current
+    if resident.hosted.concurrency > 1 or current is None:
+        return False
+    return any(message_id == current.message_id for _, message_id in work.chain)
+
+
+def _shown(work: Work) -> str:
+    return " → ".join(address for address, _ in work.onward())

@@ -1,0 +1,128 @@
+"""The arguments of a call as bytes: bound, encoded and checked by the caller, decoded and checked again at the entity.
+
+They travel as a map by the names of the parameters. So two versions of a program understand each other: a
+parameter that the receiver does not know is dropped, one that the caller did not know takes its default.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coterie.entities.annotations import codec_of
+from coterie.entities.options import refusal
+from coterie.errors import MalformedMessage
+from coterie.kernel.codec import Codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_IMMUTABLE = (str, int, float, bool, bytes, type(None))
+
+
+class Arguments:
+    """Encodes and decodes the arguments of one method.
+
+    The parameters are the fields of a Struct made once, which binds arguments to them in C: no call looks at a
+    signature.
+
+    Args:
+        fn: The method.
+        hints: Its annotations.
+        what: The rpc, for errors.
+
+    Promise:
+        What `encode` gave, `decode` takes, in this version of the program. What does not fit the annotations is
+        refused by both.
+    """
+
+    __slots__ = ("_codec", "_keywords", "_make", "_signature", "_what", "names")
+
+    def __init__(self, fn: Callable[..., Any], hints: dict[str, Any], *, what: str) -> None:
+        self._signature = inspect.signature(fn)
+        parameters = _parameters(self._signature, what=what)
+        by_keyword = [one for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+        self._what = what
+        self._keywords = tuple(one.name for one in by_keyword)
+        self.names = tuple(one.name for one in parameters)
+        self._make = _struct(parameters, by_keyword, [_field(one, hints, what=what) for one in parameters])
+        self._codec: Codec[Any] = Codec(self._make)  # not codec_for: its cache would keep the Struct for ever
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The arguments as bytes that are known to decode.
+
+        Raises:
+            TypeError: Too many, too few or unknown arguments, as for a plain method.
+            MalformedMessage: One does not fit its annotation; which one, and why.
+        """
+        try:
+            values = self._make(*args, **kwargs)
+        except TypeError:
+            self._refuse_binding(args, kwargs)
+            raise
+        return self._codec.checked(values, what=self._what)
+
+    def decode(self, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, by position and by keyword.
+
+        Raises:
+            MalformedMessage: They do not fit.
+        """
+        values = msgspec.structs.astuple(self._codec.decode(data, what=self._what))
+        if not self._keywords:
+            return values, {}
+        split = len(values) - len(self._keywords)
+        return values[:split], dict(zip(self._keywords, values[split:], strict=True))
+
+    def _refuse_binding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Python's own words for what is wrong."""
+        try:
+            self._signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._what}(): {error}") from None
+
+
+def _parameters(signature: inspect.Signature, *, what: str) -> Sequence[Parameter]:
+    """All but self."""
+    found = list(signature.parameters.values())
+    if not found or found[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+        raise refusal(
+            f"{what} takes no self", hint="an rpc is a method of an entity: write self as its first parameter"
+        )
+    several = next((one for one in found if one.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)), None)
+    if several is not None:
+        raise refusal(
+            f"{what} takes {str(several).split(':')[0]}, which has no type of its own for each argument",
+            hint=f"name the parameters, or take one list or map: {several.name}: list[int]",
+        )
+    return found[1:]
+
+
+def _struct(parameters: Sequence[Parameter], by_keyword: Sequence[Parameter], fields: list[Any]) -> Any:
+    """A Struct with these fields; those by keyword come from a base, since a Struct has them all or none."""
+    split = len(parameters) - len(by_keyword)
+    base = msgspec.defstruct("Keywords", fields[split:], kw_only=True, gc=False)
+    return msgspec.defstruct("Arguments", fields[:split], bases=(base,), gc=False)
+
+
+def _field(one: Parameter, hints: dict[str, Any], *, what: str) -> Any:
+    codec = codec_of(hints, one.name, what=what, part=f"parameter {one.name}", example=f"{one.name}: int")
+    if one.default is Parameter.empty:
+        return one.name, hints[one.name]
+    return one.name, hints[one.name], _default(one, codec, what=what)
+
+
+def _default(one: Parameter, codec: Codec[Any], *, what: str) -> Any:
+    """The default as a field takes it: mutable ones are copied, so that no two calls share one."""
+    try:
+        codec.checked(one.default, what=what)
+    except MalformedMessage as error:
+        problem = f"the default of parameter {one.name} does not fit its annotation: {error.problem}"
+        raise refusal(f"{what}: {problem}") from error
+    if isinstance(one.default, _IMMUTABLE):
+        return msgspec.field(default=one.default)
+    return msgspec.field(default_factory=partial(codec.copy, one.default))

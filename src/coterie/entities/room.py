@@ -1,0 +1,164 @@
+"""The entities of a program: what it defines, and how its runners come to host them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from coterie.entities.definitions import define
+from coterie.entities.hosting import Host
+from coterie.entities.options import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from coterie.cluster import Cluster
+    from coterie.connection import Connection
+    from coterie.entities.broadcasting import Replies
+    from coterie.entities.calls import Call, Stream
+    from coterie.entities.definitions import EntityOptions, EntityType
+    from coterie.entities.entity import E, Entity
+    from coterie.entities.rpcs import Rpc
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupy
+    from coterie.runner import Runner
+
+
+class Entities:
+    """The entity types of one program, and the room for the seats of shards (`runner.Room`).
+
+    Args:
+        cluster: What entities have as `self.cluster`.
+        acting: For whom calls are made at the moment.
+    """
+
+    kind = "shard"
+
+    def __init__(self, cluster: Cluster, acting: Callable[[], Connection]) -> None:
+        self.types: dict[str, EntityType[Any]] = {}
+        self._by_class: dict[type, EntityType[Any]] = {}
+        self._senders: dict[str, TypedSender] = {}
+        self._cluster = cluster
+        self._acting = acting
+
+    def add(self, cls: type[E], options: EntityOptions) -> None:
+        """Define an entity type.
+
+        Raises:
+            ConfigurationError: It cannot be used, or its name is taken.
+        """
+        entity_type = define(cls, **options)
+        taken = self.types.get(entity_type.name)
+        if taken is not None:
+            raise refusal(
+                f"there are two entities of the name {entity_type.name}: {taken.cls.__qualname__} in "
+                f"{taken.cls.__module__} and {cls.__qualname__} in {cls.__module__}",
+                hint="give one of them name=",
+            )
+        self.types[entity_type.name] = entity_type
+        self._by_class[cls] = entity_type
+        self._senders[entity_type.name] = TypedSender(entity_type, self._acting)
+
+    def of(self, cls: type[E]) -> EntityType[E]:
+        """What is known of an entity class.
+
+        Raises:
+            TypeError: It is none of this cluster's.
+        """
+        found = self._by_class.get(cls)
+        if found is None:
+            raise TypeError(
+                f"{getattr(cls, '__name__', cls)} is no entity of this cluster: write @cluster.entity before the class"
+            )
+        return cast("EntityType[E]", found)
+
+    def ref(self, cls: type[E], id: str, *, timeout_s: float | None) -> E:
+        """A reference to an entity."""
+        entity_type = self.of(cls)
+        return entity_type.ref(id, self._senders[entity_type.name], timeout_s=timeout_s)
+
+    def send(self, call: Call[Any]) -> Coroutine[Any, Any, Any]:
+        """Send a call that was taken before."""
+        sender = self._senders.get(call.address.type)
+        if sender is None:
+            raise TypeError(f"{call!r} was made by another cluster: this one has no entity {call.address.type}")
+        return sender.call(call)
+
+    async def broadcast(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Replies[Any]:
+        """Call all resident entities of the method's type."""
+        entity_type, rpc = self.method(method)
+        if rpc.is_stream:
+            raise TypeError(f"{rpc.what} is a stream, and a broadcast takes one reply of each")
+        calling = self._acting().calling
+        payload = rpc.arguments.encode(args, kwargs)
+        return await calling.broadcasts.ask(rpc, entity_type, payload, calling.within_s(rpc.timeout_s))
+
+    def named(self, entity: type[Entity[Any]] | str) -> EntityType[Any]:
+        """An entity type by its class or its name."""
+        if not isinstance(entity, str):
+            return self.of(entity)
+        found = self.types.get(entity)
+        if found is None:
+            raise ValueError(f"this program knows no entity {entity!r}: there are {', '.join(self.types) or 'none'}")
+        return found
+
+    def method(self, fn: Callable[..., Any]) -> tuple[EntityType[Any], Rpc]:
+        """Which rpc `Account.balance` is, written as a method of the class.
+
+        Raises:
+            TypeError: It is none of this cluster's, or several entities inherited it.
+        """
+        found = [
+            (entity_type, rpc)
+            for entity_type in self.types.values()
+            for rpc in entity_type.rpcs.values()
+            if rpc.fn is fn
+        ]
+        shown = getattr(fn, "__qualname__", repr(fn))
+        if not found:
+            raise TypeError(f"{shown} is no rpc of an entity of this cluster: write it as in Account.balance")
+        if len(found) > 1:
+            names = ", ".join(entity_type.name for entity_type, _ in found)
+            raise TypeError(f"{shown} is an rpc of {names}, which inherited it: override it in the one that is meant")
+        return found[0]
+
+    # The room
+
+    def definitions(self) -> Sequence[Definition]:
+        """None: shards are known to all."""
+        return ()
+
+    def occupants(self, runner: Runner) -> Occupy:
+        """Host the entities of a runner's shards."""
+        calling = runner.calling
+        host = Host(
+            self.types,
+            cluster=self._cluster,
+            settings=runner.settings,
+            clock=calling.clock,
+            chance=calling.chance,
+            name=runner.name,
+        )
+        calling.serve(host, self.types)
+        return host.occupy
+
+
+class TypedSender:
+    """Sends the calls of references to one entity type, for whoever acts at the moment."""
+
+    __slots__ = ("_acting", "_type")
+
+    def __init__(self, entity_type: EntityType[Any], acting: Callable[[], Connection]) -> None:
+        self._type = entity_type
+        self._acting = acting
+
+    def call(self, call: Call[Any], /) -> Coroutine[Any, Any, Any]:
+        """Send a call and wait for its result."""
+        if call.rpc.persisted:
+            raise NotImplementedError(f"{call!r} is persisted, and only volatile calls can be sent yet")
+        return self._acting().calling.call(call, self._type)
+
+    def stream(self, stream: Stream[Any], /) -> Any:
+        """Ask for the items of a stream."""
+        return self._acting().calling.stream(stream, self._type)

@@ -1,0 +1,116 @@
+"""Serving: calls whose turn has come are begun in as few tasks as their handlers need.
+
+ready ──▶ first step ──▶ it has ended: on to the next one, in the same task
+              │
+              └─▶ it waits: this task is its own from here on, and another one serves the rest
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from coterie.entities.driving import first_step, remaining_steps
+from coterie.kernel.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from contextvars import Context
+
+    from coterie.entities.work import Work
+
+    Suspended = tuple[Work, Context, Coroutine[Any, Any, Any], Any]
+
+_BATCH = 100
+"""Handlers that one task runs before the loop gets its turn: a millisecond or so, if none of them blocks."""
+
+
+class Handles(Protocol):
+    """Whoever knows what to do for a call."""
+
+    def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
+        """What to run for it; None if there is nothing to run any more."""
+        ...
+
+    def waits(self, work: Work) -> None:
+        """It does not end at once: it has a task now, by which it can be cancelled."""
+        ...
+
+    def returned(self, work: Work, value: Any) -> None: ...
+    def raised(self, work: Work, error: BaseException) -> None: ...
+
+
+class Serving:
+    """A queue of calls, and the tasks that run them.
+
+    Promise:
+        Each call runs in a context of its own, a copy of its shard's: nothing that one handler sets there reaches
+        another one. Its task is that of no other handler that waits.
+    """
+
+    def __init__(self, handles: Handles) -> None:
+        self._handles = handles
+        self._tasks = Tasks("entities")
+        self._ready: deque[Work] = deque()
+        self._serving = False
+
+    def push(self, work: Work) -> None:
+        """Let a call run, after those that were pushed before."""
+        self._ready.append(work)
+        if not self._serving:
+            self._serve_on()
+
+    def _serve_on(self) -> None:
+        self._serving = True
+        self._tasks.spawn(self._serve(), name="handlers", context=self._ready[0].resident.shard.context.copy())
+
+    async def _serve(self) -> None:
+        try:
+            suspended = self._run_ready(asyncio.current_task())
+        finally:
+            self._serving = False
+            if self._ready:
+                self._serve_on()
+        if suspended is not None:
+            await self._wait(*suspended)
+
+    def _run_ready(self, task: asyncio.Task[Any] | None) -> Suspended | None:
+        """Run handlers to their ends, up to the first one that waits."""
+        assert task is not None, "only a task runs this"
+        ready, handles = self._ready, self._handles
+        for _ in range(_BATCH):
+            if not ready or task.cancelling():  # by a handler that has ended: it must not reach the next one
+                return None
+            work = ready.popleft()
+            coroutine = handles.begin(work)
+            if coroutine is None:
+                continue
+            context = work.resident.shard.context.copy()
+            try:
+                waits_for = context.run(first_step, work, coroutine)
+            except StopIteration as ended:
+                handles.returned(work, ended.value)
+            except BaseException as error:  # noqa: BLE001 what a handler raises is its own, SystemExit too
+                handles.raised(work, error)
+                _raise_if_meant_for_us(error)
+            else:
+                work.task = task
+                return work, context, coroutine, waits_for
+        return None
+
+    async def _wait(self, work: Work, context: Context, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        self._handles.waits(work)
+        try:
+            value = await remaining_steps(context, coroutine, waits_for)
+        except BaseException as error:  # noqa: BLE001 a cancellation too: whoever cancels a call means its handler
+            self._handles.raised(work, error)
+            _raise_if_meant_for_us(error)
+        else:
+            self._handles.returned(work, value)
+
+
+def _raise_if_meant_for_us(error: BaseException) -> None:
+    """A second Ctrl-C ends the process, wherever it strikes; a closed coroutine has to end."""
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error

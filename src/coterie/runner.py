@@ -1,0 +1,255 @@
+"""One process's part in a cluster as a runner: a client that also holds seats, in one life after another.
+
+start    storage ─▶ setups ─▶ listener ─▶ session and lock ─▶ row           [M2]
+stop     drain, release, offer ─▶ row deleted ─▶ listener closed ─▶ setups closed ─▶ storage
+evicted  row gone ─▶ what is left of the life ends at once ─▶ another life, under a new incarnation
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Protocol
+
+from coterie.connection import Connection
+from coterie.errors import CoterieError
+from coterie.kernel.addresses import Seat, new_incarnation
+from coterie.kernel.retry import Retry
+from coterie.kernel.service import Service, State
+from coterie.ownership.membership import Membership
+from coterie.setups import Setups
+from coterie.transport.routes import Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from coterie.connection import Doors
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupant, Occupy, Tenure
+    from coterie.settings import Settings
+    from coterie.setups import Setup
+    from coterie.transport.interface import Transport
+
+log = logging.getLogger("coterie")
+
+_REBIRTH = Retry(attempts=20, base="100ms", max="5s")
+"""Pauses between two tries to come back after an eviction; the last one repeats for as long as it takes."""
+
+
+class Room(Protocol):
+    """An upper room (entities, singletons, crons): what it defines, and who sits on its seats."""
+
+    @property
+    def kind(self) -> str:
+        """Which seats are its own: the first part of their names."""
+        ...
+
+    def definitions(self) -> Sequence[Definition]:
+        """The seats besides shards that this program knows."""
+        ...
+
+    def occupants(self, runner: Runner, /) -> Occupy:
+        """What puts somebody on the seats of a runner."""
+        ...
+
+
+class Nobody:
+    """Sits on a seat and does nothing."""
+
+    async def drain(self) -> None:
+        """Nothing runs."""
+
+    def abandon(self) -> None:
+        """Nothing runs."""
+
+
+def nobody(_: Runner) -> Occupy:
+    """Seats are held, and nothing is done on them."""
+    return lambda _: Nobody()
+
+
+class Life(Service):
+    """A runner from one registration to its end. It stops at once; `Membership.leave` comes before, if at all."""
+
+    def __init__(self, transport: Transport, membership: Membership, settled: Callable[[], None]) -> None:
+        super().__init__(what=f"a life of {membership.what}")
+        self.transport = transport
+        self.membership = membership
+        self._settled = settled
+
+    async def _start(self) -> None:
+        await self.transport.start()
+        await self.membership.start()
+        self.tasks.spawn(self._settle(), name="settle")
+
+    async def _stop(self) -> None:
+        try:
+            await self.membership.stop()
+        finally:
+            await self.transport.stop()
+
+    async def _settle(self) -> None:
+        await self.membership.ready()
+        self._settled()
+
+
+class Runner(Connection):
+    """One process's part in a cluster, as a runner.
+
+    Args:
+        settings: How it runs.
+        doors: What leads outside.
+        rooms: Who defines seats and sits on them, by the kind of seat.
+        definitions: Seats that no room defines.
+        occupy: Who sits on the seats of no room's kind.
+        setups: What is opened before the first seat, and closed after the last one in the opposite order.
+
+    Promise:
+        An eviction ends everything that ran under the old incarnation before anything runs under the new one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        doors: Doors,
+        *,
+        rooms: Sequence[Room] = (),
+        definitions: Sequence[Definition] = (),
+        occupy: Callable[[Runner], Occupy] = nobody,
+        setups: Sequence[Setup] = (),
+    ) -> None:
+        super().__init__(settings, doors)
+        self.name = settings.runner_name or f"{socket.gethostname()}-{os.getpid()}"
+        self.gone = asyncio.Event()
+        """Set when it has stopped, whoever stopped it."""
+        self.left_behind: list[str] = []
+        """The seats that it could not give back when it stopped: others take them when its lease has run out."""
+        self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
+        self._occupiers = {room.kind: room.occupants(self) for room in rooms}
+        self._occupy_rest = occupy(self)
+        self._setups = Setups(setups)
+        self._tenures: dict[str, Tenure] = {}
+        self._life: Life | None = None
+        self._settled = asyncio.Event()
+        self._missing = "it is not started"
+
+    @property
+    def seats(self) -> list[str]:
+        """The names of the seats on which somebody of ours sits, in order."""
+        return sorted(seat for seat, tenure in self._tenures.items() if not tenure.ended)
+
+    @property
+    def missing(self) -> str:
+        return self._missing
+
+    def tenure(self, seat: str) -> Tenure | None:
+        """Our holding of a seat; None if it is not ours."""
+        return None if self._life is None else self._life.membership.tenure(seat)
+
+    async def _ready(self) -> None:
+        await self._settled.wait()
+        self.require_running()
+
+    def _trusts(self) -> bool:
+        return self._life is None or self._life.membership.trust.holds
+
+    # Its life
+
+    async def _start(self) -> None:
+        self._missing = "the database is not open yet"
+        await self._open()
+        self._missing = "what cluster.setup opens is not open yet"
+        await self._setups.open()
+        await self._live()
+        self.tasks.spawn(self._live_again_and_again(), name="live again")
+
+    async def _stop(self) -> None:
+        self._settled.set()  # whoever waits for it learns that it will not come
+        async with AsyncExitStack() as last:
+            last.callback(self.gone.set)
+            last.push_async_callback(self._close)
+            last.push_async_callback(self._setups.close)
+            last.push_async_callback(self.calling.stop)
+            if self._life is not None:
+                last.push_async_callback(self._life.stop)
+                await self._leave(self._life.membership)
+
+    async def _leave(self, membership: Membership) -> None:
+        try:
+            if membership.state is State.RUNNING:
+                await membership.leave()
+        finally:
+            self.left_behind = self.seats
+
+    async def _live(self) -> None:
+        """Begin a life under the present incarnation."""
+        self._missing = "it is not registered with the cluster yet"
+        routes = Routes()
+        transport = self._transport = self._new_transport(routes, listens=True)
+        self.calling.join(transport, routes)
+        self._life = Life(transport, self._new_membership(transport, routes), self._has_settled)
+        await self._life.start()
+        self._missing = "it has not taken all of its seats yet"
+
+    def _has_settled(self) -> None:
+        log.info("runner %s has joined and holds %d seats", self.name, len(self.seats))
+        self._settled.set()
+
+    async def _live_again_and_again(self) -> None:
+        while True:
+            assert self._life is not None, "there is a first one"
+            reason = await self._life.membership.ended
+            log.warning("runner %s lost its place, %s: it comes back under a new incarnation", self.name, reason)
+            self._settled.clear()
+            self._missing = f"it lost its place ({reason}) and is not back yet"
+            self.calling.part()
+            await self._life.stop()
+            await self._come_back(reason)
+            log.warning("runner %s is back as %s", self.name, self.incarnation)
+
+    async def _come_back(self, reason: str) -> None:
+        attempt = 0
+        while not await self._came_back(reason):
+            attempt = min(attempt + 1, _REBIRTH.attempts - 1)
+            await asyncio.sleep(_REBIRTH.delay_s(attempt, self._doors.chance) or 0)
+
+    async def _came_back(self, reason: str) -> bool:
+        self.incarnation = new_incarnation(self._doors.chance)
+        self.storage.rename(self.incarnation)
+        try:
+            await self._live()
+        except Exception as error:
+            log.warning(
+                "runner %s cannot come back yet: %s",
+                self.name,
+                error,
+                exc_info=not isinstance(error, CoterieError | OSError),
+            )
+            self._missing = f"it lost its place ({reason}) and cannot come back: {error}"
+            return False
+        return True
+
+    def _new_membership(self, transport: Transport, routes: Routes) -> Membership:
+        return Membership(
+            self.settings,
+            incarnation=self.incarnation,
+            name=self.name,
+            storage=self.storage,
+            transport=transport,
+            routes=routes,
+            aside=self._doors.new_aside(),
+            clock=self._doors.clock,
+            directory=self.directory,
+            definitions=self._definitions,
+            occupy=self._occupy,
+            host=self._doors.host,
+            process=self._doors.process,
+        )
+
+    def _occupy(self, tenure: Tenure) -> Occupant:
+        self._tenures[tenure.seat] = tenure
+        kind, _ = Seat.split(tenure.seat)
+        return self._occupiers.get(kind, self._occupy_rest)(tenure)

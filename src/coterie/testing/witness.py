@@ -1,0 +1,46 @@
+"""The first witness under simulation: it knows which nodes live, and forgets everybody when the server restarts."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from coterie.testing.nodes import current_node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from coterie.testing.loop import SimLoop
+    from coterie.testing.nodes import Node
+
+
+class SimulatedWitness:
+    """Signs of life as a server keeps them: until the process is gone that gave them, or the server restarts [M2]."""
+
+    def __init__(self, loop: SimLoop, restarts: Callable[[], int]) -> None:
+        self._loop = loop
+        self._restarts = restarts
+        self._signs: list[tuple[str, Node, str]] = []
+
+    @property
+    def server(self) -> str:
+        """Which start of the server it is."""
+        return f"start {self._restarts()}"
+
+    @asynccontextmanager
+    async def taken(self, incarnation: str) -> AsyncIterator[bool]:
+        """Give a sign of life in the name of the process that calls."""
+        sign = incarnation, current_node.get(self._loop.test).process, self.server
+        self._signs.append(sign)
+        try:
+            yield False
+        finally:
+            self._signs.remove(sign)
+
+    def held(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Whose signs of life are there now."""
+        there = {who for who, process, server in self._signs if process.alive and server == self.server}
+        return frozenset(incarnations) & there
+
+    def remove(self, incarnation: str) -> None:
+        """There is nothing to remove."""

@@ -1,0 +1,31 @@
+"""The databases on which processes are tested together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database of each kind that several processes can share."""
+    return _fresh(request, tmp_path)
+
+
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.nightly), POSTGRES])
+def url_by_day(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same, for tests that run on SQLite only at night: they take long, and it differs little there."""
+    return _fresh(request, tmp_path)
+
+
+def _fresh(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/coterie.db"
+    fresh: str = request.getfixturevalue("postgres_url")
+    return fresh

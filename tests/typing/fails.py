@@ -1,0 +1,93 @@
+"""A program that checkers must refuse at each line with an ignore comment, and nowhere else. Never run.
+
+Both checkers report an ignore comment that is not needed, so this file passes exactly if each marked line fails.
+"""
+# pyright: reportUnnecessaryTypeIgnoreComment=error
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coterie.cluster import Cluster
+from coterie.entities.definitions import define
+from coterie.entities.entity import Entity
+from coterie.entities.rpcs import rpc
+
+if TYPE_CHECKING:
+    from coterie.entities.calls import Sender
+
+
+@dataclass
+class Balance:
+    cents: int = 0
+
+
+class Account(Entity[Balance]):
+    @rpc
+    async def charge(self, order_id: str, cents: int, *, note: str = "") -> int:
+        self.state.euros = 5  # type: ignore[attr-defined] # the state has no such field
+        return self.state.cents
+
+    @rpc
+    async def watch(self) -> AsyncIterator[int]:
+        yield 1
+
+    @rpc  # type: ignore[type-var] # a plain def
+    def plain(self) -> int:
+        return 1
+
+    @rpc(persistent=True)  # type: ignore[call-overload, untyped-decorator] # no such option
+    async def misspelt(self) -> None: ...
+
+    @rpc(errors=[ValueError("x")])  # type: ignore[list-item] # an error instead of its class
+    async def instance(self) -> None: ...
+
+    def initial_state(self) -> int:  # type: ignore[override] # another state than declared
+        return 1
+
+
+class Bare(Entity):
+    async def helper(self) -> None:
+        self.state.cents = 5  # type: ignore[attr-defined] # there is no state
+
+
+async def call(account: Account) -> str:
+    await account.charge("order-7", "500")  # type: ignore[arg-type] # text for a number
+    await account.charge("order-7")  # type: ignore[call-arg] # an argument too few
+    await account.charge("order-7", 5, "gift")  # type: ignore[call-arg] # by keyword only
+    await account.charge("order-7", 5, nota="gift")  # type: ignore[call-arg] # misspelt
+    await account.chagre("order-7", 5)  # type: ignore[attr-defined] # misspelt
+    text: str = await account.charge("order-7", 5)  # type: ignore[assignment] # a number
+    await account.watch()  # type: ignore[misc] # a stream is not awaited
+    asyncio.create_task(account.watch())  # type: ignore[arg-type] # noqa: RUF006 nor run as a task
+    async for item in account.watch():
+        return item  # type: ignore[return-value] # a number
+    return text
+
+
+cluster = Cluster("sqlite://")
+
+
+@cluster.entity(max_idel="5m")  # type: ignore[call-overload] # no such option
+class Misspelt(Entity): ...
+
+
+async def by_cluster(account: Account) -> None:
+    cluster.ref(int, "a")  # type: ignore[type-var] # no entity
+    cluster.ref(Account, 5)  # type: ignore[arg-type] # ids are text
+    bare: Bare = cluster.ref(Account, "a")  # type: ignore[assignment] # another entity
+    text: str = await cluster.call(account.charge("order-7", 5))  # type: ignore[arg-type] # a number
+    await cluster.broadcast(Account.charge, "order-7", "500")  # type: ignore[arg-type] # text for a number
+    await cluster.broadcast(Account.charge)  # type: ignore[call-arg] # arguments too few
+    cluster.is_local(5)  # type: ignore[arg-type] # no reference
+    print(bare, text)
+
+
+def definitions(sender: Sender) -> Bare:
+    define(int)  # type: ignore[type-var] # no entity
+    define(Account, max_idel="5m")  # type: ignore[call-arg] # no such option
+    define(Account, mailbox="many")  # type: ignore[arg-type] # text for a number
+    return define(Account).ref("alice", sender)  # type: ignore[return-value] # another entity

@@ -1,0 +1,136 @@
+"""A program that checkers must pass: references are typed as their entities, calls as coroutines. Never run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_type
+
+from coterie.cluster import Cluster
+from coterie.entities.definitions import define
+from coterie.entities.entity import Entity
+from coterie.entities.rpcs import rpc
+from coterie.kernel.addresses import ShardId
+
+if TYPE_CHECKING:
+    from coterie.entities.calls import Sender
+
+T = TypeVar("T")
+
+
+@dataclass
+class Balance:
+    cents: int = 0
+
+
+class Overdrawn(Exception): ...
+
+
+class Account(Entity[Balance]):
+    @rpc
+    async def balance(self) -> int:
+        assert_type(self.state, Balance)
+        assert_type(self.id, str)
+        assert_type(self.cluster, Cluster)
+        return self.state.cents
+
+    @rpc(persisted=True, key="order_id", errors=[Overdrawn], timeout="5s")
+    async def charge(self, order_id: str, cents: int = 100, *, note: str | None = None) -> int:
+        self.keep_alive()
+        connection = await self.resource("db", connect)
+        assert_type(connection, bytes)
+        assert_type(await self.balance(), int)
+        return 0
+
+    @rpc(persisted=True, key=("a", "b"))
+    async def pair(self, a: int, b: int) -> tuple[int, int]:
+        return a, b
+
+    @rpc
+    async def watch(self, above: int) -> AsyncIterator[Balance]:
+        yield self.state
+
+    def initial_state(self) -> Balance:
+        return Balance(1)
+
+    async def on_activate(self) -> None: ...
+
+
+class Ping(Entity):
+    @rpc()
+    async def ping(self) -> str:
+        assert_type(self.state, None)
+        return "pong"
+
+
+class Queue(Entity[list[T]], Generic[T]):
+    @rpc
+    async def put(self, item: T) -> int:
+        self.state.append(item)
+        return len(self.state)
+
+
+class Orders(Queue[str]):
+    @rpc
+    async def last(self) -> str:
+        return self.state[-1]
+
+
+@asynccontextmanager
+async def connect() -> AsyncIterator[bytes]:
+    yield b""
+
+
+async def call(sender: Sender) -> None:
+    account = define(Account, mailbox=10, max_idle="5m").ref("alice", sender, timeout_s=2)
+    assert_type(account, Account)
+    assert_type(account.id, str)
+    assert_type(await account.charge("order-7", 500), int)
+    assert_type(await account.charge(order_id="order-7", note="gift"), int)
+    assert_type(await define(Ping).ref("x", sender).ping(), str)
+    assert_type(await define(Orders).ref("x", sender).put("a"), int)
+    async for balance in account.watch(5):
+        assert_type(balance, Balance)
+
+
+cluster = Cluster("sqlite://")
+
+
+@cluster.entity
+class Plain(Entity):
+    @rpc
+    async def ping(self, text: str = "") -> int:
+        return len(text)
+
+
+@cluster.entity(group="special", max_idle="5m", mailbox=10)
+class Special(Entity):
+    @rpc
+    async def ping(self) -> None: ...
+
+
+async def by_cluster() -> None:
+    plain = cluster.ref(Plain, "a", timeout="2s")
+    assert_type(plain, Plain)
+    assert_type(await plain.ping("x"), int)
+    assert_type(await cluster.ref(Special, "a").ping(), None)
+    assert_type(await cluster.call(plain.ping(), timeout=1.5), int)
+    replies = await cluster.broadcast(Plain.ping, "x")
+    assert_type(replies.values, dict[str, int])
+    assert_type(replies.silent, list[str])
+    assert_type(cluster.is_local(plain), bool)
+    assert_type(cluster.shard_of(Plain, "a"), ShardId)
+
+
+async def together(account: Account) -> None:
+    one: Coroutine[Any, Any, int] = account.balance()
+    assert_type(await asyncio.create_task(one), int)
+    numbers = await asyncio.gather(account.balance(), account.pair(1, 2))
+    assert_type(numbers, tuple[int, tuple[int, int]])
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(account.charge("order-7"))
+    assert_type(task.result(), int)
+    async with asyncio.timeout(5):
+        await account.balance()

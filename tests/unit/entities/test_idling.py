@@ -1,0 +1,169 @@
+"""Who leaves when nobody calls, and who stays (F2, MBOX-06, MBOX-08, MBOX-16)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from coterie.entities.entity import Entity
+from coterie.entities.rpcs import rpc
+from tests.unit.entities.hosts import Ground, until
+
+seen: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    seen.clear()
+
+
+class Guest(Entity):
+    lives = 0
+
+    async def on_activate(self) -> None:
+        seen.append(f"in {self.id}")
+        self.calls = 0
+
+    async def on_deactivate(self) -> None:
+        seen.append(f"out {self.id}")
+
+    @rpc
+    async def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    @rpc
+    async def stay(self, on: bool) -> None:
+        self.keep_alive(on)
+
+    @rpc
+    async def take(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Plain(Entity):
+    @rpc
+    async def count(self) -> int:
+        return 1
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_an_entity_that_nobody_calls_leaves_and_begins_anew_with_the_next_call() -> None:
+    """MBOX-06."""
+    ground = Ground((Guest, {"max_idle": "1s"}))
+    assert [await ground.call("a", "count") for _ in range(2)] == [1, 2]
+    await asyncio.sleep(0.9)
+    assert await ground.call("a", "count") == 3
+    await asyncio.sleep(0.9)
+    assert ground.host.counts.resident == 1
+    await asyncio.sleep(0.2)
+    assert ground.host.counts.resident == 0
+    assert seen == ["in a", "out a"]
+    assert await ground.call("a", "count") == 1
+    assert seen == ["in a", "out a", "in a"]
+    await ground.host.stop()
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_each_type_has_its_own_time() -> None:
+    ground = Ground((Guest, {"max_idle": "10s"}), (Plain, {"max_idle": "1s"}), max_idle="1m")
+    await ground.ask_for("Guest", "a", "count").future
+    await ground.ask_for("Plain", "b", "count").future
+    await asyncio.sleep(2)
+    assert [*ground.host.residents("Guest"), *ground.host.residents("Plain")] == ["a"]
+    await asyncio.sleep(9)
+    assert ground.host.counts.resident == 0
+    await ground.host.stop()
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_an_entity_at_work_is_not_idle() -> None:
+    ground = Ground((Guest, {"max_idle": "1s"}))
+    await ground.call("a", "take", 5.0, within_s=10.0)
+    assert seen == ["in a"]
+    await asyncio.sleep(0.9)
+    assert ground.host.counts.resident == 1
+    await asyncio.sleep(0.2)
+    assert ground.host.counts.resident == 0
+    await ground.host.stop()
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_what_is_kept_alive_stays_until_it_is_let_go() -> None:
+    ground = Ground((Guest, {"max_idle": "1s"}), resident_entities=1)
+    await ground.call("a", "stay", True)
+    await asyncio.sleep(100)
+    assert ground.host.residents("Guest") == ["a"]
+    await ground.call("a", "stay", False)
+    await asyncio.sleep(1.1)
+    assert ground.host.residents("Guest") == []
+    await ground.host.stop()
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_whoever_lets_go_between_calls_leaves_too() -> None:
+    ground = Ground((Guest, {"max_idle": "1s"}))
+    await ground.call("a", "stay", True)
+    await asyncio.sleep(2)
+    entity = ground.host._hosted["Guest"].entities["a"].entity
+    entity.keep_alive(False)
+    await asyncio.sleep(1.1)
+    assert seen == ["in a", "out a"]
+    await ground.host.stop()
+
+
+async def test_at_the_cap_the_longest_idle_makes_room_and_never_more_live_than_may() -> None:
+    """MBOX-08: six ids, two places, all answered."""
+    ground = Ground(Guest, resident_entities=2)
+    for each in ("a", "b", "c", "d", "e", "f"):
+        assert await ground.call(each, "count") == 1
+        assert ground.host.counts.resident <= 2
+    alive = most = 0
+    for event in seen:
+        alive += 1 if event.startswith("in") else -1
+        most = max(most, alive)
+    assert most <= 2
+    assert [event for event in seen if event.startswith("out")] == ["out a", "out b", "out c", "out d"]
+    await ground.host.stop()
+
+
+async def test_a_call_makes_an_entity_the_last_to_leave() -> None:
+    ground = Ground(Guest, resident_entities=2)
+    for each in ("a", "b", "a", "c"):
+        await ground.call(each, "count")
+    assert ground.host.residents("Guest") == ["a", "c"]
+    await ground.host.stop()
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_the_longest_idle_of_all_types_makes_room() -> None:
+    ground = Ground(Guest, Plain, resident_entities=3)
+    for type_name, each in (("Plain", "a"), ("Guest", "b"), ("Plain", "c"), ("Guest", "d")):
+        await asyncio.sleep(1)
+        await ground.ask_for(type_name, each, "count").future
+    assert (ground.host.residents("Guest"), ground.host.residents("Plain")) == (["b", "d"], ["c"])
+    await ground.host.stop()
+
+
+async def test_without_a_cap_in_reach_all_stay() -> None:
+    """MBOX-16."""
+    ground = Ground(Guest)
+    for number in range(15):
+        await ground.call(f"e{number}", "count")
+    assert ground.host.counts.resident == 15
+    await ground.host.stop()
+
+
+async def test_an_idle_entity_has_no_task_and_no_timer_of_its_own() -> None:
+    ground = Ground(Plain)
+    loop = asyncio.get_running_loop()
+    before = len(asyncio.all_tasks())
+    for number in range(200):
+        await ground.call(f"e{number}", "count")
+    await until(lambda: len(asyncio.all_tasks()) == before)
+    timers: list[Any] = getattr(loop, "_scheduled")  # noqa: B009 asyncio's own, of no public name
+    assert len([timer for timer in timers if not timer.cancelled()]) < 10
+    assert ground.host.counts.resident == 200
+    await ground.host.stop()

@@ -1,0 +1,274 @@
+"""The life of a `Cluster`: as a runner, as a client, and what it says when it is asked for both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.applications import Starlette
+
+from coterie import Cluster, ConfigurationError, Forked, NotReady, NotStarted, RunnerUnavailable, ShardId, Snowflake
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(f"sqlite:///{tmp_path}/life.db", runner_name="anna", shards=3)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+# As a runner
+
+
+async def test_a_runner_is_registered_while_it_runs_and_gone_when_it_has_left(cluster: Cluster) -> None:
+    async with cluster as same:
+        assert same is cluster
+        (row,) = await cluster.runners.list()
+        assert (row.name, row.groups, row.leaving) == ("anna", ("default",), False)
+        await cluster.kv.set("a", 1)
+    async with cluster.connect():
+        assert await cluster.runners.list() == ()
+        assert await cluster.kv.get("a") == 1
+
+
+async def test_ready_returns_when_every_free_seat_is_held(cluster: Cluster) -> None:
+    async with cluster:
+        await cluster.ready(timeout="10s")
+        assert await cluster.shards() == {ShardId("default", number): "anna" for number in range(3)}
+
+
+async def test_after_it_has_left_its_seats_are_free_and_clean(cluster: Cluster) -> None:
+    """C5: whoever takes them next knows that nothing was cut short."""
+    async with cluster:
+        await cluster.ready(timeout="10s")
+    async with cluster.connect():
+        assert await cluster.shards() == {ShardId("default", number): None for number in range(3)}
+        view = await cluster._acting().storage.view()
+        assert [(seat.holder, seat.clean, seat.epoch) for seat in view.seats] == [(None, True, 1)] * 3
+
+
+async def test_it_starts_again_after_it_has_stopped(cluster: Cluster) -> None:
+    for _ in range(2):
+        await cluster.start()
+        assert not cluster.is_shutting_down
+        await cluster.stop()
+        assert cluster.is_shutting_down
+    await cluster.stop()  # once more is nothing
+
+
+async def test_while_it_stops_it_says_so(cluster: Cluster) -> None:
+    seen: list[bool] = []
+
+    @cluster.setup
+    @asynccontextmanager
+    async def watch() -> AsyncIterator[None]:
+        seen.append(cluster.is_shutting_down)
+        yield
+        seen.append(cluster.is_shutting_down)
+
+    assert not cluster.is_shutting_down
+    async with cluster:
+        seen.append(cluster.is_shutting_down)
+    assert seen == [False, False, True]
+
+
+async def test_a_setup_may_use_the_cluster_already(cluster: Cluster) -> None:
+    @cluster.setup
+    @asynccontextmanager
+    async def use() -> AsyncIterator[None]:
+        await cluster.kv.set("opened", True)
+        assert await cluster.next_id() > 0
+        yield
+        await cluster.kv.set("opened", False)
+
+    async with cluster:
+        assert await cluster.kv.get("opened") is True
+    async with cluster.connect():  # which opens none
+        assert await cluster.kv.get("opened") is False
+
+
+async def test_as_a_lifespan_it_runs_as_long_as_the_application(cluster: Cluster) -> None:
+    app = Starlette(lifespan=cluster.lifespan)
+    async with app.router.lifespan_context(app):
+        assert len(await cluster.runners.list()) == 1
+    with pytest.raises(NotStarted):
+        await cluster.kv.get("a")
+
+
+async def test_a_runner_that_disagrees_on_shared_settings_refuses_to_start(cluster: Cluster, tmp_path: Path) -> None:
+    """INV-F6: both values are named, and nothing of the refused one is left."""
+    other = Cluster(cluster.settings.url, shards=4)
+    async with cluster:
+        with pytest.raises(ConfigurationError, match="shards is 4 here, and 3 in cluster"):
+            await other.start()
+        assert len(await cluster.runners.list()) == 1
+    await other.stop()
+
+
+async def test_two_clusters_of_one_process_share_the_seats(cluster: Cluster) -> None:
+    other = Cluster(cluster.settings.url, runner_name="bert", shards=3)
+    async with cluster, other:
+        await cluster.ready(timeout="10s")
+        await other.ready(timeout="10s")
+        assert [row.name for row in await other.runners.list()] in (["anna", "bert"], ["bert", "anna"])
+
+
+async def test_a_drained_runner_gives_up_its_seats_and_goes_on(cluster: Cluster) -> None:
+    async with cluster:
+        await cluster.ready(timeout="10s")
+        await cluster.runners.drain("anna")
+        await until(lambda: not cluster._acting().seats)  # type: ignore[attr-defined]  # of a runner
+        (row,) = await cluster.runners.list()
+        assert row.leaving
+        await cluster.kv.set("a", 1)
+
+
+async def test_a_client_drains_runners_of_other_processes(cluster: Cluster) -> None:
+    client = Cluster(cluster.settings.url, shards=3)
+    async with cluster, client.connect():
+        await cluster.ready(timeout="10s")
+        with pytest.raises(RunnerUnavailable, match="there are: anna"):
+            await client.runners.drain("dora")
+        await client.runners.drain("anna")
+        await until(lambda: not cluster._acting().seats)  # type: ignore[attr-defined]  # of a runner
+
+
+# Ids
+
+
+async def test_runners_and_clients_draw_ids_that_never_repeat(cluster: Cluster) -> None:
+    """K2, M15."""
+    client = Cluster(cluster.settings.url, shards=3)
+    async with cluster, client.connect():
+        ids = [await each.next_id() for _ in range(50) for each in (cluster, client)]
+    assert len(set(ids)) == 100
+    assert len({Snowflake.parts(drawn).machine_id for drawn in ids}) == 2
+
+
+# What does not go together
+
+
+async def test_a_runner_is_started_once(cluster: Cluster) -> None:
+    async with cluster:
+        with pytest.raises(RuntimeError, match="started already, as a runner"):
+            await cluster.start()
+        with pytest.raises(RuntimeError, match="started already, as a runner"):
+            async with cluster.connect():
+                pass
+        with pytest.raises(RuntimeError, match="makes a loop of its own"):
+            cluster.run()
+        await cluster.kv.set("a", 1)  # nothing was broken
+
+
+async def test_a_client_is_no_runner(cluster: Cluster) -> None:
+    async with cluster.connect():
+        with pytest.raises(RuntimeError, match="connected already, as a client"):
+            await cluster.start()
+        with pytest.raises(RuntimeError, match="ends with its"):
+            await cluster.stop()
+        await cluster.ready(timeout="1s")
+        await cluster.kv.set("a", 1)
+
+
+async def test_nothing_works_before_the_start(cluster: Cluster) -> None:
+    for attempt in (cluster.ready, cluster.next_id, cluster.runners.list):
+        with pytest.raises(NotStarted, match="async with cluster:"):
+            await attempt()
+    await cluster.stop()
+
+
+async def test_a_start_that_failed_leaves_nothing_and_may_be_tried_again(tmp_path: Path) -> None:
+    cluster = Cluster(f"sqlite:///{tmp_path}/missing/life.db")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError):
+            await cluster.start()
+    (tmp_path / "missing").mkdir()
+    await cluster.start()
+    await cluster.stop()
+
+
+async def test_ready_says_what_is_missing(cluster: Cluster) -> None:
+    opening = asyncio.Event()
+
+    @cluster.setup
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        await opening.wait()
+        yield
+
+    starting = asyncio.create_task(cluster.start())
+    await asyncio.sleep(0)
+    with pytest.raises(NotReady, match=r"not ready after 0\.\d+s: what cluster.setup opens is not open yet"):
+        await until_named(cluster)
+    opening.set()
+    await starting
+    await cluster.stop()
+
+
+async def until_named(cluster: Cluster) -> None:
+    """Wait for readiness again and again, as long as something else is missing."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await cluster.ready(timeout=0.05)
+            except NotReady as error:
+                if "setup" in error.problem:
+                    raise
+
+
+async def test_in_a_forked_child_it_refuses_and_leaves_the_parent_alone(cluster: Cluster) -> None:
+    """P13. SQLite's book of locks is inherited with the file, so that is not opened a second time either."""
+    assert await told_by_child(cluster) == "Forked Forked Forked Forked"
+
+
+@pytest.mark.postgres
+async def test_in_a_forked_child_it_can_be_started_anew(postgres_url: str) -> None:
+    """P13: what the child starts is its own, under an identity of its own."""
+    assert await told_by_child(Cluster(postgres_url, shards=3)) == "Forked Forked Forked 2"
+
+
+async def told_by_child(cluster: Cluster) -> str:
+    async with cluster:
+        await cluster.ready(timeout="10s")
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(write, asyncio.run(in_child(cluster)).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        told = await asyncio.to_thread(read_all, read)
+        os.waitpid(child, 0)
+        await cluster.kv.set("a", 1)
+        assert len(await cluster.runners.list()) == 1
+    return told
+
+
+async def in_child(cluster: Cluster) -> str:
+    said = []
+    for attempt in (cluster.next_id, cluster.ready, cluster.stop, cluster.start):
+        try:
+            await attempt()
+        except Forked as error:
+            said.append(type(error).__name__)
+        else:
+            said.append(str(len(await cluster.runners.list())))
+            await cluster.stop()
+    return " ".join(said)
+
+
+def read_all(descriptor: int) -> str:
+    with os.fdopen(descriptor) as pipe:
+        return pipe.read()
