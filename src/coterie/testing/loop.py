@@ -66,6 +66,8 @@ class SimLoop(SealedLoop):
         self.steps = 0
         self.over = False
         self.wall_start_ns = _START_WALL_NS
+        self.at_end: list[Callable[[], object]] = []
+        """What else to let go of when the run is over."""
         self.test = Node("test")
         self.trace = Trace(seed, test=self.test)
         self.nodes = Nodes(self.test, schedule_of(seed, stream(seed, "schedule"), self._hold), self.trace)
@@ -275,4 +277,6 @@ class SimLoop(SealedLoop):
         discard([task.get_coro() for task in waiting])
         self._timers.clear()
         self.nodes.clear()
+        for let_go in self.at_end:
+            let_go()
         self.close()
