@@ -162,17 +162,11 @@ def _no_margin() -> Iterator[None]:
 
 @contextmanager
 def _trust_not_asked_after_the_grant() -> Iterator[None]:
-    class Confident:
-        holds = True
-
     right = Holdings.granted
 
     def granted(self: Holdings, grants: Any) -> list[tuple[str, int]]:
-        own, self._trust = self._trust, Confident()  # type: ignore[assignment]  # as much of it as is asked
-        try:
+        with patch.object(Trust, "holds", True):
             return right(self, grants)
-        finally:
-            self._trust = own
 
     with patch.object(Holdings, "granted", granted):
         yield

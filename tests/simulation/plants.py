@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ PLANTS = (
 
 def main() -> int:
     """Plant each bug and print after how many seeds it was found; 0 if all were."""
+    logging.getLogger("coterie").addHandler(logging.NullHandler())  # what breaks is said below
     print(f"{'PLANTED':<36}{'INSTRUMENT':<14}{'WORKLOAD':<16}FOUND AFTER")
     missed = 0
     for plant in PLANTS:

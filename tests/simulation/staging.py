@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coterie import Cluster
 from coterie.kernel import chaos
@@ -49,7 +49,7 @@ class Stage:
         tenures = [runner.real.tenure(name) for name in self.seats]
         return [tenure.seat for tenure in tenures if tenure is not None and tenure.held]
 
-    def rows(self, sql: str, *values: object) -> list[tuple[object, ...]]:
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """What the database says."""
         return list(self.sim.database.main.execute(sql, values))
 

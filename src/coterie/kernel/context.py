@@ -85,8 +85,7 @@ def current() -> ClusterContext:
 
 def trace_here() -> str | None:
     """The trace to which what runs here belongs; None if there is none, or no context at all."""
-    found = _made()
-    return None if found is None else found.trace_id
+    return None if _current.get(None) is None else current().trace_id
 
 
 def enter(source: Source | ClusterContext) -> None:

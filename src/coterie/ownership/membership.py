@@ -130,6 +130,7 @@ class Membership(Service):
         self._leaving = False
         self._moves: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
+        self._waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
         routes.take(Route.OWNERSHIP, self)
 
@@ -273,11 +274,18 @@ class Membership(Service):
         while True:
             await self._wake.wait()
             self._wake.clear()
+            waiting, self._waiting = self._waiting, asyncio.get_running_loop().create_future()
             try:
                 await self._settle()
             except PersistenceError as error:
                 self._stale = True  # what was sent may have happened
                 log.info("seats are not settled yet, again with the next renewal: %s", error)
+            waiting.set_result(None)
+
+    async def _passed(self) -> None:
+        """Return after a pass that began after this was called, whether it succeeded or not."""
+        self._look()
+        await asyncio.shield(self._waiting)
 
     async def _settle(self) -> None:
         await self._holdings.repay()
@@ -334,6 +342,7 @@ class Membership(Service):
             await self._keeping.ask(lambda session: session.leaving(self.incarnation))
         except PersistenceError as error:  # it only spares others plans with us: what runs here is drained all the same
             log.info("runner %s could not say that it leaves: %s", self.name, error)
+        await self._passed()  # an acquire under way has ended, and the plans are those of everybody
         for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals, leaving=True):
             self._begin_move(seat, target)
         await asyncio.gather(*self._moves.values(), return_exceptions=True)

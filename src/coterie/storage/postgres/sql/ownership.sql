@@ -146,11 +146,13 @@ select free.name, greatest(free.epoch, era.least) + 1 as epoch, free.clean
 from free cross join era;
 
 -- name: release
--- Give one seat back. It waits for writes in flight under its fence [C1]. No row: it was not mine any more.
+-- Give one seat back. It waits for writes in flight under its fence [C1]. No row: it was not mine any more. It does not
+-- wait for the disk: whoever acquires the seat does, and so does the farewell. A release that a crash of the server takes
+-- back is found by its holder, which gives it back again.
 update coterie.seats
 set holder = null, released_epoch = epoch
 where cluster = $1 and name = $3 and holder = $2 and epoch = $4
-returning name;
+returning name, set_config('synchronous_commit', 'off', true);
 
 -- name: lock_expired_lease
 -- Evict, first statement, by lease: the victim has not renewed since it was seen, and is expired [C4]. No row: spared.
