@@ -143,13 +143,14 @@ def definitions(s: Steps) -> list[Pair]:
     """Definitions of one seat by several runners, and settings that all must share [M8, M4]."""
     nobody = given(runners={"a": 6}, seats={"s1": None}) + defined("s1", "v1", "v2")
     v3, v4 = Script("register v3", s.registering("n", "v3")), Script("register v4", s.registering("m", "v4"))
+    first = Script("register first", s.registering("n", "v3", declare=True))
     back = Script("v1 comes back", atomic(*s.defining("v1")))
     both = partial(judges.defined_last, news=("v3", "v4"))
     agree, other = Script("agree", s.agreeing("100")), Script("agree otherwise", s.agreeing("50"))
     return [
         _pair(nobody, v3, back, partial(judges.defined_last, news=("v3",))),
         _pair(nobody, v3, v4, both),
-        _pair(given(runners={}), Script("register first", v3.steps), v4, both),
+        _pair(given(runners={}), first, Script("register second", s.registering("m", "v4", declare=True)), both),
         _pair(given(runners={}), agree, other, judges.agreed),
     ]
 

@@ -59,16 +59,16 @@ class Steps:
         """Bring a setting that all must share, and read what counts."""
         return (*atomic(self.step("agree", ["shards"], [value])), self.step("agreements", ["shards"], step="told"))
 
-    def registering(self, me: str, fingerprint: str) -> tuple[Step, ...]:
-        """Register with a definition of s1."""
+    def registering(self, me: str, fingerprint: str, *, declare: bool = False) -> tuple[Step, ...]:
+        """Register with a definition of s1, which is there already unless it is to be declared."""
         knows = f'{{"s1": "{fingerprint}"}}'
         appear = self.step("register", me, me, "", "", ["default"], 1.0, "0", knows, "", 6.0)
-        return atomic(appear, *self.defining(fingerprint))
+        declared = (self.step("declare", ["s1"], ["default"], [fingerprint]),) if declare else ()
+        return atomic(appear, *declared, *self.defining(fingerprint))
 
     def defining(self, fingerprint: str) -> tuple[Step, ...]:
         """Define s1, the statements of one transaction."""
         return (
-            self.step("declare", ["s1"], ["default"], [fingerprint]),
             self.step("contest", ["s1"], [fingerprint]),
             self.step("redefine", ["s1"], ["default"], [fingerprint]),
         )

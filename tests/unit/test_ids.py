@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import chain, pairwise
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import Forked, NotStarted, PersistenceError, ShuttingDown
+from coterie.kernel import forks
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.snowflakes import MACHINES, Snowflake
@@ -414,7 +414,7 @@ async def test_a_forked_child_draws_nothing(ids: Ids, monkeypatch: pytest.Monkey
     """P13: it has its parent's memory, and would draw the same ids."""
     await ids.take()
     with monkeypatch.context() as child:
-        child.setattr(os, "getpid", lambda: 1)
+        child.setattr(forks, "_here", 1)
         with pytest.raises(Forked):
             await ids.take()
     await ids.take()

@@ -19,29 +19,29 @@ class Trust:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.now_ns = clock.steady_ns
-        self.until_ns = 0
-        self.ended = False
+        self._steady_ns = clock.steady_ns
+        self._until_ns = 0
+        self._ended = False
         self.connected = False
         """Whether the dedicated session is there with its lock: without it nothing new is started [M2]."""
 
     @property
     def holds(self) -> bool:
         """Whether what is held may be acted upon now."""
-        return self.now_ns() < self.until_ns and not self.ended
+        return self._steady_ns() < self._until_ns and not self._ended
 
     @property
     def left_s(self) -> float:
         """Seconds until it ends; negative afterwards."""
-        return (self.until_ns - self.now_ns()) / 1e9
+        return (self._until_ns - self._steady_ns()) / 1e9
 
     def extend(self, until_ns: int) -> None:
         """A renewal has succeeded. Trust is never shortened but by `end`."""
-        self.until_ns = max(self.until_ns, until_ns)
+        self._until_ns = max(self._until_ns, until_ns)
 
     def end(self) -> None:
         """Evicted, or about to be: for good. A later life has a trust of its own."""
-        self.ended = True
+        self._ended = True
 
 
 class Tenure:
@@ -75,14 +75,12 @@ class Tenure:
     @property
     def held(self) -> bool:
         """Whether work in its name may go on. The proof is the fence; this is the courtesy before it."""
-        trust = self._trust  # as `Trust.holds` has it, written out: each call of an entity asks twice
-        return not (self.ended or trust.ended) and trust.now_ns() < trust.until_ns
+        return not self.ended and self._trust.holds
 
     @property
     def may_start(self) -> bool:
         """Whether new work may begin in its name."""
-        trust = self._trust
-        return trust.connected and not (self.ended or trust.ended) and trust.now_ns() < trust.until_ns
+        return not self.ended and self._trust.connected and self._trust.holds
 
 
 class Occupant(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -48,7 +48,7 @@ class Writers:
 
 @pytest.mark.parametrize("how", ["immediate", "fast", "kill"])
 async def test_acknowledged_writes_survive_a_server_that_crashes(
-    postgres_server: Server, postgres_url: str, how: str
+    postgres_server: Server, postgres_url: str, how: Literal["immediate", "fast", "kill"]
 ) -> None:
     """D1, R3: each write is acknowledged and there, or failed with what is known; then writing goes on."""
     limits = Limits(connect_s=2.0, backoff_s=0.05, call_s=5.0)
