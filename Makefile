@@ -6,7 +6,7 @@ QUICK := not processes and not nightly and not simulation and not interleavings
 UV := uv==0.13.7
 SEEDS ?= 200
 FRAMES ?= 1000000
-WORKLOAD ?= kv fenced seats
+WORKLOAD ?= kv fenced seats calls
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit simulation interleavings processes sim fuzz plants nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
@@ -55,7 +55,7 @@ types: .venv/dev.stamp ## mypy strict
 
 unit: .venv/dev.stamp ## unit and contract tests, with coverage
 	@rm -f .coverage .coverage.*
-	@$(PY) -m coverage run -m pytest -q tests -m "$(QUICK)"
+	@$(PY) -m coverage run -m pytest -q tests -m "$(QUICK)" -n 2
 	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report --format=total | sed 's/^/coverage: /; s/$$/ %/'
 
 simulation: .venv/dev.stamp ## a fixed sample of seeds, and the planted bugs that the simulator must find

@@ -179,7 +179,7 @@ PLANTED: tuple[Planted, ...] = (
         test_takeover.test_inv_f4_an_answer_that_comes_late_prolongs_nothing,
         ("INV-F4",),
     ),
-    ("epoch reset on release", _epoch_reset_on_release, workload.main, ("INV-F1", "INV-E3")),
+    ("epoch reset on release", _epoch_reset_on_release, workload.main, ("INV-F1",)),
     ("leadership kept on error", _leadership_kept_on_error, workload.main, ("INV-F4",)),
     ("released before work has stopped", _released_before_the_occupant_has_stopped, workload.main, ("L1",)),
     (

@@ -80,7 +80,11 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
         drawing.spawn(draw(cluster, notes), name="draw")
         await sim.advance(lasting_s)
         await sim.calm()
-        await settle(sim)
+        try:
+            await settle(sim)
+        except Violation:
+            notes.judge(sim)  # if more is broken, that is why
+            raise
         await drawing.stop()
         events = history(sim.database.main)
         orphans = seats.seats_without_runner(sim.database.main, cluster.settings.name)
@@ -104,7 +108,10 @@ async def draw(cluster: Cluster, notes: Notes) -> None:
 
 async def settle(sim: Simulation) -> None:
     """Wait until the cluster agrees with itself [INV-E3], and then until it is balanced too."""
-    await sim.wait_until(lambda: agreed(sim), within="60s")
+    try:
+        await sim.wait_until(lambda: agreed(sim), within="60s")
+    except TimeoutError:
+        raise Violation("INV-E3", "runners do not agree on who holds what a minute after the last fault") from None
     for _ in range(SHUNNED_S):
         if settled(sim):
             return
