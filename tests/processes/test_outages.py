@@ -35,6 +35,7 @@ async def test_m1_a_server_that_crashes_and_a_session_that_falls_silent_move_no_
         for _ in range(2):
             postgres_server.restart("immediate")
             await stage.writing()
+        await stage.wait_until(lambda: dedicated(postgres_server, postgres_url, stage, victim))
         old = dedicated(postgres_server, postgres_url, stage, victim)
         assert victim.link is not None
         victim.link.cut(session=old)

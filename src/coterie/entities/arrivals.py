@@ -34,7 +34,7 @@ class Arrivals:
         self.known = known
         self.tasks = Tasks("arrivals")
         self._host = host
-        self._deliver = host.deliver
+        self._deliver, self._serve = host.deliver, host.prompt.serve
 
     def on_request(self, request: Request) -> None:
         """Open it and hand it on. Called straight from the socket."""
@@ -43,8 +43,8 @@ class Arrivals:
         except MALFORMED as error:
             request.fail(*MalformedMessage(what="a call", problem=str(error)).to_wire())
             return
-        make = ArrivedStream if request.is_stream else ArrivedCall
-        work = make(
+        is_stream = request.is_stream
+        work = (ArrivedStream if is_stream else ArrivedCall)(
             envelope.entity_type,
             envelope.entity_id,
             envelope.method,
@@ -57,8 +57,11 @@ class Arrivals:
             envelope.trace_id or envelope.message_id,
         )
         work.request, work.arrivals = request, self  # faster than by keyword
-        self.works[request] = work
-        self._deliver(work)
+        if is_stream or not self._serve(work, request.arrived_s):
+            self.works[request] = work
+            self._deliver(work)
+        elif work.is_open:  # it waits
+            self.works[request] = work
 
     def on_cancel(self, request: Request) -> None:
         """Nobody waits any more."""

@@ -32,11 +32,26 @@ def first_step(work: Work, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 @types.coroutine
-def remaining_steps(context: Context, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, Any]:
-    """Await the rest of a coroutine that was begun elsewhere, in its own context; its result."""
+def remaining_steps(
+    context: Context,
+    coroutine: Coroutine[Any, Any, Any],
+    waits_for: Any,
+    cancelled: BaseException | None = None,
+) -> Generator[Any, Any, Any]:
+    """Await the rest of a coroutine that was begun elsewhere, in its own context; its result.
+
+    Args:
+        context: Its context.
+        coroutine: What was begun.
+        waits_for: What its first step gave.
+        cancelled: Thrown into it before anything else.
+    """
     step: Any
     while True:
         try:
+            if cancelled is not None:
+                error, cancelled = cancelled, None
+                raise error
             given = yield waits_for
         except GeneratorExit:
             context.run(coroutine.close)

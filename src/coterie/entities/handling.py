@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.activation import ActivationFailed, awaken, awaken_at_once
@@ -62,13 +63,13 @@ class Handlers:
         self._answers = answers
         self._loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(self._loop, self._sweep)
-        self._serving = Serving(self)
+        self.serving = Serving(self)
 
     def admit(self, work: Work) -> None:
         """Let a call run: its entity has room for it."""
         work.resident.running += 1
         work.resident.shard.busy += 1
-        self._serving.push(work)
+        self.serving.push(work)
 
     def expect(self, deadline_s: float) -> None:
         """Somebody waits until then, and is to be told."""
@@ -82,9 +83,10 @@ class Handlers:
             work.task.cancel()
             self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
 
-    def close(self) -> None:
-        """No deadline is looked after any more."""
+    async def close(self) -> None:
+        """No deadline is looked after any more, and no task stands by."""
         self._deadlines.stop()
+        await self.serving.stop()
 
     # How a call begins
 
@@ -102,7 +104,7 @@ class Handlers:
                 if not awaken_at_once(resident, self._loop.time()):
                     return self._begin_slowly(work)
                 self._fill(resident)
-            return self._handler(work)
+            return self.handler(work)
         except BaseException as error:  # noqa: BLE001 an `initial_state`, or a decorator's own code
             self.raised(work, error)
             return None
@@ -114,7 +116,7 @@ class Handlers:
             await awaken(resident, work)
             self._fill(resident)
             await self._trusted(work)
-        return await self._handler(work) if self._is_wanted(work) else None
+        return await self.handler(work) if self._is_wanted(work) else None
 
     def _is_wanted(self, work: Work) -> bool:
         """The check before each dispatch, besides that of trust: does somebody wait for it, here, now?"""
@@ -133,15 +135,19 @@ class Handlers:
                 return
             await asyncio.sleep(_TRUST_S)
 
-    def _handler(self, work: Work) -> Coroutine[Any, Any, Any]:
+    def handler(self, work: Work) -> Coroutine[Any, Any, Any]:
+        """What runs for a call whose entity is there."""
+        rpc = work.rpc
         try:
-            args, kwargs = work.rpc.arguments.decode(work.payload)
+            args, kwargs = rpc.arguments.decode(work.payload)
         except MalformedMessage as error:
             self._answers.refuse(work, error)
             return _nothing()
         work.has_begun = True
-        made = work.rpc.fn(work.resident.entity, *args, **kwargs)
-        return streamed(work, made) if work.rpc.is_stream else coroutine_of(made)
+        made = rpc.fn(work.resident.entity, *args, **kwargs)
+        if type(made) is CoroutineType and not rpc.is_stream:
+            return made
+        return streamed(work, made) if rpc.is_stream else coroutine_of(made)
 
     def _fill(self, resident: Resident) -> None:
         """It was activated: as many calls as it may run at once need not wait any more."""
@@ -201,7 +207,7 @@ class Handlers:
         resident.current = None
         following = None if resident.mailbox is None else resident.mailbox.take()
         if following is not None:
-            self._serving.push(following)
+            self.serving.push(following)
             return
         resident.mailbox = None
         resident.running -= 1

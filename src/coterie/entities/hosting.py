@@ -21,6 +21,7 @@ from coterie.entities.idling import Idling
 from coterie.entities.limits import STUBBORN_S, settled
 from coterie.entities.mailbox import Mailbox
 from coterie.entities.occupancy import ShardOccupant
+from coterie.entities.prompt import Prompt
 from coterie.entities.residents import Counts, Hosted, Resident
 from coterie.errors import MailboxFull, ReentrantCall, RunnerFull, UnknownEntity
 from coterie.kernel.addresses import Seat, ShardId, shard_number
@@ -80,6 +81,7 @@ class Host:
         self._hosted: dict[str, Hosted] = {}
         self._shards: dict[ShardId, ShardOccupant] = {}
         self._ending: dict[ShardId, ShardOccupant] = {}  # given up, but handlers of them still run
+        self.prompt = Prompt(self, self._hosted)
 
     # The face
 
@@ -126,7 +128,7 @@ class Host:
             shard.abandon()
         await settled([work.task for work in self.handlers.waiting], limit_s=STUBBORN_S)
         await self.farewells.stop()
-        self.handlers.close()
+        await self.handlers.close()
         self.idling.stop()
 
     # Where a call goes

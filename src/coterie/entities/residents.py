@@ -52,6 +52,7 @@ class Hosted:
 
     def __init__(self, entity_type: EntityType[Any], settings: Settings) -> None:
         self.type = entity_type
+        self.rpcs = entity_type.rpcs
         self.concurrency = entity_type.concurrency
         idle_s = entity_type.max_idle_s
         self.max_idle_s = settings.max_idle.total_seconds() if idle_s is None else idle_s

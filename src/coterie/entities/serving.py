@@ -12,6 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.driving import first_step, remaining_steps
+from coterie.entities.limits import settled
+from coterie.entities.spares import Spare
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -52,25 +54,57 @@ class Serving:
     def __init__(self, handles: Handles) -> None:
         self._handles = handles
         self._tasks = Tasks("entities")
-        self._ready: deque[Work] = deque()
+        self.ready: deque[Work] = deque()
+        self.spare: Spare | None = None
+        """For those who begin a call outside of any task: see `prompt`."""
         self._serving = False
 
     def push(self, work: Work) -> None:
         """Let a call run, after those that were pushed before."""
-        self._ready.append(work)
+        self.ready.append(work)
         if not self._serving:
             self._serve_on()
 
+    # Calls that were begun elsewhere
+
+    def prepare(self, context: Context) -> Spare:
+        """Have a task stand by from the next turn of the loop on."""
+        self.spare = Spare(self._tasks, context.copy(), self._wait)
+        return self.spare
+
+    def suspend(self, work: Work, context: Context, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        """A handler that was begun as if in the spare task waits: it is that task's from now on."""
+        spare = self.spare
+        assert spare is not None, "it was begun in it"
+        self.spare = None
+        work.task = spare.task
+        spare.give((work, context, coroutine, waits_for))
+        self._handles.waits(work)
+
+    def drop(self, spare: Spare) -> None:
+        """Use a spare no more."""
+        if self.spare is spare:
+            self.spare = None
+
+    async def stop(self) -> None:
+        """Let nobody stand by."""
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            spare.task.cancel()
+            await settled([spare.task])
+
+    # The queue
+
     def _serve_on(self) -> None:
         self._serving = True
-        self._tasks.spawn(self._serve(), name="handlers", context=self._ready[0].resident.shard.context.copy())
+        self._tasks.spawn(self._serve(), name="handlers", context=self.ready[0].resident.shard.context.copy())
 
     async def _serve(self) -> None:
         try:
             suspended = self._run_ready(asyncio.current_task())
         finally:
             self._serving = False
-            if self._ready:
+            if self.ready:
                 self._serve_on()
         if suspended is not None:
             await self._wait(*suspended)
@@ -78,7 +112,7 @@ class Serving:
     def _run_ready(self, task: asyncio.Task[Any] | None) -> Suspended | None:
         """Run handlers to their ends, up to the first one that waits."""
         assert task is not None, "only a task runs this"
-        ready, handles = self._ready, self._handles
+        ready, handles = self.ready, self._handles
         for _ in range(_BATCH):
             if not ready or task.cancelling():  # by a handler that has ended: it must not reach the next one
                 return None
@@ -93,24 +127,31 @@ class Serving:
                 handles.returned(work, ended.value)
             except BaseException as error:  # noqa: BLE001 what a handler raises is its own, SystemExit too
                 handles.raised(work, error)
-                _raise_if_meant_for_us(error)
+                raise_if_meant_for_us(error)
             else:
                 work.task = task
+                handles.waits(work)
                 return work, context, coroutine, waits_for
         return None
 
-    async def _wait(self, work: Work, context: Context, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        self._handles.waits(work)
+    async def _wait(
+        self,
+        work: Work,
+        context: Context,
+        coroutine: Coroutine[Any, Any, Any],
+        waits_for: Any,
+        cancelled: BaseException | None = None,
+    ) -> None:
         try:
-            value = await remaining_steps(context, coroutine, waits_for)
+            value = await remaining_steps(context, coroutine, waits_for, cancelled)
         except BaseException as error:  # noqa: BLE001 a cancellation too: whoever cancels a call means its handler
             self._handles.raised(work, error)
-            _raise_if_meant_for_us(error)
+            raise_if_meant_for_us(error)
         else:
             self._handles.returned(work, value)
 
 
-def _raise_if_meant_for_us(error: BaseException) -> None:
+def raise_if_meant_for_us(error: BaseException) -> None:
     """A second Ctrl-C ends the process, wherever it strikes; a closed coroutine has to end."""
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
