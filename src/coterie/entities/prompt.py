@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from coterie.entities.hosting import Host
     from coterie.entities.residents import Hosted, Resident
 
-_MOST = 256
-"""Calls of one read that begin at once: the rest is queued, so that the loop gets its turn. A few milliseconds."""
+_FEW = 64
+"""So many calls of one read begin at once; then it is looked how long they took …"""
+_MOST_NS = 5_000_000
+"""… and after this the rest is queued, so that the loop gets its turn."""
 
 _enter_task = asyncio.tasks._enter_task  # what asyncio has for those who write a task of their own
 _leave_task = asyncio.tasks._leave_task
@@ -46,7 +48,9 @@ class Prompt:
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._read_s = -1.0
-        self._begun = 0  # in the read of that time
+        self._began_ns = 0  # when the first call of that read did
+        self._most = 0  # so many more may begin before somebody looks at the time
+        self._steady_ns = host.clock.steady_ns
 
     def serve(self, work: ArrivedCall, arrived_s: float) -> bool:
         """Run a call to its end or to its first wait; false if it has to be delivered as usual, untouched.
@@ -59,9 +63,9 @@ class Prompt:
             return False
         rpc, shard, serving = hosted.rpcs.get(work.method), resident.shard, self._serving
         spare = serving.spare or serving.prepare(shard.context)
-        if arrived_s != self._read_s:
-            self._read_s, self._begun = arrived_s, 0
-        if rpc is None or rpc.is_stream or self._begun >= _MOST or serving.ready or not spare.is_ready:
+        if (arrived_s != self._read_s or not self._most) and not self._has_time(arrived_s):
+            return False
+        if rpc is None or rpc.is_stream or not spare.is_ready:
             return False
         if not shard.tenure.may_start or work.deadline_s <= self._time():
             return False
@@ -70,7 +74,7 @@ class Prompt:
             _enter_task(loop, task)
         except RuntimeError:  # called by a task
             return False
-        self._begun += 1
+        self._most -= 1
         self._counts.delivered += 1
         hosted.idle.pop(resident, None)
         work.rpc, work.resident, resident.current = rpc, resident, work
@@ -96,6 +100,14 @@ class Prompt:
                 serving.drop(spare)
         self._finish(work, resident, value)
         return True
+
+    def _has_time(self, arrived_s: float) -> bool:
+        """Whether some more calls of this read may begin at once."""
+        now_ns = self._steady_ns()
+        if arrived_s != self._read_s:
+            self._read_s, self._began_ns = arrived_s, now_ns
+        self._most = _FEW if now_ns - self._began_ns < _MOST_NS else 0
+        return self._most > 0
 
     def _finish(self, work: ArrivedCall, resident: Resident, value: Any) -> None:
         """The handler has returned: what `Handlers.returned` does, in the usual case at a third of its cost."""

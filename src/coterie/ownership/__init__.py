@@ -25,5 +25,5 @@ Invariants:
 
 Read in this order: `tenure` (what is believed), `keeper` and `keeping` (the lease), `assignment` and `planning` (who
 should hold what), `holdings` (how a seat comes and goes), `watching` and `evicting` (others that are gone),
-`membership` (all of it together), `directory` and `notices` (what others are told).
+`joining` and `membership` (all of it together), `directory`, `notices` and `talking` (what others are told).
 """

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos
 from coterie.kernel.service import Service
-from coterie.ownership import joining, notices
+from coterie.ownership import joining
 from coterie.ownership.evicting import Evicting
 from coterie.ownership.holdings import Holdings
 from coterie.ownership.keeper import Keeper, Times
 from coterie.ownership.keeping import Keeping
 from coterie.ownership.planning import Plans
+from coterie.ownership.talking import Talk
 from coterie.ownership.tenure import Trust
 from coterie.ownership.watching import Watch
 from coterie.storage.interface import Registration
@@ -28,7 +29,7 @@ from coterie.transport.interface import PeerAddress
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from coterie.kernel.clock import Clock
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Occupy, Tenure
     from coterie.settings import Settings
     from coterie.storage.interface import Renewal, Storage, View
-    from coterie.transport.interface import Request, Transport
+    from coterie.transport.interface import Transport
     from coterie.transport.routes import Routes
 
 log = logging.getLogger("coterie.ownership")
@@ -124,6 +125,7 @@ class Membership(Service):
         )
         delays = {seat: round(each.takeover_delay_s * 1e9) for seat, each in self._definitions.items()}
         self._plans = Plans(incarnation, delays=delays)
+        self._talk = Talk(incarnation, transport=transport, directory=directory, offered=self._offered, look=self._look)
         self._renewals = 0
         self._stamp = ""
         self._stale = True
@@ -132,7 +134,7 @@ class Membership(Service):
         self._wake = asyncio.Event()
         self._waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
-        routes.take(Route.OWNERSHIP, self)
+        routes.take(Route.OWNERSHIP, self._talk)
 
     # Life
 
@@ -157,7 +159,7 @@ class Membership(Service):
             async with asyncio.timeout(self._settings.drain.total_seconds() + _FAREWELL_S):
                 await self._hand_over()
                 await self._disappear()
-            self._tell_all(notices.encode("look"))
+            self._talk.tell_all("look")
         except (TimeoutError, PersistenceError) as error:
             log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
 
@@ -224,11 +226,11 @@ class Membership(Service):
     def _removed(self, _: str) -> None:
         """A runner is not there any more: its seats are free, for the others too."""
         self._look()
-        self._tell_all(notices.encode("look"))
+        self._talk.tell_all("look")
 
     def _greet(self, peer: PeerAddress) -> None:
         """One of us two is new: what was settled without it is looked at again, at once."""
-        self._transport.notify(peer, Route.OWNERSHIP, notices.encode("look"))
+        self._talk.tell(peer, "look")
 
     def _over(self, reason: str) -> None:
         self._holdings.give_up(reason)
@@ -238,35 +240,11 @@ class Membership(Service):
     def _released(self, seat: str, epoch: int, target: str | None) -> None:
         runner = None if target is None else self._directory.runner(target)
         if runner is not None:
-            offer = notices.encode("offer", [(seat, epoch)])
-            self._transport.notify(PeerAddress(runner.address, runner.id), Route.OWNERSHIP, offer)
+            self._talk.tell(PeerAddress(runner.address, runner.id), "offer", [(seat, epoch)])
 
-    def on_request(self, request: Request) -> None:
-        """Nothing is asked on this route yet."""
-        request.fail("malformed_message", {"what": "a request about seats", "problem": "only notices are known"})
-
-    def on_cancel(self, request: Request) -> None:
-        """Nothing to cancel."""
-
-    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Hear what another runner says about seats."""
-        del route, headers
-        notice = notices.decode(body)
-        if notice is None:
-            return
-        if notice.kind == "granted" and self._directory.runner(peer) is not None:
-            self._directory.hear(peer, notice.seats)
-        elif notice.kind == "offer":
-            for seat, _ in notice.seats:
-                self._plans.offered(seat)
-            self._wake.set()
-        elif notice.kind == "look":
-            self._look()
-
-    def _tell_all(self, notice: bytes) -> None:
-        for runner in self._directory.runners:
-            if runner.id != self.incarnation:
-                self._transport.notify(PeerAddress(runner.address, runner.id), Route.OWNERSHIP, notice)
+    def _offered(self, seat: str) -> None:
+        self._plans.offered(seat)
+        self._wake.set()
 
     # A pass
 
@@ -330,7 +308,7 @@ class Membership(Service):
         self._directory.hear(self.incarnation, taken)
         self._stale = True
         if taken:
-            self._tell_all(notices.encode("granted", taken))
+            self._talk.tell_all("granted", taken)
             self._wake.set()  # else others were faster, or it is not to be had: the next renewal looks again
         return True
 

@@ -1,0 +1,73 @@
+"""Telling other runners about seats, and hearing what they tell. Nothing rests on it: all of it is in the tables too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coterie.errors import MalformedMessage
+from coterie.ownership import notices
+from coterie.transport.interface import PeerAddress
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from coterie.ownership.directory import Directory
+    from coterie.transport.interface import Request, Transport
+
+
+class Talk:
+    """The handler of the route for notices.
+
+    Args:
+        me: Our incarnation.
+        offered: Told of a seat that another runner gave back for us.
+        look: Told that the tables have changed.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        *,
+        transport: Transport,
+        directory: Directory,
+        offered: Callable[[str], None],
+        look: Callable[[], None],
+    ) -> None:
+        self._me = me
+        self._transport = transport
+        self._directory = directory
+        self._offered = offered
+        self._look = look
+
+    def tell(self, peer: PeerAddress, kind: notices.Kind, seats: list[tuple[str, int]] | None = None) -> None:
+        """Tell one runner, if we are connected."""
+        self._transport.notify(peer, Route.OWNERSHIP, notices.encode(kind, seats))
+
+    def tell_all(self, kind: notices.Kind, seats: list[tuple[str, int]] | None = None) -> None:
+        """Tell all other runners that we are connected to."""
+        notice = notices.encode(kind, seats)
+        for runner in self._directory.runners:
+            if runner.id != self._me:
+                self._transport.notify(PeerAddress(runner.address, runner.id), Route.OWNERSHIP, notice)
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Hear what another runner tells."""
+        del route, headers
+        notice = notices.decode(body)
+        if notice is None:
+            return
+        if notice.kind == "granted" and self._directory.runner(peer) is not None:
+            self._directory.hear(peer, notice.seats)
+        elif notice.kind == "offer":
+            for seat, _ in notice.seats:
+                self._offered(seat)
+        elif notice.kind == "look":
+            self._look()
+
+    def on_request(self, request: Request) -> None:
+        """Nothing is asked on this route yet."""
+        request.fail(*MalformedMessage(what="a request about seats", problem="only notices are known").to_wire())
+
+    def on_cancel(self, request: Request) -> None:
+        """Nothing to cancel."""
