@@ -53,10 +53,8 @@ types: .venv/dev.stamp ## mypy strict
 	@echo "types"
 	@$(PY) -m mypy --no-error-summary
 
-unit: .venv/dev.stamp ## unit and contract tests, with coverage
-	@rm -f .coverage .coverage.*
-	@$(PY) -m coverage run -m pytest -q tests -m "$(QUICK)" -n 2
-	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report --format=total | sed 's/^/coverage: /; s/$$/ %/'
+unit: .venv/dev.stamp ## unit and contract tests
+	@$(PY) -m pytest -q tests -m "$(QUICK)" -n 2
 
 simulation: .venv/dev.stamp ## a fixed sample of seeds, and the planted bugs that the simulator must find
 	@$(PY) -m pytest -q tests -m "simulation and not nightly" -n 2
@@ -87,8 +85,10 @@ nightly: .venv/dev.stamp ## what takes too long for every change: all interleavi
 bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="--json" for machines
 	@$(PY) -m bench $(ARGS)
 
-coverage: unit ## unit tests, then what they do not reach
-	@$(PY) -m coverage report
+coverage: .venv/dev.stamp ## unit and contract tests in one process, and what they do not reach
+	@rm -f .coverage .coverage.*
+	@$(PY) -m coverage run -m pytest -q tests -m "$(QUICK)"
+	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report
 
 matrix: ## unit and contract tests on Python 3.11, 3.12 and 3.13 (all on PATH; with pyenv set PYENV_VERSION)
 	@for version in 3.11 3.12 3.13; do \

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _CALL = int(Route.CALL)  # an enum's member costs more to find, and to encode
 _SEQUENCE_BITS = 16
 _RANDOM_BITS = 64
-_IDS_PER_READING = 1_000
+_IDS_PER_READING = 256
 
 
 class Here(Protocol):
@@ -84,17 +84,19 @@ class CallIds:
 
     def __init__(self, clock: Clock, chance: Chance) -> None:
         self._wall_ns = clock.wall_ns
-        self._sender = f"{chance.bits(_RANDOM_BITS):016x}"
+        sender = f"{chance.bits(_RANDOM_BITS):016x}"
+        self._ends = [f"{number:02x}{sender}" for number in range(_IDS_PER_READING)]
+        self._begin = ""
         self._last = -1
-        self._until = -1
 
     def draw(self) -> str:
         """A new id, greater than all before."""
         last = self._last = self._last + 1
-        if last > self._until:
-            last = self._last = max(last, self._wall_ns() // 1_000_000 << _SEQUENCE_BITS)
-            self._until = last + _IDS_PER_READING
-        return f"{last:016x}{self._sender}"
+        end = last % _IDS_PER_READING
+        if not end:
+            self._last = max(last, self._wall_ns() // 1_000_000 << _SEQUENCE_BITS)
+            self._begin = f"{self._last // _IDS_PER_READING:014x}"
+        return self._begin + self._ends[end]
 
 
 class Calling:
@@ -181,7 +183,17 @@ class Calling:
                 if peer is not None:
                     wires = self.wires or self.open_wires()
                     body = body or encode(  # what an Envelope would come to, without making one
-                        (name, entity_id, rpc.name, payload, message_id, within_s, trace_id, chain, call.key)
+                        (
+                            name,
+                            entity_id,
+                            rpc.name,
+                            payload,
+                            message_id,
+                            within_s,
+                            None if trace_id is message_id else trace_id,
+                            chain,
+                            call.key,
+                        )
                     )
                     answer = await wires.request(peer, _CALL, body, within_s=left_s, target=call)
                 elif shard.is_mine and self.host is not None:
@@ -195,7 +207,7 @@ class Calling:
                 trouble: bytes | CoterieError = error
             else:
                 if answer[0] != MARK:
-                    return rpc.decode_result(answer)
+                    return rpc.result.decode(answer, what=rpc.result_what)
                 trouble = answer
             trip = trip or Trip(call, shard, until_s, within_s)
             trip.asked = self.here.incarnation if peer is None else peer.incarnation

@@ -144,7 +144,8 @@ class Handlers:
             self._answers.refuse(work, error)
             return _nothing()
         work.has_begun = True
-        made = rpc.fn(work.resident.entity, *args, **kwargs)
+        entity = work.resident.entity
+        made = rpc.fn(entity, *args, **kwargs) if kwargs else rpc.fn(entity, *args)
         if type(made) is CoroutineType and not rpc.is_stream:
             return made
         return streamed(work, made) if rpc.is_stream else coroutine_of(made)

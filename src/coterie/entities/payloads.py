@@ -21,6 +21,8 @@ from coterie.kernel.codec import Codec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_astuple = msgspec.structs.astuple
+_NONE: dict[str, Any] = {}
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 
 
@@ -40,7 +42,7 @@ class Arguments:
         refused by both.
     """
 
-    __slots__ = ("_codec", "_keywords", "_make", "_signature", "_what", "names")
+    __slots__ = ("_checked", "_decode", "_keywords", "_make", "_signature", "_what", "names")
 
     def __init__(self, fn: Callable[..., Any], hints: dict[str, Any], *, what: str) -> None:
         self._signature = inspect.signature(fn)
@@ -50,7 +52,8 @@ class Arguments:
         self._keywords = tuple(one.name for one in by_keyword)
         self.names = tuple(one.name for one in parameters)
         self._make = _struct(parameters, by_keyword, [_field(one, hints, what=what) for one in parameters])
-        self._codec: Codec[Any] = Codec(self._make)  # not codec_for: its cache would keep the Struct for ever
+        codec: Codec[Any] = Codec(self._make)  # not codec_for: its cache would keep the Struct for ever
+        self._checked, self._decode = codec.checked, codec.decode
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """The arguments as bytes that are known to decode.
@@ -64,7 +67,7 @@ class Arguments:
         except TypeError:
             self._refuse_binding(args, kwargs)
             raise
-        return self._codec.checked(values, what=self._what)
+        return self._checked(values, what=self._what)
 
     def decode(self, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, by position and by keyword.
@@ -72,9 +75,9 @@ class Arguments:
         Raises:
             MalformedMessage: They do not fit.
         """
-        values = msgspec.structs.astuple(self._codec.decode(data, what=self._what))
+        values = _astuple(self._decode(data, what=self._what))
         if not self._keywords:
-            return values, {}
+            return values, _NONE
         split = len(values) - len(self._keywords)
         return values[:split], dict(zip(self._keywords, values[split:], strict=True))
 

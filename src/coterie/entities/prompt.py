@@ -17,17 +17,18 @@ from coterie.errors import MalformedMessage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coterie.entities.arrivals import ArrivedCall
+    from coterie.entities.arrivals import ArrivedCall, ArrivedStream
     from coterie.entities.hosting import Host
     from coterie.entities.residents import Hosted, Resident
+    from coterie.entities.spares import Spare
 
 _FEW = 64
 """So many calls of one read begin at once; then it is looked how long they took …"""
 _MOST_NS = 5_000_000
 """… and after this the rest is queued, so that the loop gets its turn."""
 
-_enter_task = asyncio.tasks._enter_task  # what asyncio has for those who write a task of their own
-_leave_task = asyncio.tasks._leave_task
+_enter_task = asyncio.tasks._enter_task  # noqa: SLF001 documented, for those who write tasks of their own
+_leave_task = asyncio.tasks._leave_task  # noqa: SLF001
 
 
 class Prompt:
@@ -52,7 +53,7 @@ class Prompt:
         self._most = 0  # so many more may begin before somebody looks at the time
         self._steady_ns = host.clock.steady_ns
 
-    def serve(self, work: ArrivedCall, arrived_s: float) -> bool:
+    def serve(self, work: ArrivedCall | ArrivedStream, arrived_s: float) -> bool:
         """Run a call to its end or to its first wait; false if it has to be delivered as usual, untouched.
 
         This is the hot path of all calls that arrive: whatever is rare is left to others.
@@ -82,23 +83,22 @@ class Prompt:
         shard.busy += 1
         try:
             coroutine = self._make(work)
-            context = shard.context.copy()
-            try:
-                waits_for = context.run(first_step, work, coroutine)
-            except StopIteration as ended:
-                value = ended.value
-            else:
-                serving.suspend(work, context, coroutine, waits_for)
-                return True
-        except BaseException as error:  # noqa: BLE001 as in `Serving`
-            self._handlers.raised(work, error)
-            raise_if_meant_for_us(error)
+        except BaseException as error:  # noqa: BLE001 a decorator's own code
+            self._raised(work, error, spare)
             return True
-        finally:
+        context = shard.context.copy()
+        try:
+            waits_for = context.run(first_step, work, coroutine)
+        except StopIteration as ended:
             _leave_task(loop, task)
-            if task.cancelling():  # by the handler: it must not reach the next one
+            if task.cancelling():
                 serving.drop(spare)
-        self._finish(work, resident, value)
+            self._returned(work, resident, ended.value)
+        except BaseException as error:  # noqa: BLE001 as in `Serving`
+            self._raised(work, error, spare)
+        else:
+            _leave_task(loop, task)
+            serving.suspend(work, context, coroutine, waits_for)
         return True
 
     def _has_time(self, arrived_s: float) -> bool:
@@ -109,8 +109,8 @@ class Prompt:
         self._most = _FEW if now_ns - self._began_ns < _MOST_NS else 0
         return self._most > 0
 
-    def _finish(self, work: ArrivedCall, resident: Resident, value: Any) -> None:
-        """The handler has returned: what `Handlers.returned` does, in the usual case at a third of its cost."""
+    def _returned(self, work: ArrivedCall | ArrivedStream, resident: Resident, value: Any) -> None:
+        """What `Handlers.returned` does, in the usual case at a third of its cost."""
         rpc, shard = work.rpc, resident.shard
         try:
             body = rpc.result.checked(value, what=rpc.result_what)
@@ -122,9 +122,16 @@ class Prompt:
             return
         work.is_open = False
         self._counts.replied += 1
-        resident.current = None
-        resident.running = 0
         shard.busy -= 1
-        if not resident.is_kept:
+        resident.current = None
+        resident.running -= 1
+        if not resident.running and not resident.is_kept:
             self._rest(resident)
         work.request.reply(body)
+
+    def _raised(self, work: ArrivedCall | ArrivedStream, error: BaseException, spare: Spare) -> None:
+        _leave_task(self._loop, spare.task)
+        if spare.task.cancelling():  # by the handler: it must not reach the next one
+            self._serving.drop(spare)
+        self._handlers.raised(work, error)
+        raise_if_meant_for_us(error)

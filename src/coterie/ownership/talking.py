@@ -1,4 +1,4 @@
-"""Telling other runners about seats, and hearing what they tell. Nothing rests on it: all of it is in the tables too."""
+"""Telling other runners about seats, and hearing what they tell. Nothing rests on it: the tables have it all."""
 
 from __future__ import annotations
 

@@ -62,12 +62,15 @@ class Answers:
 
     def asked(self, frame: envelopes.Request) -> None:
         """A request came."""
-        number, body, waiting = frame.id, frame.body, self.waiting
+        number, body, waiting, now_s = frame.id, frame.body, self.waiting, self.now_s
         if number <= self.last_id:
             raise ProtocolError(f"request {number} after request {self.last_id}: ids are never used again")
         self.last_id = number
-        waiting[number] = request = Request(self._me, self.peer, frame, number, frame.route, body, self.now_s)
-        if (len(waiting) > self._most or len(body) > SMALL_BYTES or frame.window_bytes) and not self._weighed(request):
+        until_s, is_stream = now_s + frame.left_ms / 1000, frame.window_bytes > 0
+        waiting[number] = request = Request(
+            self._me, self.peer, frame, number, frame.route, body, now_s, until_s, is_stream
+        )
+        if (len(waiting) > self._most or len(body) > SMALL_BYTES or is_stream) and not self._weighed(request):
             return
         try:
             self._on_request(request)

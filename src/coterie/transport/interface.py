@@ -95,6 +95,11 @@ class Request(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
     @property
+    def arrived_s(self) -> float:
+        """When it was read, in the loop's time; the same for all that were read together."""
+        ...
+
+    @property
     def until_s(self) -> float:
         """When the caller gives up, in the loop's time, give or take the way here."""
         ...

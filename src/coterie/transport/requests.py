@@ -34,19 +34,13 @@ class Request(Struct, eq=False, gc=False):
     route: int
     body: bytes
     arrived_s: float
+    until_s: float
+    is_stream: bool
     state: int = OPEN
-
-    @property
-    def until_s(self) -> float:
-        return float(self.arrived_s + self.frame.left_ms / 1000)
 
     @property
     def headers(self) -> Mapping[str, str]:
         return read_headers(self.frame.headers)
-
-    @property
-    def is_stream(self) -> bool:
-        return bool(self.frame.window_bytes)
 
     @property
     def is_open(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from coterie.errors import MalformedMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from coterie.transport.interface import Handler, Request
 
@@ -29,22 +29,17 @@ class Routes:
 
     def __init__(self) -> None:
         self._rooms: dict[int, Handler] = {}
+        self._asked: dict[int, Callable[[Request], None]] = {}
 
     def take(self, route: Route, handler: Handler) -> None:
         """Have what arrives on a route handled by `handler`, from now on."""
         assert route not in self._rooms, f"{route!r} is taken"
         self._rooms[route] = handler
+        self._asked[route] = handler.on_request
 
     def on_request(self, request: Request) -> None:
         """Pass it on, or refuse what nobody here knows: it comes from a newer version."""
-        room = self._rooms.get(request.route)
-        if room is not None:
-            room.on_request(request)
-            return
-        refusal = MalformedMessage(
-            what=f"a request on route {request.route}", problem="this runner knows no such route"
-        )
-        request.fail(*refusal.to_wire())
+        self._asked.get(request.route, _refuse)(request)
 
     def on_cancel(self, request: Request) -> None:
         """Pass it on."""
@@ -55,3 +50,8 @@ class Routes:
         """Pass it on; notices that nobody knows are dropped."""
         if (room := self._rooms.get(route)) is not None:
             room.on_notify(peer, route, body, headers)
+
+
+def _refuse(request: Request) -> None:
+    what = f"a request on route {request.route}"
+    request.fail(*MalformedMessage(what=what, problem="this runner knows no such route").to_wire())
