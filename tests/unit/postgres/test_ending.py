@@ -111,6 +111,21 @@ async def test_who_leaves_with_a_transaction_left_open_is_gone_all_the_same(
         assert (await storage.view()).runners == ()
 
 
+async def test_other_roles_whose_sessions_could_not_be_ended_are_named_at_start(
+    postgres_server: Server, postgres_url: str, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """M12: told when it can still be mended, once, and only to the one who may not."""
+    caplog.set_level(logging.WARNING)
+    async with new_storage(postgres_url) as theirs, runner(theirs, A):
+        postgres_server.execute(*grants(role).split("; "), database=database_of(postgres_url))
+        async with new_storage(postgres_server.url(database_of(postgres_url), user=role)) as ours:
+            async with runner(ours, B):
+                pass
+            async with ours.ownership(B):
+                pass
+    assert caplog.text.count("other runners use the database roles postgres,") == 1
+
+
 async def test_where_ending_is_refused_the_servers_own_limit_decides_and_it_is_said_once(
     postgres_server: Server, postgres_url: str, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,11 @@ REFUSED = (
     "are replaced only when the server ends it; let all runners use one role, or grant them pg_signal_backend"
 )
 
+FOREIGN = (
+    "other runners use the database roles %s, whose sessions this one may not end: a runner that freezes inside a "
+    "transaction is replaced only when the server ends it; let all use one role, or grant them pg_signal_backend"
+)
+
 LOOK_S = 0.01
 """Between two looks at what the waiting session waits for."""
 
@@ -42,6 +47,13 @@ class Ending:
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
         self._refused = False
+        self._warned: set[str] = set()
+
+    def warn(self, roles: set[str]) -> None:
+        """Say once of each role that its sessions could not be ended: better now than at the first freeze."""
+        if roles - self._warned:
+            log.warning(FOREIGN, ", ".join(sorted(roles)))
+        self._warned |= roles
 
     @asynccontextmanager
     async def beside(self, over: float, *, pid: int, victim: str) -> AsyncIterator[None]:

@@ -88,11 +88,12 @@ class PostgresOwnership:
         self._pid = 0
 
     async def prepare(self) -> None:
-        """Take the lock, and note of the server we are on."""
+        """Take the lock, and note of the server we are on and of whom we could not end there."""
         # Shared: after a cut the server may not have noticed yet that our last session is gone, and keeps its lock.
         row = (await self._dedicated.write(SQL["hold"], lock_key("runner", self._cluster, self._me)))[0]
         self.witnessed, self._pid = row["held"], row["pid"]
         await self._raise_generation()
+        self._ending.warn({found["role"] for found in await self._dedicated.read(SQL["foreign_roles"])})
 
     async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
         """Store settings that all must share if nobody has yet; what is stored."""

@@ -216,6 +216,13 @@ select pid
 from pg_stat_activity
 where pid = any(pg_blocking_pids($1)) and application_name = $2;
 
+-- name: foreign_roles
+-- The database roles of other processes of ours whose sessions this role could not end [M12].
+select distinct a.usename::text as role
+from pg_stat_activity as a
+where a.datname = current_database() and a.application_name like 'coterie/%'
+    and not pg_has_role(a.usesysid, 'member') and not pg_has_role('pg_signal_backend', 'member');
+
 -- name: end_session
 -- End a session of the same role, or of any for a member of pg_signal_backend.
 select pg_terminate_backend($1);
