@@ -22,8 +22,9 @@ In which order to read: `entity` (the class users derive from) and `rpcs` (`@rpc
 caller's side); `failures` (errors on their way back); `options` (how definitions refuse).
 
 Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a runner), `residents` and `mailbox`
-(one entity), `handling`, `serving` and `driving` (how handlers run), `answers`, `streams`, `activation`, `resources`,
-`idling` and `farewells` (one life, from its beginning to its end, within `limits`), `occupancy` (a shard).
+(one entity), `handling`, `serving`, `driving`, `prompt` and `spares` (how handlers run), `answers`, `streams`,
+`activation`, `resources`, `idling` and `farewells` (one life, from its beginning to its end, within `limits`),
+`occupancy` (a shard).
 
 Between processes: `calling` (a call's way there and back) with `routing` (whose shard it is), `attempts` (what is worth
 another one, pure) and `envelopes` (what crosses, pure); `arrivals` (calls of other processes), `nearby` (calls of one's

@@ -22,7 +22,7 @@ from coterie.entities.attempts import as_told, may_run_elsewhere
 from coterie.entities.broadcasting import Broadcasts
 from coterie.entities.envelopes import MARK, NOT_MINE, Envelope, NotMine, encode, read_marked
 from coterie.entities.failures import read_failure
-from coterie.entities.nearby import NearbyCall, NearbyStream, Pipe, call_nearby
+from coterie.entities.nearby import NearbyCall, NearbyStream, Pipe
 from coterie.entities.routing import Routing
 from coterie.entities.work import handling
 from coterie.errors import (
@@ -196,11 +196,17 @@ class Calling:
                         )
                     )
                     answer = await wires.request(peer, _CALL, body, within_s=left_s, target=call)
-                elif shard.is_mine and self.host is not None:
+                elif shard.is_mine and (host := self.host) is not None:
                     work = NearbyCall(
                         name, entity_id, rpc.name, payload, until_s, within_s, message_id, chain, call.key, trace_id
                     )
-                    answer = await call_nearby(self.host, work, self._loop)
+                    future = work.answer = self._loop.create_future()  # from here on as in `call_nearby`
+                    host.deliver(work)
+                    try:
+                        answer = await future
+                    except asyncio.CancelledError:
+                        host.cancel(work)
+                        raise
                 else:
                     answer = NOT_MINE
             except CoterieError as error:

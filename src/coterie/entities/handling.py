@@ -18,10 +18,10 @@ from coterie.errors import MalformedMessage
 from coterie.transport.deadlines import Deadlines
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from coterie.entities.answers import Answers
-    from coterie.entities.residents import Resident
+    from coterie.entities.residents import Counts, Resident
     from coterie.entities.work import Work
 
 _TRUST_S = 0.05
@@ -50,18 +50,22 @@ class Handlers:
     Args:
         lives: Told what comes of them.
         answers: By what calls are answered.
+        counts: Where they are counted.
+        rest: Told of an entity that has nothing to do.
 
     Promise:
         Of one entity no more handlers run at once than its concurrency says. A call whose deadline has passed does
         not begin, and one that runs is cancelled then.
     """
 
-    def __init__(self, lives: Lives, answers: Answers) -> None:
+    def __init__(self, lives: Lives, answers: Answers, *, counts: Counts, rest: Callable[[Resident], None]) -> None:
         self.waiting: dict[Work, None] = {}
         """Calls that wait for something: those that a cancellation can reach."""
         self._lives = lives
         self._answers = answers
+        self._counts, self._rest = counts, rest
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._deadlines = Deadlines(self._loop, self._sweep)
         self.serving = Serving(self)
 
@@ -93,11 +97,12 @@ class Handlers:
     def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
         """The handler, or what has to come before it."""
         resident = work.resident
+        shard = resident.shard
         resident.current = work
-        if not self._is_wanted(work):
+        if not (work.is_open and shard.is_open and work.deadline_s > self._time()) and not self._is_wanted(work):
             self.ended(resident)
             return None
-        if not resident.shard.tenure.may_start:
+        if not shard.tenure.may_start:
             return self._begin_slowly(work)
         try:
             if resident.entity is None:
@@ -167,10 +172,35 @@ class Handlers:
         self.expect(work.deadline_s)
 
     def returned(self, work: Work, value: Any) -> None:
-        """The handler has ended well."""
+        """The handler has ended well. Written out for the usual case: a plain reply, nobody else waits, it stays."""
+        rpc, resident = work.rpc, work.resident
+        shard = resident.shard
+        if rpc.is_stream or resident.mailbox is not None or resident.is_leaving or not work.is_open:
+            self._returned(work, value)
+            return
+        try:
+            body = rpc.result.checked(value, what=rpc.result_what)
+        except MalformedMessage as error:  # it does not fit the annotation: the handler's mistake
+            self.raised(work, error)
+            return
+        if not shard.tenure.held:
+            self._returned(work, value)
+            return
+        if work.task is not None:
+            self.waiting.pop(work, None)
+        work.is_open = False
+        self._counts.replied += 1
+        shard.busy -= 1
+        resident.current = None
+        resident.running -= 1
+        if not resident.running and not resident.is_kept:
+            self._rest(resident)
+        work.reply(body)
+
+    def _returned(self, work: Work, value: Any) -> None:
         try:
             self._answers.reply(work, value)
-        except MalformedMessage as error:  # it does not fit the annotation: the handler's mistake
+        except MalformedMessage as error:
             self.raised(work, error)
         except BaseException:
             self.ended(work.resident, work)

@@ -71,10 +71,11 @@ class Host:
         self.counts = Counts()
         self.tasks = Tasks("entities/resources")
         self.answers = Answers(name, self.counts)
-        self.handlers = Handlers(self, self.answers)
-        self.farewells = Farewells()
         self._loop = asyncio.get_running_loop()
         self.idling = Idling(self._loop, lambda: self._hosted.values(), self._evict)
+        self.handlers = Handlers(self, self.answers, counts=self.counts, rest=self.idling.rest)
+        self._push = self.handlers.serving.push
+        self.farewells = Farewells()
         self._types = types
         self._chance = chance
         self._name = name
@@ -102,11 +103,19 @@ class Host:
         """
         self.counts.delivered += 1
         hosted = self._hosted.get(work.entity_type) or self._host(work.entity_type)
-        work.rpc = None if hosted is None else hosted.type.rpcs.get(work.method)
-        if hosted is None or work.rpc is None:
+        rpc = work.rpc = None if hosted is None else hosted.rpcs.get(work.method)
+        if hosted is None or rpc is None:
             self.answers.refuse(work, UnknownEntity(target=work.target, hint=self._known(hosted)))
-        else:
+            return
+        resident = hosted.entities.get(work.entity_id)
+        if resident is None or resident.running:
             self._place(hosted, work)
+            return
+        work.resident = resident  # it lives here and is idle: what `_place` and `admit` come to
+        hosted.idle.pop(resident, None)
+        resident.running = 1
+        resident.shard.busy += 1
+        self._push(work)
 
     def cancel(self, work: Work) -> None:
         """The caller has left: work that waits never runs, a handler that runs is cancelled, nothing is answered.

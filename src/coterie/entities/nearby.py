@@ -48,9 +48,9 @@ class NearbyCall(Work, eq=False):
         self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
 
-async def call_nearby(host: Host, work: NearbyCall, loop: asyncio.AbstractEventLoop | None = None) -> bytes:
+async def call_nearby(host: Host, work: NearbyCall) -> bytes:
     """Deliver a call and wait for its answer, which the host gives by the deadline. Cancelled, it cancels the work."""
-    answer = work.answer = (loop or asyncio.get_running_loop()).create_future()
+    answer = work.answer = asyncio.get_running_loop().create_future()
     host.deliver(work)
     try:
         body: bytes = await answer

@@ -8,24 +8,23 @@ arrived ──▶ first step, as if in the spare task ──▶ it has ended: an
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coterie.entities.driving import first_step
 from coterie.entities.serving import raise_if_meant_for_us
-from coterie.errors import MalformedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from coterie.entities.arrivals import ArrivedCall, ArrivedStream
     from coterie.entities.hosting import Host
-    from coterie.entities.residents import Hosted, Resident
+    from coterie.entities.residents import Hosted
     from coterie.entities.spares import Spare
 
-_FEW = 64
-"""So many calls of one read begin at once; then it is looked how long they took …"""
+_FEW = 32
+"""So many calls of one read begin at once; then somebody looks at the clock …"""
 _MOST_NS = 5_000_000
-"""… and after this the rest is queued, so that the loop gets its turn."""
+"""… and as much later the rest is queued, so that the loop gets its turn."""
 
 _enter_task = asyncio.tasks._enter_task  # noqa: SLF001 documented, for those who write tasks of their own
 _leave_task = asyncio.tasks._leave_task  # noqa: SLF001
@@ -43,14 +42,14 @@ class Prompt:
     """
 
     def __init__(self, host: Host, hosted: Mapping[str, Hosted]) -> None:
-        self._counts, self._handlers, self._rest = host.counts, host.handlers, host.idling.rest
+        self._counts, self._handlers = host.counts, host.handlers
         self._serving, self._make = host.handlers.serving, host.handlers.handler
         self._hosted = hosted
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._read_s = -1.0
-        self._began_ns = 0  # when the first call of that read did
-        self._most = 0  # so many more may begin before somebody looks at the time
+        self._until_ns = 0  # when the others of that read have to queue; zero: nobody has looked at the clock yet
+        self._more = 0  # so many may begin before somebody does
         self._steady_ns = host.clock.steady_ns
 
     def serve(self, work: ArrivedCall | ArrivedStream, arrived_s: float) -> bool:
@@ -64,7 +63,9 @@ class Prompt:
             return False
         rpc, shard, serving = hosted.rpcs.get(work.method), resident.shard, self._serving
         spare = serving.spare or serving.prepare(shard.context)
-        if (arrived_s != self._read_s or not self._most) and not self._has_time(arrived_s):
+        if arrived_s != self._read_s:
+            self._read_s, self._more, self._until_ns = arrived_s, _FEW, 0
+        elif not self._more and not self._has_time():
             return False
         if rpc is None or rpc.is_stream or not spare.is_ready:
             return False
@@ -75,7 +76,7 @@ class Prompt:
             _enter_task(loop, task)
         except RuntimeError:  # called by a task
             return False
-        self._most -= 1
+        self._more -= 1
         self._counts.delivered += 1
         hosted.idle.pop(resident, None)
         work.rpc, work.resident, resident.current = rpc, resident, work
@@ -93,7 +94,7 @@ class Prompt:
             _leave_task(loop, task)
             if task.cancelling():
                 serving.drop(spare)
-            self._returned(work, resident, ended.value)
+            self._handlers.returned(work, ended.value)
         except BaseException as error:  # noqa: BLE001 as in `Serving`
             self._raised(work, error, spare)
         else:
@@ -101,33 +102,12 @@ class Prompt:
             serving.suspend(work, context, coroutine, waits_for)
         return True
 
-    def _has_time(self, arrived_s: float) -> bool:
+    def _has_time(self) -> bool:
         """Whether some more calls of this read may begin at once."""
         now_ns = self._steady_ns()
-        if arrived_s != self._read_s:
-            self._read_s, self._began_ns = arrived_s, now_ns
-        self._most = _FEW if now_ns - self._began_ns < _MOST_NS else 0
-        return self._most > 0
-
-    def _returned(self, work: ArrivedCall | ArrivedStream, resident: Resident, value: Any) -> None:
-        """What `Handlers.returned` does, in the usual case at a third of its cost."""
-        rpc, shard = work.rpc, resident.shard
-        try:
-            body = rpc.result.checked(value, what=rpc.result_what)
-        except MalformedMessage as error:
-            self._handlers.raised(work, error)
-            return
-        if not shard.tenure.held or not work.is_open or resident.mailbox is not None or resident.is_leaving:
-            self._handlers.returned(work, value)
-            return
-        work.is_open = False
-        self._counts.replied += 1
-        shard.busy -= 1
-        resident.current = None
-        resident.running -= 1
-        if not resident.running and not resident.is_kept:
-            self._rest(resident)
-        work.request.reply(body)
+        self._until_ns = self._until_ns or now_ns + _MOST_NS
+        self._more = _FEW if now_ns < self._until_ns else 0
+        return self._more > 0
 
     def _raised(self, work: ArrivedCall | ArrivedStream, error: BaseException, spare: Spare) -> None:
         _leave_task(self._loop, spare.task)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 _AWAITED = "_asyncio_future_blocking"
-"""By this a future tells the task that steps a coroutine that it was awaited, and not just yielded."""
+"""By this a future tells the task that steps a coroutine that it was awaited, and not just yielded; the task clears
+it. So does whoever steps a coroutine in a task's stead."""
 
 
 class Spare:
@@ -43,6 +44,8 @@ class Spare:
         """Have it carry on a handler that waits, from the next turn of the loop on."""
         self.is_ready = False
         self._given = suspended
+        if hasattr(suspended[3], _AWAITED):
+            setattr(suspended[3], _AWAITED, False)  # until the task is there to see it: nobody else could await it
         if not self._wake.done():
             self._wake.set_result(None)
 
@@ -62,5 +65,5 @@ class Spare:
         if hasattr(waits_for, _AWAITED):
             if error is not None and waits_for.cancel():
                 error = None  # as in any task: the handler hears of it from what it waits for
-            setattr(waits_for, _AWAITED, True)  # others may have begun to await it meanwhile, and cleared this
+            setattr(waits_for, _AWAITED, True)
         await self._go_on(work, context, coroutine, waits_for, error)
