@@ -48,6 +48,24 @@ async def test_it_goes_on_while_the_loop_is_blocked_and_sees_where_the_loop_is_s
     assert "test_it_goes_on_while_the_loop_is_blocked" in stack
 
 
+async def test_a_saturated_loop_does_not_starve_it() -> None:
+    """A loop that is never idle and never blocked: without short turns each hop of the other thread takes seconds."""
+    async with ThreadAside() as aside:
+
+        async def hop() -> None:
+            for _ in range(30):
+                await asyncio.sleep(0.001)
+
+        async def busy() -> None:
+            while not hopping.done():
+                sum(range(20_000))
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(20):
+            hopping = asyncio.ensure_future(aside.run(hop))
+            await busy()
+
+
 async def test_what_is_told_runs_on_the_runners_loop() -> None:
     told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from coterie.errors import PersistenceError
+from coterie.kernel import turns
 from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
 from coterie.storage.interface import WAITING_MOST
@@ -99,6 +100,7 @@ class ThreadExecutor(Service, Generic[Owned]):
         return await done
 
     async def _start(self) -> None:
+        turns.shorten()
         self._loop = asyncio.get_running_loop()
         self._origin.set()
         self._ended: asyncio.Future[None] = self._loop.create_future()

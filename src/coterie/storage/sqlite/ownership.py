@@ -15,7 +15,7 @@ import apsw
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import to_datetime
-from coterie.storage.interface import Presences, Renewal, Sighting, checksum
+from coterie.storage.interface import Presences, Renewal, Sighting
 from coterie.storage.sqlite import leases, seats
 from coterie.storage.sqlite.failures import failed
 from coterie.storage.sqlite.transactions import Patience, commit, read, snapshot, writing
@@ -123,7 +123,7 @@ class SqliteOwnership:
         def tell(main: apsw.Connection) -> Renewal | None:
             with snapshot(main):
                 runners = seats.registered(main, scope)
-                held = checksum(seats.holdings(main, scope, self._me))
+                held = seats.holdings(main, scope, self._me)
                 stamp = seats.stamp(main, scope)
             if self._me not in runners:
                 return None

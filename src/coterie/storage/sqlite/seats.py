@@ -88,9 +88,10 @@ def release(main: apsw.Connection, scope: Scope, runner: str, *, name: str, epoc
     return bool(main.execute(SQL["release"], scope.bindings(id=runner, name=name, epoch=epoch)).fetchall())
 
 
-def holdings(main: apsw.Connection, scope: Scope, runner: str) -> dict[str, int]:
-    """The seats of a runner and their epochs."""
-    return dict(main.execute(SQL["holdings"], scope.bindings(id=runner)))
+def holdings(main: apsw.Connection, scope: Scope, runner: str) -> str:
+    """The `checksum` of the seats of a runner and their epochs."""
+    ((lines,),) = main.execute(SQL["holdings"], scope.bindings(id=runner))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def stamp(main: apsw.Connection, scope: Scope) -> str:
@@ -103,8 +104,8 @@ def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> Vi
     """Everybody and everything."""
     leaving = {runner for runner, lease in leases.items() if lease.leaving}
     runners = tuple(_runner(row, leaving=row[0] in leaving) for row in main.execute(SQL["runners"], scope.bindings()))
-    rows = main.execute(SQL["seats"], scope.bindings())
-    return View(runners, tuple(_seat(row) for row in rows), stamp(main, scope))
+    ((rows,),) = main.execute(SQL["seats"], scope.bindings())
+    return View(runners, tuple(_seat(row) for row in msgspec.json.decode(rows)), stamp(main, scope))
 
 
 def note(
