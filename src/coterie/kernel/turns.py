@@ -1,9 +1,9 @@
 """Turns of threads: a busy event loop must not starve the threads beside it.
 
-A thread that waits for the interpreter asks for it after the *switch interval*, 5 ms by default, and starts to count anew
-whenever the holder lets go for a moment. A saturated event loop lets go at each look at its sockets, every millisecond or
-so, and takes it back before anybody has woken up: other threads then stood still for seconds, and so did the lease. An
-interval shorter than a turn of the loop makes the waiting thread ask in time.
+A thread that waits for the interpreter asks for it after the *switch interval*, 5 ms by default, and starts to count
+anew whenever the holder lets go for a moment. A saturated event loop lets go at each look at its sockets, every
+millisecond or so, and takes it back before anybody has woken up: other threads then stood still for seconds, and so did
+the lease. An interval shorter than a turn of the loop makes the waiting thread ask in time.
 """
 
 from __future__ import annotations
