@@ -50,6 +50,7 @@ class Tasks:
             for task in running:
                 task.cancel()
             await asyncio.shield(asyncio.gather(*running, return_exceptions=True))
+            await asyncio.sleep(0)  # from 3.12 on gathering the done takes no turn, and they are forgotten in one
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
