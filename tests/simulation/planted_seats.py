@@ -11,6 +11,7 @@ from coterie import connection, runner
 from coterie.ownership import membership, planning
 from coterie.ownership.holdings import Holding, Holdings
 from coterie.ownership.keeper import Keeper
+from coterie.ownership.keeping import insist
 from coterie.ownership.membership import Membership
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.ownership.watching import Watch
@@ -59,7 +60,7 @@ def _released_before_the_occupant_has_stopped() -> Iterator[None]:
     async def hasty(self: Holdings, seat: str, target: str | None) -> None:
         holding = self._held[seat]
         holding.tenure.ended = True
-        await self._release_at_last(seat, holding.tenure.epoch)
+        await insist(lambda: self._release(seat, holding.tenure.epoch), what="the release")
         self._released(seat, holding.tenure.epoch, target)
         await holding.occupant.drain()
         self._held.pop(seat, None)

@@ -21,8 +21,8 @@ from coterie.entities.failures import read_failure
 from coterie.entities.work import Work
 from coterie.errors import CoterieError, MalformedMessage, PersistenceError, RunnerUnavailable
 from coterie.kernel.tasks import Tasks
+from coterie.ownership.directory import peer_of
 from coterie.transport.envelopes import Failure, pack_error, read_error
-from coterie.transport.interface import PeerAddress
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
@@ -105,9 +105,12 @@ class Broadcasts:
             async for told in self._here(broadcast):
                 yield told
             return
-        peer = PeerAddress(runner.address, runner.id)
         items = calling.open_wires().stream(
-            peer, Route.BROADCAST, encode(broadcast), within_s=broadcast.within_s, target=f"a broadcast of {rpc.what}"
+            peer_of(runner),
+            Route.BROADCAST,
+            encode(broadcast),
+            within_s=broadcast.within_s,
+            target=f"a broadcast of {rpc.what}",
         )
         try:
             async for item in items:

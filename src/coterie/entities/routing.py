@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from coterie.errors import PersistenceError, ShuttingDown
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.tasks import Tasks
-from coterie.transport.interface import PeerAddress
+from coterie.ownership.directory import peer_of
 
 if TYPE_CHECKING:
     from coterie.ownership.directory import Directory
     from coterie.storage.interface import RunnerRow
+    from coterie.transport.interface import PeerAddress
 
 _ENTITIES_MOST = 100_000
 """Entities whose shard is remembered: some 10 MB. Beyond it everything is forgotten, and learned anew in no time."""
@@ -89,7 +90,7 @@ class Routing:
         owner = self._directory.holder(shard.seat)
         shard.version = self.version
         shard.is_mine = owner is not None and owner.id == self._here.incarnation
-        shard.peer = None if owner is None or shard.is_mine else PeerAddress(owner.address, owner.id)
+        shard.peer = None if owner is None or shard.is_mine else peer_of(owner)
 
     def name_of(self, runner: str) -> str:
         """What people call a runner."""

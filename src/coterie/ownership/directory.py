@@ -6,11 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from coterie.kernel.tasks import Tasks
+from coterie.transport.interface import PeerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from coterie.storage.interface import RunnerRow, View
+
+
+def peer_of(runner: RunnerRow) -> PeerAddress:
+    """Where a runner is reached, and which one it must be there."""
+    return PeerAddress(runner.address, runner.id)
 
 
 class Directory:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel.tasks import Tasks
+from coterie.ownership.directory import peer_of
 from coterie.transport.identity import is_loopback
-from coterie.transport.interface import PeerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.ownership.keeping import Keeping
     from coterie.ownership.watching import Watch
     from coterie.storage.interface import RunnerRow
-    from coterie.transport.interface import Transport
+    from coterie.transport.interface import PeerAddress, Transport
 
 log = logging.getLogger("coterie.ownership")
 
@@ -92,7 +92,7 @@ class Evicting:
         """Have a connection to our neighbours, and remember that their locks were held."""
         neighbours = self._neighbours()
         for runner in neighbours:
-            peer = PeerAddress(runner.address, runner.id)
+            peer = peer_of(runner)
             if runner.id not in self._connecting and not (
                 runner.id in self._reached and self._transport.connected(peer)
             ):
@@ -140,7 +140,7 @@ class Evicting:
         return runner.id in self._reached and (here or not is_loopback(runner.address))
 
     async def _examine(self, runner: RunnerRow) -> None:
-        peer = PeerAddress(runner.address, runner.id)
+        peer = peer_of(runner)
         try:
             for pause_s in _LOOKS_S:
                 await asyncio.sleep(pause_s)
@@ -157,7 +157,7 @@ class Evicting:
 
     async def _dead(self, runner: RunnerRow) -> int | None:
         """The counter of its lease if both witnesses say that it is dead. The locks are read after the refusal."""
-        presence = await self._transport.probe(PeerAddress(runner.address, runner.id))
+        presence = await self._transport.probe(peer_of(runner))
         if presence not in ("refused", "other"):
             return None
         found = await self._keeping.ask(lambda session: session.presences([runner.id]))

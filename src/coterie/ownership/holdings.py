@@ -16,8 +16,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from coterie.errors import PersistenceError
 from coterie.kernel import chaos
+from coterie.ownership.keeping import insist
 from coterie.ownership.tenure import Tenure
 from coterie.storage.interface import Claim, checksum
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Grant
 
 log = logging.getLogger("coterie.ownership")
-
-_AGAIN_S = 0.1
-"""Between two tries to release a seat."""
 
 
 class Holding:
@@ -161,17 +158,9 @@ class Holdings:
         if chaos.on:
             await chaos.point("ownership.before_release")
         holding.tenure.ended = True
-        await self._release_at_last(seat, holding.tenure.epoch)
+        await insist(lambda: self._release(seat, holding.tenure.epoch), what=f"the release of {seat}")
         del self._held[seat]
         self._released(seat, holding.tenure.epoch, target)
-
-    async def _release_at_last(self, seat: str, epoch: int) -> None:
-        while True:
-            try:
-                return await self._release(seat, epoch)
-            except PersistenceError as error:
-                log.debug("seat %s could not be released yet: %s", seat, error)
-            await asyncio.sleep(_AGAIN_S)
 
     async def _release(self, seat: str, epoch: int) -> None:
         await self._keeping.ask(lambda session: session.release(seat, epoch))

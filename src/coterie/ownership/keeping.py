@@ -21,7 +21,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from coterie.kernel.clock import Clock
@@ -34,8 +34,20 @@ T = TypeVar("T")
 
 log = logging.getLogger("coterie.ownership")
 
+_AGAIN_S = 0.1
+"""Between two tries of what has to be done at last."""
 _RECONNECT_S = 0.2
 """After a failed try to open the session others fail at once for so long, instead of waiting one after another."""
+
+
+async def insist(work: Callable[[], Awaitable[T]], *, what: str) -> T:
+    """The result of `work`, tried as often as it takes; whoever asks bounds it."""
+    while True:
+        try:
+            return await work()
+        except PersistenceError as error:
+            log.debug("%s has to wait: %s", what, error)
+        await asyncio.sleep(_AGAIN_S)
 
 
 class Keeping:

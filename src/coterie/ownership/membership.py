@@ -15,17 +15,16 @@ from coterie.errors import PersistenceError
 from coterie.kernel import chaos
 from coterie.kernel.service import Service
 from coterie.ownership import joining
+from coterie.ownership.directory import peer_of
 from coterie.ownership.evicting import Evicting
 from coterie.ownership.holdings import Holdings
 from coterie.ownership.keeper import Keeper, Times
-from coterie.ownership.keeping import Keeping
+from coterie.ownership.keeping import Keeping, insist
 from coterie.ownership.planning import Plans
 from coterie.ownership.talking import Talk
 from coterie.ownership.tenure import Trust
 from coterie.ownership.watching import Watch
 from coterie.storage.interface import Registration
-from coterie.transport.identity import host_id, process_id
-from coterie.transport.interface import PeerAddress
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
@@ -39,13 +38,11 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Occupy, Tenure
     from coterie.settings import Settings
     from coterie.storage.interface import Renewal, Storage, View
-    from coterie.transport.interface import Transport
+    from coterie.transport.interface import PeerAddress, Transport
     from coterie.transport.routes import Routes
 
 log = logging.getLogger("coterie.ownership")
 
-_AGAIN_S = 0.1
-"""Between two tries to leave."""
 _FAREWELL_S = 5.0
 """Beyond the drain, for what the database has to hear: then the process goes, and the lease decides."""
 
@@ -61,8 +58,8 @@ class Membership(Service):
         directory: Kept up to date from here.
         definitions: What this program knows besides shards.
         occupy: Puts somebody on each seat that is acquired.
-        host: Where loopback leads to; this machine's, unless simulated.
-        process: Which process of the host this is; likewise.
+        host: Where loopback leads to.
+        process: Which process of the host this is.
 
     Promise:
         A seat is occupied here only between its grant and its release, and while the lease is trusted. It ends
@@ -83,8 +80,8 @@ class Membership(Service):
         directory: Directory,
         definitions: Sequence[Definition],
         occupy: Occupy,
-        host: str | None = None,
-        process: str | None = None,
+        host: str,
+        process: str,
     ) -> None:
         super().__init__(what=f"runner {name}")
         self.incarnation = incarnation
@@ -92,8 +89,8 @@ class Membership(Service):
         self.trust = Trust(clock)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._settings = settings
-        self._host = host or host_id()
-        self._process = process_id() if process is None else process
+        self._host = host
+        self._process = process
         self._transport = transport
         self._aside = aside
         self._now_ns = clock.steady_ns
@@ -146,11 +143,6 @@ class Membership(Service):
         """Our holding of a seat; None if it is not ours."""
         return self._holdings.tenure(seat)
 
-    @property
-    def held(self) -> Sequence[str]:
-        """The names of the seats that are held and stay, in order."""
-        return sorted(self._holdings.staying)
-
     async def leave(self) -> None:
         """Hand over everything, then disappear. What does not end in time is cut off, and found by its new holder."""
         self.require_running()
@@ -158,7 +150,7 @@ class Membership(Service):
         try:
             async with asyncio.timeout(self._settings.drain.total_seconds() + _FAREWELL_S):
                 await self._hand_over()
-                await self._disappear()
+                await insist(lambda: self._keeping.ask(lambda session: session.leave()), what="the farewell")
             self._talk.tell_all("look")
         except (TimeoutError, PersistenceError) as error:
             log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
@@ -171,7 +163,7 @@ class Membership(Service):
             self._plans.resign(seat, now_ns=self._now_ns())
         if seat in self._holdings:
             others = [runner for runner in self._plans.order(seat) if runner != self.incarnation]
-            await self._move(seat, others[0] if others else None)
+            await asyncio.shield(self._begin_move(seat, others[0] if others else None))
 
     async def _start(self) -> None:
         await self._aside.start()
@@ -218,7 +210,7 @@ class Membership(Service):
             self.tasks.spawn(self._hand_over(), name="hand over")
         self._wake.set()
 
-    def _look(self, *_: object) -> None:
+    def _look(self) -> None:
         """Something has changed: read the tables now."""
         self._stale = True
         self._wake.set()
@@ -240,7 +232,7 @@ class Membership(Service):
     def _released(self, seat: str, epoch: int, target: str | None) -> None:
         runner = None if target is None else self._directory.runner(target)
         if runner is not None:
-            self._talk.tell(PeerAddress(runner.address, runner.id), "offer", [(seat, epoch)])
+            self._talk.tell(peer_of(runner), "offer", [(seat, epoch)])
 
     def _offered(self, seat: str) -> None:
         self._plans.offered(seat)
@@ -288,7 +280,7 @@ class Membership(Service):
 
     async def _readopt(self) -> None:
         """Bring back our older definition of a seat once nobody has the current one any more [M8]."""
-        seats = self._plans.readopt({seat: each.fingerprint for seat, each in self._definitions.items()})
+        seats = self._plans.readopt(self._definitions)
         if seats:
             declared = [self._definitions[seat].declaration for seat in seats]
             await self._keeping.ask(lambda session: session.declare(declared))
@@ -324,18 +316,6 @@ class Membership(Service):
         for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals, leaving=True):
             self._begin_move(seat, target)
         await asyncio.gather(*self._moves.values(), return_exceptions=True)
-
-    async def _disappear(self) -> None:
-        """Delete our row, as often as it takes: until then everything that we held is waited for."""
-        while True:
-            try:
-                return await self._keeping.ask(lambda session: session.leave())
-            except PersistenceError as error:
-                log.debug("runner %s could not leave yet: %s", self.name, error)
-            await asyncio.sleep(_AGAIN_S)
-
-    async def _move(self, seat: str, target: str | None) -> None:
-        await asyncio.shield(self._begin_move(seat, target))
 
     def _begin_move(self, seat: str, target: str | None) -> asyncio.Task[None]:
         if seat not in self._moves:

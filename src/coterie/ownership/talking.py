@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import MalformedMessage
 from coterie.ownership import notices
-from coterie.transport.interface import PeerAddress
+from coterie.ownership.directory import peer_of
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from coterie.ownership.directory import Directory
-    from coterie.transport.interface import Request, Transport
+    from coterie.transport.interface import PeerAddress, Request, Transport
 
 
 class Talk:
@@ -49,7 +49,7 @@ class Talk:
         notice = notices.encode(kind, seats)
         for runner in self._directory.runners:
             if runner.id != self._me:
-                self._transport.notify(PeerAddress(runner.address, runner.id), Route.OWNERSHIP, notice)
+                self._transport.notify(peer_of(runner), Route.OWNERSHIP, notice)
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Hear what another runner tells."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from coterie.kernel.durations import to_seconds
 from coterie.testing.launching import end, halt, launch, left_behind
-from coterie.testing.simulation import _holds
+from coterie.testing.simulation import holds
 
 if TYPE_CHECKING:
     import subprocess
@@ -135,7 +135,7 @@ class Process:
 
     async def _becomes_ready(self) -> None:
         deadline = time.monotonic() + _READY_S
-        while not await _holds(lambda: self._cluster.ready(self)):
+        while not await holds(lambda: self._cluster.ready(self)):
             if not self.alive:
                 raise RuntimeError(f"{self.name} ended with {self.exit_code} before it was ready:\n{self.tail()}")
             if time.monotonic() > deadline:

@@ -22,7 +22,7 @@ from coterie.kernel.durations import to_seconds
 from coterie.kernel.tasks import Tasks
 from coterie.testing.process import POLL_S, Process
 from coterie.testing.proxy import Proxy
-from coterie.testing.simulation import _holds, _name
+from coterie.testing.simulation import holds, name_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -69,9 +69,9 @@ class Processes:
         """Wait until a condition (a plain or a coroutine function) holds, for so long at most."""
         limit_s = to_seconds(within, what="within")
         deadline = time.monotonic() + limit_s
-        while not await _holds(condition):
+        while not await holds(condition):
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"{_name(condition)} did not come true within {limit_s:g}s")
+                raise TimeoutError(f"{name_of(condition)} did not come true within {limit_s:g}s")
             await asyncio.sleep(POLL_S)
 
     def spawn(self, work: Any, *, name: str) -> Awaitable[Any]:

@@ -133,9 +133,9 @@ class Simulation:
         """
         limit = to_timedelta(within, what="within")
         until_ns = self.loop.now_ns + round(limit.total_seconds() * 1e9)
-        while not await _holds(condition):
+        while not await holds(condition):
             if self.loop.now_ns >= until_ns:
-                raise TimeoutError(f"{_name(condition)} did not come true within {limit.total_seconds():g}s")
+                raise TimeoutError(f"{name_of(condition)} did not come true within {limit.total_seconds():g}s")
             await asyncio.sleep(0.01)
 
     def restart_storage(self, *, down: Duration = "500ms") -> Awaitable[None]:
@@ -261,7 +261,8 @@ async def simulate(
         await client.stop()
 
 
-async def _holds(condition: Callable[[], object]) -> bool:
+async def holds(condition: Callable[[], object]) -> bool:
+    """Whether a condition, a plain or a coroutine function, holds; not while nobody holds what it asks about."""
     try:
         found = condition()
         return bool(await found if inspect.isawaitable(found) else found)
@@ -269,5 +270,6 @@ async def _holds(condition: Callable[[], object]) -> bool:
         return False
 
 
-def _name(condition: Callable[[], object]) -> str:
+def name_of(condition: Callable[[], object]) -> str:
+    """What to call a condition in an error."""
     return getattr(condition, "__name__", "the condition").replace("<lambda>", "the condition")
