@@ -133,7 +133,7 @@ SAMPLES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value"), SAMPLES, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(("kind", "value"), SAMPLES, ids=[f"{at}-{kind}"[:40] for at, (kind, _) in enumerate(SAMPLES)])
 def test_what_goes_in_comes_out(kind: Any, value: Any) -> None:
     codec = codec_for(kind)
     copied = codec.copy(value)
