@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 
-from bench import assignment, calls, kv, ownership, transport
+from bench import assignment, calls, kv, messages, ownership, transport
 from bench.measure import Row, fsync_per_s
 from bench.peers import run
 
@@ -20,6 +20,7 @@ SUITES = {
     "assignment": assignment.run,
     "ownership": ownership.run,
     "calls": calls.run,
+    "messages": messages.run,
 }
 
 

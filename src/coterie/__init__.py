@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coterie.durable.keyvalue import KeyValueStore
     from coterie.entities.broadcasting import Replies
     from coterie.entities.entity import Entity
+    from coterie.entities.mail import MessageInfo, Messages
     from coterie.entities.rpcs import rpc
     from coterie.errors import (
         AlreadyProcessing,
@@ -85,6 +86,8 @@ __all__ = [
     "MessageDead",
     "MessageExpired",
     "MessageId",
+    "MessageInfo",
+    "Messages",
     "NotReady",
     "NotStarted",
     "PersistenceError",
@@ -123,6 +126,8 @@ _HOMES = {
     "Entity": "entities.entity",
     "KeyValueStore": "durable.keyvalue",
     "MessageId": "kernel.addresses",
+    "MessageInfo": "entities.mail",
+    "Messages": "entities.mail",
     "Replies": "entities.broadcasting",
     "Retry": "kernel.retry",
     "Settings": "settings",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Un
 
 from coterie import signals
 from coterie.connection import Connection, Doors, system_doors
-from coterie.durable.keyvalue import KeyValueStore
+from coterie.durable.keyvalue import KeyValueStore, claim_here
 from coterie.entities.calls import require_call
+from coterie.entities.mail import Messages
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
 from coterie.errors import Forked, NotStarted
@@ -23,16 +24,18 @@ from coterie.settings import Settings, SettingsOverrides
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from coterie.entities.broadcasting import Replies
     from coterie.entities.definitions import EntityOptions
     from coterie.entities.entity import E, Entity
+    from coterie.kernel.addresses import MessageId
     from coterie.kernel.durations import Duration
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy
     from coterie.runner import Room
     from coterie.setups import Setup
-    from coterie.storage.interface import RunnerRow
+    from coterie.storage.interface import Claim, RunnerRow
 
 C = TypeVar("C", bound=Connection)
 T = TypeVar("T")
@@ -61,6 +64,7 @@ class Cluster:
     """
 
     kv: KeyValueStore[Any]
+    messages: Messages
     runners: Runners
 
     def __init__(
@@ -74,8 +78,11 @@ class Cluster:
         given: dict[str, Any] = {**overrides}
         given |= {key: value for key, value in (("url", url), ("name", name)) if value is not None}
         self.settings = Settings.load(given) if settings is None else dataclasses.replace(settings, **given)
-        self.kv = KeyValueStore(lambda: self._acting().values, codec_for(Any))
+        self.kv = KeyValueStore(lambda: self._acting().values, codec_for(Any), claim=self._claim)
         self.runners = Runners(self._acting)
+        self.messages = Messages(
+            lambda: self._acting().storage.messages, hint=lambda seat: self._acting().calling.posting.hint(seat)
+        )
         self._entities = Entities(self, self._acting)
         self._rooms: list[Room] = [self._entities]
         self._setups: list[Setup] = []
@@ -149,7 +156,7 @@ class Cluster:
             The process ends within `drain` and some seconds after the first signal, whatever hangs; with exit
             code 0 if everything was given back.
         """
-        signals.run(lambda: self._take(self._new_runner), self.settings)
+        signals.run(self._begin, self.settings)
 
     async def start(self) -> None:
         """Be a runner from now on: registered, and about to take its seats (`ready` waits for that).
@@ -159,7 +166,11 @@ class Cluster:
             PersistenceError: The database cannot be reached.
             RuntimeError: This cluster runs already.
         """
-        await self._take(self._new_runner).start()
+        before = acting.get()
+        try:
+            await self._begin().start()
+        finally:
+            acting.set(before)
 
     async def stop(self) -> None:
         """Drain, hand over, leave; nothing if it does not run. It ends within `drain` and some seconds."""
@@ -241,8 +252,62 @@ class Cluster:
         if timeout is not None:
             taken.timeout_s = to_seconds(timeout, what="timeout")
         taken.key = key
-        result: T = await self._entities.send(taken)
+        result: T = await self._entities.call(taken)
         return result
+
+    async def send(
+        self,
+        call: Awaitable[T],
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        key: str | None = None,
+    ) -> MessageId[T]:
+        """Send a call without waiting for its reply: `await cluster.send(account.charge("order-7", 500))`.
+
+        A persisted one is stored when this returns; `result` waits for its reply. Inside of a handler it is stored
+        together with the handler's reply and state, or not at all, and runs after that. A volatile one was taken by
+        a runner when this returns, and may be lost with it.
+
+        Args:
+            call: What a method of a reference gave.
+            at: When it is to run: an instant with a time zone, by the database's clock. Persisted rpcs only.
+            delay: The same, from now on.
+            key: Makes a repeated send the same message. Persisted rpcs only.
+
+        Raises:
+            TypeError: It is no call; or it is volatile, and an option is for persisted rpcs.
+            KeyConflict: The key was used before with other arguments.
+            PersistenceError: It could not be stored.
+        """
+        taken = require_call(call, what="cluster.send")
+        options = {"at": at, "delay": delay, "key": key}
+        given = next((name for name, value in options.items() if value is not None), None)
+        if given is not None and not taken.rpc.persisted:
+            raise TypeError(f"{taken!r} is not persisted: {given}= is for persisted rpcs")
+        if at is not None and delay is not None:
+            raise TypeError(f"{taken!r} has at= and delay=: give one of them")
+        if at is not None and at.tzinfo is None:
+            raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime.now(UTC)")
+        taken.key = key
+        delay_s = 0.0 if delay is None else to_seconds(delay, what="delay")
+        return await self._entities.send(taken, at=at, delay_s=delay_s)
+
+    async def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
+        """The reply to a message that was sent, when it is there. What a handler raised is raised.
+
+        Raises:
+            SendTimeout: It took longer than `timeout` (None: the setting `call_timeout`). The message stays.
+            MessageDead: Its attempts are used up.
+            MessageExpired: It is not kept any more, was cancelled, or never was.
+        """
+        timeout_s = None if timeout is None else to_seconds(timeout, what="timeout")
+        result: T = await self._entities.result(message, timeout_s=timeout_s)
+        return result
+
+    async def cancel(self, message: MessageId[Any]) -> bool:
+        """Take a message back; false if it has started, or ended, or is not there."""
+        return await self._acting().calling.posting.cancel(message)
 
     async def broadcast(
         self, method: Callable[Concatenate[E, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -275,6 +340,19 @@ class Cluster:
         return ShardId(entity_type.group, shard_number(entity_type.name, id, self.settings.shards))
 
     # The rest
+
+    async def poll_storage(self) -> None:
+        """Look for pending messages of this runner's shards now; return when all of them have been seen (K6)."""
+        host = self._acting().calling.host
+        if host is not None and host.sweeping is not None:
+            await host.sweeping.poll()
+
+    async def reset(self, entity: type[Entity[Any]], id: str) -> int:
+        """Let an entity's stuck messages run again: dead ones, and those that wait for another attempt (K6).
+
+        Its state is not touched. How many messages it were.
+        """
+        return await self._entities.reset(entity, id)
 
     async def next_id(self) -> int:
         """A snowflake: unique in the cluster, 64 bits, later ones are larger (`Snowflake` takes it apart) [K2].
@@ -318,6 +396,12 @@ class Cluster:
         self._running = made
         return made
 
+    def _begin(self) -> Runner:
+        """A runner in whose name all will act that its start sets going here, and nobody else."""
+        made = self._take(self._new_runner)
+        acting.set((self, made))
+        return made
+
     def _new_runner(
         self,
         doors: Doors | None = None,
@@ -346,12 +430,15 @@ class Cluster:
     def _present(self) -> Connection | None:
         return self._inside() or self._running
 
+    def _claim(self) -> Claim | None:
+        """What the work that runs here must prove when it writes; nothing, if it is another cluster's work."""
+        inside = acting.get()
+        return claim_here() if inside is None or inside[0] is self else None
+
     def _acting(self) -> Connection:
         """Each call asks this, so it is written out."""
         inside = acting.get()
-        if inside is not None and inside[0] is self:
-            return inside[1]
-        running = self._running
+        running = inside[1] if inside is not None and inside[0] is self else self._running
         if running is None or running.state is State.STOPPED:
             raise NotStarted(what=f"cluster {self.settings.name!r}")
         running.require_same_process()

@@ -83,7 +83,7 @@ class Connection(Service):
         self.values = KeyValues(self.storage.kv, clock=doors.clock, chance=doors.chance)
         self.ids = Ids(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
         self.directory = Directory(self.storage.view)
-        self.calling = Calling(self, clock=doors.clock, chance=doors.chance)
+        self.calling = Calling(self, clock=doors.clock, chance=doors.chance, storage=self.storage)
         self._doors = doors
         self._origin = Origin(self.what)
         self._transport: Transport | None = None

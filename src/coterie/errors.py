@@ -395,12 +395,22 @@ class LeaderHandoffFailed(SingletonError):
 
 
 class LeadershipLost(CoterieError):
-    """The epoch is no longer ours."""
+    """The epoch is no longer ours: what was to be written in the name of this seat was not.
 
-    text = "leadership of {singleton!r} is lost: epoch {epoch} is no longer ours"
-    advice = "stop writing; this body is being cancelled"
-    singleton: str
+    `seat` has its kind before the colon: `singleton:importer`, `cron:report`, `shard:default:42`.
+    """
+
+    text = "{seat} is lost: epoch {epoch} is no longer ours"
+    advice = "stop writing; this work is being cancelled, and others go on with it"
+    seat: str
     epoch: int
+
+    @property
+    def message(self) -> str:
+        """What happened to what: a shard is lost, of all else the leadership."""
+        kind, _, name = self.seat.partition(":")
+        what = f"shard {name}" if kind == "shard" else f"leadership of {quoted(name)}"
+        return f"{what} is lost: epoch {self.epoch} is no longer ours"
 
 
 class ClusterContextRequired(CoterieError):

@@ -14,12 +14,15 @@ from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
 from coterie.settings import Settings
 from coterie.storage.opening import open_storage
+from coterie.testing.pooler import Pooler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from coterie.storage.interface import Storage
+
+SERVERS = ["postgres", "pooled"]
 
 Passing = Callable[[float], Awaitable[None]]
 
@@ -30,15 +33,18 @@ def new_storage(url: str, *, name: str = "default", check_schema: bool = True) -
     return open_storage(settings, incarnation="0" * 31 + "1", clock=clock, chance=chance, check_schema=check_schema)
 
 
-@pytest.fixture(params=["memory", "file", pytest.param("postgres", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh database of each kind."""
+@pytest.fixture(params=["memory", "file", *(pytest.param(kind, marks=pytest.mark.postgres) for kind in SERVERS)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A fresh database of each kind; a pooled one is behind a pooler that lends sessions per transaction [GAP-07]."""
     if request.param == "memory":
-        return "sqlite://"
-    if request.param == "file":
-        return f"sqlite:///{tmp_path}/contract.db"
-    fresh: str = request.getfixturevalue("postgres_url")
-    return fresh
+        yield "sqlite://"
+    elif request.param == "file":
+        yield f"sqlite:///{tmp_path}/contract.db"
+    elif request.param == "postgres":
+        yield request.getfixturevalue("postgres_url")
+    else:
+        with Pooler(request.getfixturevalue("postgres_url")) as pooler:
+            yield pooler.url
 
 
 @asynccontextmanager

@@ -277,6 +277,29 @@ PLANTS = (
         },
     ),
     Plant(
+        "keys changed without the fence",
+        "C1, K1",
+        "kv fenced replace x release and grant",
+        "stale",
+        swapped(
+            ("swap_kv",),
+            ("from items as i join held on held.name = i.seat and held.epoch = i.epoch\n", "from items as i\n"),
+        ),
+    ),
+    Plant(
+        "keys removed without the fence",
+        "C1, K1",
+        "kv fenced remove x release and grant",
+        "stale",
+        swapped(
+            ("remove_kv",),
+            (
+                "from items as i join held on held.name = i.seat and held.epoch = i.epoch\n    ))",
+                "from items as i\n    ))",
+            ),
+        ),
+    ),
+    Plant(
         "generation raised by everybody",
         "M13",
         "raise generation x raise generation",

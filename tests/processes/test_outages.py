@@ -13,7 +13,6 @@ import pytest
 from coterie.testing import Server
 from tests.processes.holder import now_ns
 from tests.processes.stage import SEATS, STEADY, comes_back, held, holders, others, said
-from tests.unit.postgres.proxies import TransactionPooler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,17 +147,6 @@ async def test_incident_1_takers_that_were_blocked_longer_than_their_lease_act_o
             stranger.terminate()
         await stage.settled()
         await stage.writing()
-
-
-async def test_gap_07_incident_8_a_runner_behind_a_transaction_pooler_refuses_to_start(
-    postgres_server: Server, postgres_url: str, tmp_path: Path
-) -> None:
-    database = postgres_url.rpartition("/")[2]
-    async with TransactionPooler(postgres_server.port, user="postgres", database=database) as pooler:
-        pooled = f"postgresql://postgres@127.0.0.1:{pooler.port}/{database}"
-        with pytest.raises(RuntimeError, match="pooler that lends sessions per transaction"):
-            async with holders(pooled, tmp_path, runners=1):
-                pytest.fail("it must not start")
 
 
 @pytest.fixture

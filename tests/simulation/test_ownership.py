@@ -1,7 +1,7 @@
 """Scenarios of ownership, simulated: storage that does not answer (LOCK), drains (REBAL), clocks and restarts (GAP).
 
 Each run is also judged by INV-F1 to F4 and S1: see `staging`. Two of them need a real server: LOCK-13, a session whose
-end hangs, and GAP-07, a transaction pooler, behind which a runner refuses to start.
+end hangs, and GAP-07, a transaction pooler (`tests/processes`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 from coterie.durable.changes import KeyValues
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.storage.interface import Claim, KvSwap
 
 if TYPE_CHECKING:
     from coterie.storage.interface import Kv
@@ -21,6 +22,7 @@ class Store:
 
     def __init__(self) -> None:
         self.purges: list[int] = []
+        self.swaps: list[KvSwap] = []
 
     async def get(self, key: str) -> None:
         """Nothing is there."""
@@ -28,7 +30,8 @@ class Store:
     async def put(self, write: Any) -> None:
         """Taken."""
 
-    async def swap(self, write: Any) -> bool:
+    async def swap(self, write: KvSwap) -> bool:
+        self.swaps.append(write)
         return True
 
     async def purge(self, *, most: int) -> int:
@@ -58,3 +61,18 @@ async def test_writes_that_expire_purge_once_a_minute(how: str) -> None:
         clock.advance(timedelta(seconds=61))
         assert await write(1.0) == 2
     assert store.purges == [1000, 1000]
+
+
+async def test_changes_of_one_key_share_a_swap_only_in_the_name_of_one_seat() -> None:
+    """K1, M3: each swap proves one claim; those without one go together."""
+    store = Store()
+
+    async def change(seat: str | None, epoch: int = 1) -> None:
+        claim = None if seat is None else Claim("me", seat, epoch)
+        await values.modify("a", lambda old: (old or b"") + b".", ttl_s=None, claim=claim)
+
+    async with KeyValues(cast("Kv", store), clock=ManualClock(), chance=Chance(1)) as values:
+        await asyncio.gather(change("s1"), change("s2"), change("s1"), change(None), change("s1", 2), change(None))
+    found = {write.claim: write.value for write in store.swaps}
+    assert len(found) == len(store.swaps)
+    assert found == {Claim("me", "s1", 1): b"..", Claim("me", "s2", 1): b".", None: b"..", Claim("me", "s1", 2): b"."}

@@ -72,6 +72,7 @@ FACTS: dict[str, Any] = {
     "remote_traceback": "Traceback (most recent call last): …",
     "resident": 10000,
     "runner": "web-2",
+    "seat": "singleton:importer",
     "sent": True,
     "shard": "default:42",
     "singleton": "importer",
@@ -277,6 +278,13 @@ def test_the_facts_are_attributes_and_the_text_is_both_sentences() -> None:
     assert str(error) == (
         "mailbox of Account/alice is full (1000 waiting): slow the senders, or raise mailbox= on the entity"
     )
+
+
+def test_a_lost_seat_reads_as_what_it_is() -> None:
+    """K1: a shard has no leader."""
+    shard = errors.LeadershipLost(seat="shard:default:42", epoch=17)
+    assert shard.message == "shard default:42 is lost: epoch 17 is no longer ours"
+    assert 'leadership of "importer" is lost' in str(errors.LeadershipLost(seat="singleton:importer", epoch=17))
 
 
 def test_missing_and_unknown_facts_are_a_mistake_of_the_program() -> None:

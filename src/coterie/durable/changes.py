@@ -3,6 +3,9 @@
 A change is a compare-and-swap on the stamp that was read: whoever is slower reads again and applies its function
 once more. Changes of one key that meet in this process are applied one after another in memory and share one
 swap, so a hot counter costs a commit per group, not a commit per caller.
+
+A write with a claim proves that the seat is still held: one that comes after the seat went to somebody else raises
+`LeadershipLost` and changes nothing [C1]. Changes in the names of different seats take turns: each swap proves one.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
-    from coterie.storage.interface import Kv
+    from coterie.storage.interface import Claim, Kv
 
     Apply = Callable[[bytes | None], bytes | None]
     _Result = bytes | None | Exception
@@ -40,6 +43,7 @@ _STAMP_BITS = 63  # a positive whole number in both databases
 class _Change:
     apply: Apply
     ttl_s: float | None
+    claim: Claim | None
     done: asyncio.Future[bytes | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -60,27 +64,36 @@ class KeyValues(Service):
         entry = await self._kv.get(key)
         return None if entry is None else entry.value
 
-    async def set(self, key: str, value: bytes, *, ttl_s: float | None) -> None:
+    async def set(self, key: str, value: bytes, *, ttl_s: float | None, claim: Claim | None = None) -> None:
         """Durable when it returns."""
         self.require_running()
-        await self._kv.put(KvPut(key, value, self._stamp(), ttl_s))
+        await self._kv.put(KvPut(key, value, self._stamp(), ttl_s, claim))
         if ttl_s is not None:
             self._purge_now_and_then()
 
-    async def remove(self, key: str) -> bool:
+    async def remove(self, key: str, *, claim: Claim | None = None) -> bool:
         """Durable when it returns; whether it was there."""
         self.require_running()
-        return await self._kv.remove(KvRemove(key))
+        return await self._kv.remove(KvRemove(key, claim))
 
     async def count(self, prefix: str) -> int:
         """How many keys start with `prefix`."""
         self.require_running()
         return await self._kv.count(prefix)
 
-    async def clear(self, prefix: str) -> int:
+    async def clear(self, prefix: str, *, claim: Claim | None = None) -> int:
         """Remove all keys that start with `prefix`; how many it were."""
         self.require_running()
-        return await self._kv.clear(prefix)
+        return await (self._kv.clear(prefix) if claim is None else self._clear(prefix, claim))
+
+    async def _clear(self, prefix: str, claim: Claim) -> int:
+        """Under the fence page by page, each removal for itself: they share transactions all the same."""
+        removed, after = 0, None
+        while page := await self._kv.page(prefix, after=after, most=PAGE):
+            writes = (self._kv.remove(KvRemove(entry.key, claim)) for entry in page)
+            removed += sum(await asyncio.gather(*writes))
+            after = page[-1].key
+        return removed
 
     async def scan(self, prefix: str, *, most: int = PAGE) -> AsyncIterator[Entry]:
         """The entries that start with `prefix`, in key order, read page by page."""
@@ -91,14 +104,14 @@ class KeyValues(Service):
                 yield entry
             after = page[-1].key
 
-    async def modify(self, key: str, apply: Apply, *, ttl_s: float | None) -> bytes | None:
+    async def modify(self, key: str, apply: Apply, *, ttl_s: float | None, claim: Claim | None = None) -> bytes | None:
         """Replace a value by a function of it, atomically; the new value.
 
         Promise:
             The function's last run saw the value that its result replaced. An error it raises changes nothing.
         """
         self.require_running()
-        change = _Change(apply, ttl_s)
+        change = _Change(apply, ttl_s, claim)
         if (queued := self._changes.get(key)) is not None:
             queued.append(change)
         else:
@@ -112,8 +125,9 @@ class KeyValues(Service):
     async def _work_off(self, key: str) -> None:
         group: list[_Change] = []
         try:
-            while group := [change for change in self._changes[key] if not change.done.done()]:
-                self._changes[key] = []
+            while waiting := [change for change in self._changes[key] if not change.done.done()]:
+                group = [change for change in waiting if change.claim == waiting[0].claim]
+                self._changes[key] = [change for change in waiting if change.claim != waiting[0].claim]
                 try:
                     await self._swap(key, group)
                 except Exception as error:  # noqa: BLE001 whatever it was, its callers must hear of it
@@ -135,7 +149,7 @@ class KeyValues(Service):
             new, results = _apply_all(group, old)
             winners = [change for change, result in zip(group, results, strict=True) if not _failed(result)]
             unchanged = not winners or (old is None and new is None)
-            if unchanged or await self._swapped(key, entry, new, winners[-1].ttl_s):
+            if unchanged or await self._swapped(key, entry, new, winners[-1]):
                 _deliver(group, results)  # errors too: only now it is sure that what they saw came to be
                 return
             await asyncio.sleep(self._chance.between(0, min(BACKOFF_S * 2 ** min(tried, 10), BACKOFF_MOST_S)))
@@ -145,11 +159,11 @@ class KeyValues(Service):
             hint="spread the writes over several keys",
         )
 
-    async def _swapped(self, key: str, entry: Entry | None, new: bytes | None, ttl_s: float | None) -> bool:
+    async def _swapped(self, key: str, entry: Entry | None, new: bytes | None, last: _Change) -> bool:
         stamp = self._stamp()
         expected = None if entry is None else entry.stamp
         try:
-            return await self._kv.swap(KvSwap(key, expected, new, stamp, ttl_s))
+            return await self._kv.swap(KvSwap(key, expected, new, stamp, last.ttl_s, last.claim))
         except PersistenceError as error:
             if error.outcome == "unknown" and await self._is_there(key, stamp):
                 return True

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.errors import MalformedMessage
 from coterie.kernel.codec import codec_for
+from coterie.kernel.context import work_here
 from coterie.kernel.durations import to_seconds
+from coterie.storage.interface import Claim
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -38,16 +40,25 @@ class KeyValueStore(Generic[V]):
         ```
 
     Promise:
-        `modify` is atomic against every other writer of the key, in this process and in all others.
+        `modify` is atomic against every other writer of the key, in this process and in all others. In a handler (or
+        another work of a seat) what would be written after the seat went to somebody else is not: `LeadershipLost`.
     Not promised:
         A `PersistenceError` with the outcome "unknown" means that the write may or may not have happened.
         `items`, `size` and `clear` are no snapshot: what changes meanwhile may or may not be part of it.
     """
 
-    def __init__(self, source: Callable[[], KeyValues], codec: Codec[V], *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        source: Callable[[], KeyValues],
+        codec: Codec[V],
+        *,
+        prefix: str = "",
+        claim: Callable[[], Claim | None] | None = None,
+    ) -> None:
         self._source = source
         self._codec = codec
         self._prefix = prefix
+        self._claim = claim or claim_here
 
     async def get(self, key: str) -> V | None:
         """The value, or None if the key is absent or expired."""
@@ -57,11 +68,11 @@ class KeyValueStore(Generic[V]):
     async def set(self, key: str, value: V, *, ttl: Duration | None = None) -> None:
         """Set the value; with `ttl` it expires after that time, without it never does."""
         full = self._writable(key)
-        await self._source().set(full, self._encode(full, value), ttl_s=_seconds(ttl))
+        await self._source().set(full, self._encode(full, value), ttl_s=_seconds(ttl), claim=self._claim())
 
     async def remove(self, key: str) -> bool:
         """Remove the key; whether it was there."""
-        return await self._source().remove(self._writable(key))
+        return await self._source().remove(self._writable(key), claim=self._claim())
 
     async def has(self, key: str) -> bool:
         """Whether the key is there."""
@@ -79,7 +90,7 @@ class KeyValueStore(Generic[V]):
 
     async def clear(self) -> int:
         """Remove all keys of this view; how many it were."""
-        return await self._source().clear(self._prefix)
+        return await self._source().clear(self._prefix, claim=self._claim())
 
     async def modify(self, key: str, fn: Callable[[V | None], V | None], *, ttl: Duration | None = None) -> V | None:
         """Replace the value by `fn(value)`, atomically; the new value.
@@ -98,7 +109,8 @@ class KeyValueStore(Generic[V]):
                 raise TypeError("modify takes a plain function: await what you need before, then modify")
             return None if new is None else self._encode(full, new)
 
-        return self._decode(full, await self._source().modify(full, apply, ttl_s=_seconds(ttl)))
+        changed = self._source().modify(full, apply, ttl_s=_seconds(ttl), claim=self._claim())
+        return self._decode(full, await changed)
 
     async def items(self) -> AsyncIterator[tuple[str, V]]:
         """Keys (without this view's prefix) and values, in key order."""
@@ -109,11 +121,11 @@ class KeyValueStore(Generic[V]):
         """A view of the keys that start with `prefix`, named without it. Views of views add up."""
         if not isinstance(prefix, str):
             raise TypeError(f"a prefix is a text, not {type(prefix).__name__}")
-        return KeyValueStore(self._source, self._codec, prefix=self._prefix + prefix)
+        return KeyValueStore(self._source, self._codec, prefix=self._prefix + prefix, claim=self._claim)
 
     def typed(self, type: type[T]) -> KeyValueStore[T]:
         """The same keys with values of one type: what does not fit is refused on both ways."""
-        return KeyValueStore(self._source, codec_for(type), prefix=self._prefix)
+        return KeyValueStore(self._source, codec_for(type), prefix=self._prefix, claim=self._claim)
 
     def _key(self, key: str) -> str:
         return _checked(self._prefix, key)
@@ -139,6 +151,14 @@ class KeyValueStore(Generic[V]):
 
     def _decode(self, full: str, data: bytes | None) -> V | None:
         return None if data is None else self._codec.decode(data, what=_what(full))
+
+
+def claim_here() -> Claim | None:
+    """What the work that runs here must prove when it writes; None outside of work."""
+    work = work_here()
+    if work is None or work.runner_id is None or work.seat is None or work.epoch is None:
+        return None
+    return Claim(work.runner_id, work.seat, work.epoch)
 
 
 def _what(full: str) -> str:

@@ -18,8 +18,9 @@ On a runner, without any network:
     its deadline; what has begun is never begun again [INV-D8].
 
 In which order to read: `entity` (the class users derive from) and `rpcs` (`@rpc`); `annotations`, `payloads` and
-`declared` (types, arguments and errors of one rpc); `definitions` (all of a class); `references` and `calls` (the
-caller's side); `failures` (errors on their way back); `options` (how definitions refuse).
+`declared` (types, arguments and errors of one rpc), `keys` (which calls are the same call); `definitions` (all of a
+class); `references` and `calls` (the caller's side); `failures` (errors on their way back); `options` (how definitions
+refuse).
 
 Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a runner), `residents` and `mailbox`
 (one entity), `handling`, `serving`, `driving`, `prompt` and `spares` (how handlers run), `answers`, `streams`,
@@ -28,5 +29,20 @@ Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a
 
 Between processes: `calling` (a call's way there and back) with `routing` (whose shard it is), `attempts` (what is worth
 another one, pure) and `envelopes` (what crosses, pure); `arrivals` (calls of other processes), `nearby` (calls of one's
-own), `broadcasting`; `room` (the entities of a program, and how runners come to host them).
+own), `detached` (those nobody waits for), `broadcasting`; `room` (the entities of a program, and how runners come to host
+them).
+
+Persisted calls and state: `posting` (the sender's side) with `awaiting` and `seeking` (its reply, from the owner or from
+storage) and `outcomes` (which error, pure); `handovers` (what arrives at the owner), `deliveries` and `stored` (what is in its
+memory), `sweeping` (what it finds in storage), `retention`; `kept` (state as it is stored), `ledgers` (what a handler
+leaves behind) and `committing` (which is durable before anybody hears of it).
+
+    stored ──▶ handed over, or swept ──▶ in memory ──▶ handler ──▶ one commit ──▶ replied
+                                            ▲             │
+                                            └── set back ─┴──▶ dead after its attempts
+
+    Promise:
+        A message that is stored runs to its end, once as far as the database can tell (B3): reply, state and sent
+        messages commit together, under the fence, before anybody hears of them. What cannot run now stays in storage,
+        and is bounded in memory [INV-D1, D2, R1].
 """

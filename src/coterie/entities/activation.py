@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.driving import coroutine_of, first_step, remaining_steps
 from coterie.entities.entity import activated
+from coterie.entities.kept import Kept, key_of
 from coterie.entities.limits import STUBBORN_S, settled
+from coterie.errors import PersistenceError
+from coterie.storage.interface import StateLoaded
 
 if TYPE_CHECKING:
     from coterie.entities.residents import Hosted, Resident
     from coterie.entities.work import Work
     from coterie.kernel.chance import Chance
+
+_PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+"""Between two tries to load a state while the database is away."""
+
+
+class NotHeld(Exception):
+    """The seat is not held any more: nothing was loaded, and the calls belong elsewhere."""
 
 
 class ActivationFailed(Exception):
@@ -32,7 +42,7 @@ def awaken_at_once(resident: Resident, now_s: float) -> bool:
     hosted = resident.hosted
     if hosted.wakes or resident.id in hosted.leaving or resident.after or resident.shard.former:
         return False
-    if resident.not_before_s > now_s:
+    if resident.not_before_s > now_s or (hosted.type.state is not None and resident.shard.storage is not None):
         return False
     _begin(resident, _instance(resident))
     return True
@@ -52,7 +62,7 @@ async def awaken(resident: Resident, work: Work) -> None:
         pause_s = resident.not_before_s - asyncio.get_running_loop().time()
         if pause_s > 0:
             await asyncio.sleep(pause_s)
-        entity = _instance(resident)
+        entity = _instance(resident, await _loaded(resident))
         if resident.hosted.wakes:
             await _on_activate(resident, entity, work)
     except (Exception, asyncio.CancelledError, SystemExit) as error:
@@ -79,13 +89,51 @@ async def _room(resident: Resident) -> None:
     resident.after = None
 
 
-def _instance(resident: Resident) -> Any:
-    entity = activated(resident.hosted.type.cls, resident.id, resident)
-    if resident.hosted.type.state is not None:
+async def _loaded(resident: Resident) -> StateLoaded:
+    """What is stored of its state. A database that is away is asked again: whoever waits bounds that.
+
+    Raises:
+        NotHeld: The seat is lost.
+    """
+    storage, claim = resident.shard.storage, resident.shard.tenure.claim
+    if storage is None or resident.hosted.type.state is None:
+        return StateLoaded(None, 0)
+    pause_s = _PAUSE_S
+    while True:
         try:
+            loaded = await storage.states.load(claim, key_of(resident.hosted.type.name, resident.id))
+        except PersistenceError as error:
+            if error.outcome == "refused":
+                raise
+            if not resident.shard.tenure.held:
+                raise NotHeld from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+        else:
+            if loaded is None:
+                raise NotHeld
+            return loaded
+
+
+def _instance(resident: Resident, loaded: StateLoaded | None = None) -> Any:
+    """A new instance with its state: the stored one, or the initial one.
+
+    Raises:
+        ActivationFailed: The state cannot be read, or `initial_state` raised.
+    """
+    entity, codec = activated(resident.hosted.type.cls, resident.id, resident), resident.hosted.type.state
+    if codec is None:
+        return entity
+    key = key_of(resident.hosted.type.name, resident.id)
+    try:
+        if loaded is not None and loaded.value is not None:
+            entity.state = codec.decode(loaded.value)
+            resident.kept = Kept(codec, key, loaded.value, loaded.version)
+        else:
             entity.state = entity.initial_state()
-        except Exception as error:  # a user's method
-            raise ActivationFailed(error) from error
+            resident.kept = Kept(codec, key, codec.encode(entity.state), 0 if loaded is None else loaded.version)
+    except Exception as error:  # a user's method or migration, or bytes that do not fit
+        raise ActivationFailed(error) from error
     return entity
 
 

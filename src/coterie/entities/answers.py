@@ -37,16 +37,17 @@ class Answers:
         Raises:
             MalformedMessage: The value does not fit the annotation; nothing was said.
         """
-        if not work.is_open:
+        if work.is_open:
+            self.say(work, b"" if work.rpc.is_stream else work.rpc.encode_result(value))
+
+    def say(self, work: Work, body: bytes) -> None:
+        """Tell the result, which is encoded; of a stream: that it has ended."""
+        if not (work.is_open and self._may_say(work)):
             return
+        self._counts.replied += 1
         if work.rpc.is_stream:
-            if self._may_say(work):
-                self._counts.replied += 1
-                work.end()
-            return
-        body = work.rpc.encode_result(value)
-        if self._may_say(work):
-            self._counts.replied += 1
+            work.end()
+        else:
             work.reply(body)
 
     def fail(self, work: Work, error: BaseException) -> None:

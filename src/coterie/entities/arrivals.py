@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.envelopes import FAILED, MALFORMED, NotMine, decode_call, pack_not_mine
+from coterie.entities.detached import TAKEN, Detached, take
+from coterie.entities.envelopes import FAILED, MALFORMED, Envelope, NotMine, decode_call, pack_not_mine
 from coterie.entities.work import Work
-from coterie.errors import MalformedMessage, RunnerUnavailable
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from coterie.entities.hosting import Host
-    from coterie.errors import CoterieError
     from coterie.transport.interface import Request
 
 
@@ -44,6 +44,9 @@ class Arrivals:
             request.fail(*MalformedMessage(what="a call", problem=str(error)).to_wire())
             return
         is_stream = request.is_stream
+        if envelope.discards:
+            self._take(request, envelope)
+            return
         work = (ArrivedStream if is_stream else ArrivedCall)(
             envelope.entity_type,
             envelope.entity_id,
@@ -62,6 +65,28 @@ class Arrivals:
             self._deliver(work)
         elif work.is_open:  # it waits
             self.works[request] = work
+
+    def _take(self, request: Request, envelope: Envelope) -> None:
+        """Have a call run for which nobody waits."""
+        work = Detached(
+            envelope.entity_type,
+            envelope.entity_id,
+            envelope.method,
+            envelope.payload,
+            request.until_s,
+            envelope.within_s,
+            envelope.message_id,
+            envelope.chain,
+            envelope.key,
+            envelope.trace_id or envelope.message_id,
+        )
+        try:
+            taken = take(self._host, work)
+        except CoterieError as error:
+            request.fail(*error.to_wire())
+        else:
+            known = self.known(envelope.entity_type, envelope.entity_id)
+            request.reply(taken if taken is TAKEN else pack_not_mine(known))
 
     def on_cancel(self, request: Request) -> None:
         """Nobody waits any more."""

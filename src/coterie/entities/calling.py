@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from coterie.entities.arrivals import Arrivals
 from coterie.entities.attempts import as_told, may_run_elsewhere
 from coterie.entities.broadcasting import Broadcasts
+from coterie.entities.detached import Detached, take
 from coterie.entities.envelopes import MARK, NOT_MINE, Envelope, NotMine, encode, read_marked
 from coterie.entities.failures import read_failure
+from coterie.entities.handovers import Handovers
 from coterie.entities.nearby import NearbyCall, NearbyStream, Pipe
+from coterie.entities.posting import Posting
 from coterie.entities.routing import Routing
 from coterie.entities.work import handling
 from coterie.errors import (
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.ownership.directory import Directory
     from coterie.settings import Settings
+    from coterie.storage.interface import Storage
     from coterie.transport import interface
     from coterie.transport.interface import Transport
     from coterie.transport.routes import Routes
@@ -106,14 +110,16 @@ class Calling:
         here: The process.
         clock: Its clock.
         chance: Its randomness.
+        storage: Where its persisted calls are stored.
     """
 
-    def __init__(self, here: Here, *, clock: Clock, chance: Chance) -> None:
+    def __init__(self, here: Here, *, clock: Clock, chance: Chance, storage: Storage) -> None:
         self.clock, self.chance = clock, chance
         self.ids = CallIds(clock, chance)
         self.routing = Routing(here, shards=here.settings.shards)
         self.host: Host | None = None
         self.broadcasts = Broadcasts(self)
+        self.posting = Posting(self, storage)
         self.here = here
         self.wires: Transport | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -121,6 +127,7 @@ class Calling:
         self._draw = self.ids.draw
         self._default_s = here.settings.call_timeout.total_seconds()
         self._arrivals: Arrivals | None = None
+        self._handovers: Handovers | None = None
         self._types: Mapping[str, EntityType[Any]] = {}
 
     # Life
@@ -129,6 +136,7 @@ class Calling:
         """Calls of entities of this runner go to this host."""
         self.host, self._types = host, types
         self._arrivals = Arrivals(host, known=self._known)
+        self._handovers = Handovers(host)
 
     def part(self) -> None:
         """This runner has lost its place: until the next `join` calls wait."""
@@ -143,6 +151,8 @@ class Calling:
         if routes is not None and self._arrivals is not None:
             routes.take(Route.CALL, self._arrivals)
             routes.take(Route.BROADCAST, self.broadcasts)
+        if routes is not None and self._handovers is not None:
+            routes.take(Route.MESSAGE, self._handovers)
 
     async def stop(self) -> None:
         """End all that is under way here."""
@@ -151,6 +161,9 @@ class Calling:
             await self.host.stop()
         if self._arrivals is not None:
             await self._arrivals.stop()
+        if self._handovers is not None:
+            await self._handovers.stop()
+        await self.posting.stop()
         await self.routing.stop()
 
     @property
@@ -218,6 +231,31 @@ class Calling:
             trip = trip or Trip(call, shard, until_s, within_s)
             trip.asked = self.here.incarnation if peer is None else peer.incarnation
             left_s = await self._again(trip, trouble)
+
+    async def tell(self, call: Call[Any], entity_type: EntityType[Any]) -> str:
+        """Send a call and return when a runner has taken it, without waiting for its result; its message id."""
+        trip = self._trip(call, entity_type)
+        message_id = self._draw()
+        trace_id, chain = self.lineage(message_id)
+        facts = (entity_type.name, call.address.id, call.rpc.name, call.payload)
+        while True:
+            shard = trip.shard
+            trip.asked = self.here.incarnation if shard.peer is None else shard.peer.incarnation
+            try:
+                if shard.peer is not None:
+                    body = encode((*facts, message_id, trip.within_s, trace_id, chain, None, True))
+                    answer = await self.open_wires().request(shard.peer, _CALL, body, within_s=trip.left_s, target=call)
+                elif shard.is_mine and self.host is not None:
+                    answer = take(self.host, Detached(*facts, trip.until_s, trip.within_s, message_id, chain))
+                else:
+                    answer = NOT_MINE
+            except CoterieError as error:
+                trouble: bytes | CoterieError = error
+            else:
+                if answer[0] != MARK:
+                    return message_id
+                trouble = answer
+            await self._again(trip, trouble)
 
     async def stream(self, stream: Stream[Any], entity_type: EntityType[Any]) -> AsyncGenerator[Any, None]:
         """The items of a stream. Like a call until the first item; what comes after is never asked for again."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from coterie.cluster import Cluster
+    from coterie.storage.messages import Transaction
 
     S = TypeVarWithDefault("S", default=None)
 else:
@@ -28,6 +29,8 @@ class Activation(Protocol):
     def cluster(self) -> Cluster: ...
     def keep_alive(self, *, on: bool) -> None: ...
     async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R: ...
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]: ...
+    def forget(self) -> None: ...
 
 
 class Entity(Generic[S]):
@@ -76,6 +79,30 @@ class Entity(Generic[S]):
     async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R:
         """What `factory` opens, opened once in this life under this name, closed with it [K5]."""
         return await self._activation.resource(name, factory)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """SQL of your own, with `$1` parameters, committed with state, reply and the messages sent, when the rpc ends.
+
+        Example:
+            ```python
+            async with self.transaction() as sql:
+                await sql.execute("insert into orders (id, cents) values ($1, $2)", order_id, cents)
+            ```
+
+        Promise:
+            All of it or nothing: an rpc that raises, or whose shard is lost, leaves nothing behind. So does a block
+            that is left by an exception.
+
+        Not promised:
+            From its first statement to the end of the rpc it may take `transaction_limit` (2 s), since whatever moves
+            the shard waits for it; then it is rolled back and `TransactionTimeout` is raised. On SQLite it keeps
+            all other writers of the file waiting from its first write on.
+        """
+        return self._activation.transaction()
+
+    async def forget(self) -> None:
+        """Delete this entity's state in the commit of the reply, and let the instance go."""
+        self._activation.forget()
 
 
 def activated(cls: type[E], id: str, activation: Activation) -> E:

@@ -6,6 +6,7 @@ answer is neither wrapped nor copied:
     result…                     what the handler returned; of a stream: an item
     0xC1 1 failure…             what it raised, see `failures`
     0xC1 2 [seat, holder, …]    "not mine", with what that runner knows
+    0xC1 3                      of a stored message: look in storage, which knows more
 
 Fields are only ever added at the end, with a default: two versions of coterie talk to each other.
 """
@@ -22,6 +23,7 @@ from coterie.entities.work import Chain
 MARK: Final = 0xC1
 FAILED: Final = b"\xc1\x01"
 NOT_MINE: Final = b"\xc1\x02"
+LOOK: Final = b"\xc1\x03"
 
 Name = Annotated[str, Meta(min_length=1, max_length=1_000)]
 Depth = Annotated[Chain, Meta(max_length=1_000)]
@@ -40,6 +42,8 @@ class Envelope(Struct, array_like=True, gc=False):
     trace_id: str | None = None
     chain: Depth = ()
     key: str | None = None
+    discards: bool = False
+    """Whether nobody waits for the answer: it is told when it was taken."""
 
 
 class Broadcast(Struct, array_like=True, gc=False):

@@ -67,6 +67,12 @@ def read_failure(data: bytes, declared: dict[str, type[Exception]]) -> Exception
     return _rebuilt(failure, declared.get(failure.name))
 
 
+def described(error: BaseException) -> str:
+    """What was raised, as text to be kept with a message: its type and words first, then where it happened."""
+    defect = _defect(error)
+    return f"{defect.type_name}: {defect.problem}\n{defect.traceback}".rstrip()
+
+
 def _packed(error: BaseException, name: str) -> bytes | None:
     try:
         return _CODEC.encode(_Result(name, list(arguments_of(error)), _message(error)))

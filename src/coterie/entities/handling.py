@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from coterie.entities.activation import ActivationFailed, awaken, awaken_at_once
+from coterie.entities.activation import ActivationFailed, NotHeld, awaken, awaken_at_once
 from coterie.entities.answers import report_defect, report_stubborn, timed_out
+from coterie.entities.committing import Committing
 from coterie.entities.declared import nearest
 from coterie.entities.driving import coroutine_of
 from coterie.entities.limits import STUBBORN_S
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from coterie.entities.answers import Answers
     from coterie.entities.residents import Counts, Resident
+    from coterie.entities.stored import StoredWork
     from coterie.entities.work import Work
+    from coterie.storage.messages import Message, Messages
 
 _TRUST_S = 0.05
 """How often to look whether work may be started again, while the runner has lost its session [M2]."""
@@ -52,13 +55,24 @@ class Handlers:
         answers: By what calls are answered.
         counts: Where they are counted.
         rest: Told of an entity that has nothing to do.
+        messages: Where what handlers leave behind is committed; None for a probe.
+        hand_over: Brings a message that a handler sent to its owner.
 
     Promise:
         Of one entity no more handlers run at once than its concurrency says. A call whose deadline has passed does
         not begin, and one that runs is cancelled then.
     """
 
-    def __init__(self, lives: Lives, answers: Answers, *, counts: Counts, rest: Callable[[Resident], None]) -> None:
+    def __init__(
+        self,
+        lives: Lives,
+        answers: Answers,
+        *,
+        counts: Counts,
+        rest: Callable[[Resident], None],
+        messages: Messages | None,
+        hand_over: Callable[[Message], None],
+    ) -> None:
         self.waiting: dict[Work, None] = {}
         """Calls that wait for something: those that a cancellation can reach."""
         self._lives = lives
@@ -68,6 +82,7 @@ class Handlers:
         self._time = self._loop.time
         self._deadlines = Deadlines(self._loop, self._sweep)
         self.serving = Serving(self)
+        self._committing = Committing(messages, answers, self, hand_over)
 
     def admit(self, work: Work) -> None:
         """Let a call run: its entity has room for it."""
@@ -91,6 +106,7 @@ class Handlers:
         """No deadline is looked after any more, and no task stands by."""
         self._deadlines.stop()
         await self.serving.stop()
+        await self._committing.stop()
 
     # How a call begins
 
@@ -175,6 +191,12 @@ class Handlers:
         """The handler has ended well. Written out for the usual case: a plain reply, nobody else waits, it stays."""
         rpc, resident = work.rpc, work.resident
         shard = resident.shard
+        if work.ledger is not None or resident.kept is not None:
+            if work.has_begun:
+                self._committing.returned(work, value)
+            else:  # it was taken back, or could not be read, before its handler began: it has no end to commit
+                self.ended(resident, work)
+            return
         if rpc.is_stream or resident.mailbox is not None or resident.is_leaving or not work.is_open:
             self._returned(work, value)
             return
@@ -213,15 +235,30 @@ class Handlers:
         if isinstance(error, ActivationFailed):
             self._not_activated(work, error.cause)
         elif isinstance(error, SeatLost):
+            self._committing.undo(work)
             self._answers.cut_short(work, "it lost the shard while the stream was sent")
         elif work.is_stopped and isinstance(error, asyncio.CancelledError):
-            pass  # ours, and the call was closed before
+            self._committing.undo(work)  # ours, and the call was closed before
+        elif nearest(error, work.rpc.errors) is not None:
+            self._committing.declared(work, error)
+            return
+        else:
+            self._defect(work, error)
+        self.ended(work.resident, work)
+
+    def _defect(self, work: Work, error: BaseException) -> None:
+        """Nobody knows what state its instance is in: it is dropped. A stored message is tried again by its policy."""
+        self._committing.undo(work)
+        report_defect(work, error)
+        if work.is_stored:
+            cast("StoredWork", work).set_back(error)
         else:
             self._answers.fail(work, error)
-            if nearest(error, work.rpc.errors) is None:
-                report_defect(work, error)
-                self._lives.defected(work.resident)
-        self.ended(work.resident, work)
+        self._lives.defected(work.resident)
+
+    def dropped(self, resident: Resident) -> None:
+        """What an instance has in memory is not what is stored."""
+        self._lives.defected(resident)
 
     def _not_activated(self, work: Work, cause: BaseException) -> None:
         """Those who wait for the same activation get the same error; if it only took too long, they try again."""
@@ -229,7 +266,15 @@ class Handlers:
         if not work.is_stopped:
             mailbox = work.resident.mailbox
             for each in [work, *(() if mailbox is None else mailbox.take_all())]:
-                self._answers.fail(each, cause)
+                self._refuse_unactivated(each, cause)
+
+    def _refuse_unactivated(self, work: Work, cause: BaseException) -> None:
+        if isinstance(cause, NotHeld):
+            self._answers.not_mine(work)
+        elif work.is_stored:
+            cast("StoredWork", work).set_back(cause)
+        else:
+            self._answers.fail(work, cause)
 
     def ended(self, resident: Resident, work: Work | None = None) -> None:
         """A place is free: the next of the mailbox takes it, or nobody."""

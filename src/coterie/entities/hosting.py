@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.activation import backoff_s
 from coterie.entities.answers import Answers
+from coterie.entities.deliveries import Deliveries
 from coterie.entities.farewells import Farewells
 from coterie.entities.handling import Handlers
 from coterie.entities.idling import Idling
@@ -23,20 +24,26 @@ from coterie.entities.mailbox import Mailbox
 from coterie.entities.occupancy import ShardOccupant
 from coterie.entities.prompt import Prompt
 from coterie.entities.residents import Counts, Hosted, Resident
+from coterie.entities.retention import Retention
+from coterie.entities.sweeping import Sweeping
 from coterie.errors import MailboxFull, ReentrantCall, RunnerFull, UnknownEntity
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.tasks import Tasks
+from coterie.storage.messages import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from coterie.cluster import Cluster
     from coterie.entities.definitions import EntityType
     from coterie.entities.work import Work
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.retry import Retry
     from coterie.ownership.tenure import Tenure
     from coterie.settings import Settings
+    from coterie.storage.interface import Storage
+    from coterie.storage.messages import Message
 
 
 class Host:
@@ -49,6 +56,8 @@ class Host:
         clock: Of the runner.
         chance: Of the runner.
         name: Of the runner, for errors.
+        storage: Where state and messages are kept; None for a probe, which keeps nothing.
+        hand_over: Brings a message that a handler sent to its owner, once it is stored.
 
     Promise:
         Every delivered call is answered once, by its deadline and a tick, whatever its handler does (see `Work`).
@@ -64,8 +73,11 @@ class Host:
         clock: Clock,
         chance: Chance,
         name: str,
+        storage: Storage | None = None,
+        hand_over: Callable[[Message], None] = lambda _: None,
     ) -> None:
         self.cluster = cluster
+        self.storage = storage
         self.settings = settings
         self.clock = clock
         self.counts = Counts()
@@ -73,7 +85,10 @@ class Host:
         self.answers = Answers(name, self.counts)
         self._loop = asyncio.get_running_loop()
         self.idling = Idling(self._loop, lambda: self._hosted.values(), self._evict)
-        self.handlers = Handlers(self, self.answers, counts=self.counts, rest=self.idling.rest)
+        messages = None if storage is None else storage.messages
+        self.handlers = Handlers(
+            self, self.answers, counts=self.counts, rest=self.idling.rest, messages=messages, hand_over=hand_over
+        )
         self._push = self.handlers.serving.push
         self.farewells = Farewells()
         self._types = types
@@ -83,6 +98,13 @@ class Host:
         self._shards: dict[ShardId, ShardOccupant] = {}
         self._ending: dict[ShardId, ShardOccupant] = {}  # given up, but handlers of them still run
         self.prompt = Prompt(self, self._hosted)
+        self.deliveries: Deliveries | None = None
+        self.sweeping: Sweeping | None = None
+        self.retention: Retention | None = None
+        if messages is not None:
+            self.sweeping = Sweeping(self, messages, chance=chance, policies=self._policies)
+            self.deliveries = Deliveries(self, messages, chance=chance, wake=self.sweeping.wake)
+            self.retention = Retention(messages, settings, chance=chance)
 
     # The face
 
@@ -91,6 +113,9 @@ class Host:
         _, name = Seat.split(tenure.seat)
         id_ = ShardId.parse(name)
         shard = self._shards[id_] = ShardOccupant(self, tenure, id_, copy_context(), self._ending.get(id_))
+        if self.deliveries is not None and self.retention is not None:
+            self.deliveries.open(tenure)
+            self.retention.start()
         return shard
 
     def deliver(self, work: Work) -> None:
@@ -131,8 +156,56 @@ class Host:
         hosted = self._hosted.get(entity_type)
         return [] if hosted is None else list(hosted.entities)
 
+    # Stored messages
+
+    def wake(self) -> None:
+        """Have storage looked at soon."""
+        if self.sweeping is not None:
+            self.sweeping.wake()
+
+    def has_room(self, entity_type: str, entity_id: str) -> bool:
+        """Whether a stored message of an entity could be taken into memory now."""
+        hosted = self._hosted.get(entity_type) or self._host(entity_type)
+        if hosted is None:
+            if self.deliveries is not None:
+                self.deliveries.report_unknown(entity_type)
+            return False
+        resident = hosted.entities.get(entity_id)
+        if resident is None:
+            return self.counts.resident < self.settings.resident_entities or self.idling.longest() is not None
+        return resident.mailbox is None or len(resident.mailbox) < hosted.type.mailbox
+
+    def retry_of(self, entity_type: str) -> Retry:
+        """How often, and after which pauses, a stored message of this type is tried."""
+        hosted = self._hosted.get(entity_type) or self._host(entity_type)
+        return self.settings.retry if hosted is None else hosted.retry
+
+    def _policies(self) -> list[Policy]:
+        return [
+            Policy(known.name, known.concurrency, (known.retry or self.settings.retry).attempts)
+            for known in self._types.values()
+        ]
+
+    async def cancel_stored(self, message_id: str, seat: str) -> bool | None:
+        """Take a stored message back, if it has not begun; None: its shard is not ours to say.
+
+        Raises:
+            PersistenceError: Nobody knows.
+        """
+        if self.deliveries is None or self.storage is None:
+            return None
+        shelf = self.deliveries.shelves.get(seat)
+        if shelf is None:
+            return None
+        if not self.deliveries.cancel(message_id):
+            return False
+        return await self.storage.messages.cancel(message_id, shelf.tenure.claim)
+
     async def stop(self) -> None:
         """End everything that is left, within some seconds, whatever ignores its cancellation."""
+        if self.sweeping is not None and self.retention is not None:
+            await self.sweeping.stop()
+            await self.retention.stop()
         for shard in list(self._shards.values()):
             shard.abandon()
         await settled([work.task for work in self.handlers.waiting], limit_s=STUBBORN_S)
@@ -246,6 +319,8 @@ class Host:
         if self._shards.get(shard.id) is shard:
             del self._shards[shard.id]
         self._ending[shard.id] = shard
+        if self.deliveries is not None:
+            self.deliveries.close(shard.tenure)
 
     def quiet(self, shard: ShardOccupant) -> None:
         """Nothing runs any more of a shard that was given up."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure
+    from coterie.storage.interface import Storage
 
 log = logging.getLogger("coterie.entities")
 
@@ -59,6 +60,16 @@ class ShardOccupant:
     def cluster(self) -> Cluster | None:
         """What entities have as `self.cluster`."""
         return self._host.cluster
+
+    @property
+    def storage(self) -> Storage | None:
+        """Where states and messages are kept; None for a probe."""
+        return self._host.storage
+
+    @property
+    def transaction_limit_s(self) -> float:
+        """How long a transaction of a handler may take."""
+        return self._host.settings.transaction_limit.total_seconds()
 
     @property
     def clock(self) -> Clock:

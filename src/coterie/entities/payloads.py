@@ -16,7 +16,7 @@ import msgspec
 from coterie.entities.annotations import codec_of
 from coterie.entities.options import refusal
 from coterie.errors import MalformedMessage
-from coterie.kernel.codec import Codec
+from coterie.kernel.codec import Codec, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,6 +80,18 @@ class Arguments:
             return values, _NONE
         split = len(values) - len(self._keywords)
         return values[:split], dict(zip(self._keywords, values[split:], strict=True))
+
+    def keyed(self, data: bytes, names: Sequence[str]) -> tuple[tuple[Any, ...], bytes]:
+        """The values of these parameters, and all arguments in one canonical form, for comparing [M4].
+
+        Promise:
+            Arguments at their default are left out. Those in `names` count by their place there, not by name [m9].
+        """
+        values = self._decode(data, what=self._what)
+        chosen = tuple(getattr(values, name) for name in names)
+        for name in names:
+            setattr(values, name, msgspec.UNSET)
+        return chosen, canonical(values) + canonical(chosen)
 
     def _refuse_binding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Python's own words for what is wrong."""

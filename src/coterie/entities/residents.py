@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.entities.entity import Entity
+from coterie.entities.ledgers import ledger_of
 from coterie.entities.resources import Resources
+from coterie.entities.work import handling
 from coterie.errors import NotStarted
 from coterie.kernel.addresses import MessageId
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import ClusterContext, enter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
     from contextvars import Context
     from datetime import datetime
 
     from coterie.cluster import Cluster
     from coterie.entities.definitions import EntityType
+    from coterie.entities.kept import Kept
     from coterie.entities.mailbox import Mailbox
     from coterie.entities.occupancy import ShardOccupant
     from coterie.entities.work import Work
     from coterie.settings import Settings
+    from coterie.storage.messages import Transaction
 
 R = TypeVar("R")
 
@@ -82,6 +88,7 @@ class Resident:
         "id",
         "is_kept",
         "is_leaving",
+        "kept",
         "limit",
         "mailbox",
         "not_before_s",
@@ -98,6 +105,8 @@ class Resident:
         """The farewell of the one that makes room for this life."""
         self.entity: Any = None
         """The instance; None until it is activated."""
+        self.kept: Kept | None = None
+        """Its state as it is stored; None if it has none, or is not activated."""
         self.limit = 1
         """How many calls may run: one until it is activated, then its concurrency."""
         self.running = 0
@@ -143,6 +152,42 @@ class Resident:
     def _spawn_resource(self, work: Any) -> asyncio.Task[None]:
         return self.shard.tasks.spawn(work, name=f"{self.address} resource", context=self.new_context())
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """SQL of the user's own, committed when the handler that runs here has ended."""
+        work = self._handled(what="a transaction")
+        if self.shard.storage is None:
+            raise NotStarted(what=f"the database of {self.address}", hint="a probe has none: use simulate(…)")
+        ledger = ledger_of(work)
+        if ledger.transaction is None:
+            limit_s = self.shard.transaction_limit_s
+            ledger.transaction = self.shard.storage.transaction(limit_s=limit_s)
+        transaction = ledger.transaction
+        try:
+            yield transaction
+        except BaseException:
+            if ledger.transaction is transaction:
+                ledger.transaction = None
+                await transaction.rollback()
+            raise
+
+    def forget(self) -> None:
+        """Delete its state with the commit of the handler that runs here."""
+        ledger_of(self._handled(what="forget()")).forgets = True
+
+    def _handled(self, *, what: str) -> Work:
+        """The work whose handler asks.
+
+        Raises:
+            RuntimeError: It is none of this entity's, or has ended.
+        """
+        work = handling.get()
+        if work is None or work.resident is not self or not work.has_begun:
+            raise RuntimeError(f"{what} of {self.address} belongs to one of its rpcs: use it inside of one")
+        if work.ledger is not None and not work.ledger.is_open:
+            raise RuntimeError(f"{work.target} has ended: {what} cannot be used by what it left running")
+        return work
+
     # Contexts
 
     def context_of(self, work: Work) -> ClusterContext:
@@ -171,8 +216,11 @@ class Resident:
             "entity_type": self.hosted.type.name,
             "entity_id": self.id,
             "epoch": claim.epoch,
+            "seat": claim.seat if self.shard.storage is not None else None,  # a probe has nothing to prove it by
         }
 
-    def _moment(self, at_s: float) -> datetime:
+    def _moment(self, at_s: float) -> datetime | None:
+        if at_s == math.inf:  # a stored message: nobody's patience bounds it
+            return None
         left_ns = int((at_s - asyncio.get_running_loop().time()) * 1e9)
         return to_datetime(self.shard.clock.wall_ns() + left_ns)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 from coterie.entities.definitions import define
 from coterie.entities.hosting import Host
 from coterie.entities.options import refusal
+from coterie.kernel.addresses import MessageId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+    from datetime import datetime
 
     from coterie.cluster import Cluster
     from coterie.connection import Connection
@@ -76,12 +78,38 @@ class Entities:
         entity_type = self.of(cls)
         return entity_type.ref(id, self._senders[entity_type.name], timeout_s=timeout_s)
 
-    def send(self, call: Call[Any]) -> Coroutine[Any, Any, Any]:
-        """Send a call that was taken before."""
+    def call(self, call: Call[Any]) -> Coroutine[Any, Any, Any]:
+        """Send a call that was taken before, and wait for its result."""
+        return self._sender(call).call(call)
+
+    def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> Coroutine[Any, Any, MessageId[Any]]:
+        """Send a call that was taken before, without waiting for its result."""
+        return self._sender(call).send(call, at=at, delay_s=delay_s)
+
+    async def result(self, message_id: str, *, timeout_s: float | None) -> Any:
+        """The reply to a message."""
+        calling = self._acting().calling
+        within_s = calling.within_s(timeout_s)
+        return await calling.posting.result(message_id, within_s=within_s, rpc_of=self._rpc)
+
+    async def reset(self, cls: type[Entity[Any]], id: str) -> int:
+        """Dead messages of an entity back to pending, and those that wait for another attempt due now; how many."""
+        here, entity_type = self._acting(), self.of(cls)
+        count = await here.storage.messages.revive(entity_type=entity_type.name, entity_id=id)
+        here.calling.posting.hint(here.calling.routing.find(entity_type.name, id, entity_type.group).seat)
+        return count
+
+    def _sender(self, call: Call[Any]) -> TypedSender:
         sender = self._senders.get(call.address.type)
         if sender is None:
             raise TypeError(f"{call!r} was made by another cluster: this one has no entity {call.address.type}")
-        return sender.call(call)
+        return sender
+
+    def _rpc(self, entity_type: str, method: str) -> Rpc:
+        known = self.named(entity_type).rpcs.get(method)
+        if known is None:
+            raise ValueError(f"this program knows no rpc {method!r} of {entity_type}: its result cannot be read here")
+        return known
 
     async def broadcast(
         self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -139,6 +167,8 @@ class Entities:
             clock=calling.clock,
             chance=calling.chance,
             name=runner.name,
+            storage=runner.storage,
+            hand_over=calling.posting.hand_over,
         )
         calling.serve(host, self.types)
         return host.occupy
@@ -155,9 +185,17 @@ class TypedSender:
 
     def call(self, call: Call[Any], /) -> Coroutine[Any, Any, Any]:
         """Send a call and wait for its result."""
+        calling = self._acting().calling
         if call.rpc.persisted:
-            raise NotImplementedError(f"{call!r} is persisted, and only volatile calls can be sent yet")
-        return self._acting().calling.call(call, self._type)
+            return calling.posting.call(call, self._type)
+        return calling.call(call, self._type)
+
+    async def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> MessageId[Any]:
+        """Send a call without waiting for its result."""
+        calling = self._acting().calling
+        if call.rpc.persisted:
+            return await calling.posting.send(call, self._type, at=at, delay_s=delay_s)
+        return MessageId(await calling.tell(call, self._type))
 
     def stream(self, stream: Stream[Any], /) -> Any:
         """Ask for the items of a stream."""

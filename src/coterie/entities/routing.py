@@ -70,6 +70,7 @@ class Routing:
         self._directory = here.directory
         self._number_of = shards
         self._shards: dict[ShardId, Shard] = {}
+        self._seats: dict[str, Shard] = {}
         self._found: dict[str, dict[str, Shard]] = {}
         self._count = 0
         self._news = News(self._directory)
@@ -81,6 +82,15 @@ class Routing:
             shard = self._found[entity_type][entity_id]
         except KeyError:
             shard = self._find(entity_type, entity_id, group)
+        if shard.version != self.version:
+            self.look(shard)
+        return shard
+
+    def of_seat(self, seat: str) -> Shard:
+        """The shard that a seat is of, with its present owner."""
+        shard = self._seats.get(seat)
+        if shard is None:
+            shard = self._seats[seat] = self._shard(ShardId.parse(Seat.split(seat)[1]))
         if shard.version != self.version:
             self.look(shard)
         return shard
@@ -123,15 +133,18 @@ class Routing:
         await self._news.stop()
 
     def _find(self, entity_type: str, entity_id: str, group: str) -> Shard:
-        found = ShardId(group, shard_number(entity_type, entity_id, self._number_of))
-        shard = self._shards.get(found)
-        if shard is None:
-            shard = self._shards[found] = Shard(found)
+        shard = self._shard(ShardId(group, shard_number(entity_type, entity_id, self._number_of)))
         if self._count >= _ENTITIES_MOST:
             self._count = 0
             self._found.clear()
         self._count += 1
         self._found.setdefault(entity_type, {})[entity_id] = shard
+        return shard
+
+    def _shard(self, id: ShardId) -> Shard:
+        shard = self._shards.get(id)
+        if shard is None:
+            shard = self._shards[id] = Shard(id)
         return shard
 
     def _stay_fresh(self) -> None:

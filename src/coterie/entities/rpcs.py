@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from coterie.entities.annotations import codec_of, hints_of, item_hints
 from coterie.entities.declared import declared_errors
+from coterie.entities.keys import ACCEPTED, can_be_key
 from coterie.entities.options import refusal, refuse_unknown
 from coterie.entities.payloads import Arguments
+from coterie.kernel.codec import codec_for
 from coterie.kernel.durations import Duration, to_seconds
 
 if TYPE_CHECKING:
@@ -153,14 +155,14 @@ def make_rpc(fn: Callable[..., Any], options: Options, cls: type, *, name: str, 
         result=codec_of(results, "return", what=what, part="its result", example="-> int, or -> None"),
         errors=declared_errors(options.errors, what=what),
         persisted=options.persisted,
-        key=_key(options, arguments.names, what=what),
+        key=_key(options, arguments.names, hints, what=what),
         timeout_s=None if options.timeout is None else to_seconds(options.timeout, what=f"timeout of {what}"),
         is_stream=is_stream,
         result_what=f"result of {what}",
     )
 
 
-def _key(options: Options, names: tuple[str, ...], *, what: str) -> tuple[str, ...]:
+def _key(options: Options, names: tuple[str, ...], hints: dict[str, Any], *, what: str) -> tuple[str, ...]:
     if options.key is None:
         return ()
     key = tuple(options.key) if isinstance(options.key, list | tuple) else (options.key,)
@@ -171,5 +173,10 @@ def _key(options: Options, names: tuple[str, ...], *, what: str) -> tuple[str, .
     if not options.persisted:
         raise refusal(
             f"{what} has a key and is not persisted", hint="write persisted=True too: keys are kept in the database"
+        )
+    never = next((name for name in key if not can_be_key(hints[name])), None)
+    if never is not None:
+        raise refusal(
+            f"{what}: parameter {never} is of type {codec_for(hints[never]).name}, which makes no key", hint=ACCEPTED
         )
     return key

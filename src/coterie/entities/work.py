@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
@@ -42,11 +42,14 @@ class Work(Struct, eq=False):
     attempt: int = 1
     resident: Any = None  # the Resident that it is for
     rpc: Any = None  # the Rpc
+    ledger: Any = None  # the Ledger of what its handler leaves behind, if it leaves anything
     task: Any = None  # the task that runs it, once it waits for something
     has_begun: bool = False  # whether its handler has: until then it can go elsewhere
     is_stopped: bool = False  # whether that task was cancelled
     is_open: bool = True
     """Whether somebody still waits for the answer."""
+    is_stored: ClassVar[bool] = False
+    """Whether it comes from the database, and its end has to be committed there."""
 
     def reply(self, body: bytes) -> None:
         """The result, as `rpc.encode_result` gave it."""

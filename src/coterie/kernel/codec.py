@@ -115,7 +115,12 @@ class Codec(Generic[T]):
         data = self.encode(value, what=what)  # refuses what the walks could not bear
         if self._open:
             data = _FULL.bytes_of(value)  # a set under Any would become a list in the order of its hashes
-        return _BARE.bytes_of(self.decode(data, what=what))
+        return canonical(self.decode(data, what=what))
+
+
+def canonical(decoded: object) -> bytes:
+    """The same of a value that a codec has just decoded: for whoever has the bytes already."""
+    return _BARE.bytes_of(decoded)
 
 
 @overload

@@ -31,6 +31,9 @@ class ClusterContext:
     is_leader: bool = False
     epoch: int | None = None
     """The fencing token: give it to resources of your own that can compare numbers."""
+    seat: str | None = None
+    """In whose name this is done: `shard:default:42`, `singleton:importer`. Durable writes prove that it is held at
+    this epoch, and are refused if it is not any more (K1)."""
     message_id: MessageId[Any] | None = None
     key: str | None = None
     """The idempotency key that the caller gave."""
@@ -55,6 +58,7 @@ class ContextFields(TypedDict, total=False):
     name: str | None
     is_leader: bool
     epoch: int | None
+    seat: str | None
     message_id: MessageId[Any] | None
     key: str | None
     attempt: int | None
@@ -86,6 +90,11 @@ def current() -> ClusterContext:
 def trace_here() -> str | None:
     """The trace to which what runs here belongs; None if there is none, or no context at all."""
     return None if _current.get(None) is None else current().trace_id
+
+
+def work_here() -> ClusterContext | None:
+    """The context of the work that runs here; None outside of cluster work."""
+    return _made()
 
 
 def enter(source: Source | ClusterContext) -> None:

@@ -165,7 +165,7 @@ class Keeping:
 
     def _extend(self, session: Ownership) -> None:
         self._trust.extend(self._keeper.trusted_until_ns)
-        self._trust.connected = session.witnessed
+        self._trust.connected = session.witnessed or session.leases_only
 
     async def _evict_self(self) -> None:
         stood_s = (self._now_ns() - self._pulse_ns) / 1e9

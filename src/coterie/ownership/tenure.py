@@ -23,7 +23,8 @@ class Trust:
         self._until_ns = 0
         self._ended = False
         self.connected = False
-        """Whether the dedicated session is there with its lock: without it nothing new is started [M2]."""
+        """Whether the dedicated session is there with its lock, where there are locks: without it nothing new is
+        started [M2]."""
 
     @property
     def holds(self) -> bool:

@@ -50,6 +50,10 @@ class GroupWriter(Service):
 
     async def write(self, write: Write) -> Any:
         """Return the write's result once it is durable."""
+        return await self.submit(write)
+
+    def submit(self, write: Write) -> asyncio.Future[Any]:
+        """Queue a write; what is returned has its result once it is durable. For those who need no task to wait."""
         self.require_running()
         if len(self._queue) >= self._waiting_most:
             raise PersistenceError(
@@ -61,7 +65,7 @@ class GroupWriter(Service):
         self._queue.append((write, done))
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
-        return await done
+        return done
 
     async def _start(self) -> None:
         self.tasks.spawn(self._fold(), name="fold")

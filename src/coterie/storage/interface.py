@@ -1,7 +1,7 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
-The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), ownership, the schema and
-the cluster's secret. Each part speaks in plain values: texts, bytes, whole numbers; encoding is the caller's business.
+The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages` (in a file of
+their own), ownership, the schema and the cluster's secret. Each part speaks in plain values: texts, bytes, whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke while the commit was under way).
@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
+from coterie.errors import LeadershipLost
 from coterie.kernel.service import Service
+from coterie.storage.messages import Commit, Insert, Setback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from coterie.storage.messages import Messages, Transaction
     from coterie.storage.migrations import Migration, Phase
+
+T = TypeVar("T")
 
 GROUP_MOST = 500
 """Writes in one transaction at most: beyond it a group gets slower for its first member, not faster for all."""
@@ -32,6 +37,14 @@ WAITING_MOST = 20_000
 
 SECRET_BYTES = 32
 """The size of a cluster's secret: 256 random bits."""
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """What a write in the name of a seat must prove: that this runner holds it, at this epoch [C1]."""
+
+    runner: str
+    seat: str
+    epoch: int
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +62,8 @@ class KvPut(msgspec.Struct, frozen=True, gc=False):
     value: bytes
     stamp: int
     ttl_s: float | None = None
+    claim: Claim | None = None
+    """In whose name: without the seat nothing is written. None: in nobody's, always."""
 
 
 class KvSwap(msgspec.Struct, frozen=True, gc=False):
@@ -62,20 +77,19 @@ class KvSwap(msgspec.Struct, frozen=True, gc=False):
     value: bytes | None
     stamp: int
     ttl_s: float | None = None
+    claim: Claim | None = None
 
 
 class KvRemove(msgspec.Struct, frozen=True, gc=False):
     """Remove a key. The result is True if it was there (and not expired)."""
 
     key: str
+    claim: Claim | None = None
 
 
-class Claim(msgspec.Struct, frozen=True, gc=False):
-    """What a write in the name of a seat must prove: that this runner holds it, at this epoch [C1]."""
-
-    runner: str
-    seat: str
-    epoch: int
+Fenced = Literal["fenced"]
+"""What a group's transaction says of a write whose seat is not held. From there on it is a `LeadershipLost`: nobody may
+take it for a "yes", and it says nothing about the key."""
 
 
 class StateSave(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +112,7 @@ class StateLoaded(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
-Write = KvPut | KvSwap | KvRemove | StateSave
+Write = KvPut | KvSwap | KvRemove | StateSave | Insert | Commit | Setback
 """What goes through the group writer: concurrent writes share transactions, each stays independent."""
 
 
@@ -108,8 +122,22 @@ def checksum(held: Mapping[str, int]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def require_held(result: T | Fenced, claim: Claim | None) -> T:
+    """The result of a write, unless the fence has refused it.
+
+    Raises:
+        LeadershipLost: It has.
+    """
+    if result == "fenced" and claim is not None:
+        raise LeadershipLost(seat=claim.seat, epoch=claim.epoch)
+    return cast("T", result)
+
+
 class Kv(Protocol):
-    """Keys and values of one cluster. Keys are ordered by their UTF-8 bytes; expired ones are as good as absent."""
+    """Keys and values of one cluster. Keys are ordered by their UTF-8 bytes; expired ones are as good as absent.
+
+    Writes with a claim raise `LeadershipLost` unless the seat is held: then nothing was written [C1].
+    """
 
     async def get(self, key: str) -> Entry | None:
         """The entry, or None if it is absent or expired."""
@@ -291,6 +319,11 @@ class Ownership(Protocol):
         """Whether the session holds the lock that others take as a sign of life."""
         ...
 
+    @property
+    def leases_only(self) -> bool:
+        """Whether there are no such locks here: work may start without, and `presences` takes all for alive."""
+        ...
+
     async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
         """Store settings that all must share if nobody has yet; what is stored."""
         ...
@@ -364,6 +397,7 @@ class Storage(Service):
     kv: Kv
     states: States
     machines: Machines
+    messages: Messages
     schema: Schema
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[Ownership]:
@@ -380,6 +414,10 @@ class Storage(Service):
 
     async def view(self) -> View:
         """Everybody and everything, for those who hold nothing: clients route by it."""
+        raise NotImplementedError
+
+    def transaction(self, *, limit_s: float) -> Transaction:
+        """SQL of the user's own. Nothing is opened before its first statement."""
         raise NotImplementedError
 
     @property

@@ -10,6 +10,8 @@ raises `Violation` as soon as the promise is broken, or at the end (`finish`) if
     Drawn(id, by)                           a snowflake, in the order of drawing
     Told(…)                                 what a client was told of a write, in any order
     Ran(number, …), Answered(number, …)     a handler began with a call; what its caller was told
+
+Those of messages stand in `message_events`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+class Event:
+    """What a history is made of."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Event):
     """A seat was granted to a runner."""
 
     seat: str
@@ -33,7 +41,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Event):
     """A version of some state was committed in the name of (seat, epoch). Its value is a list that only grows."""
 
     key: str
@@ -44,7 +52,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Trusted:
+class Trusted(Event):
     """A runner believed that it held (seat, epoch) until an instant of true time."""
 
     seat: str
@@ -54,7 +62,7 @@ class Trusted:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Told(Event):
     """What a client was told of appending one unique number to a list: the list it saw, if it was acknowledged."""
 
     key: str
@@ -64,7 +72,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class Final(Event):
     """What a list held when everything was over."""
 
     key: str
@@ -72,7 +80,7 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(Event):
     """A handler began with a volatile call."""
 
     number: int
@@ -81,7 +89,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Event):
     """How a volatile call ended for its caller: by a reply, by an error that says it did not run, or by any other."""
 
     number: int
@@ -92,7 +100,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Event):
     """From this instant on a runner cannot hold seats; for how long its seats may stand empty."""
 
     runner: str
@@ -101,14 +109,11 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Event):
     """A process drew a snowflake."""
 
     id: int
     by: str
-
-
-Event = Grant | Saved | Trusted | Told | Final | Ran | Answered | Gone | Drawn
 
 
 class Violation(AssertionError):

@@ -22,6 +22,8 @@ class Route(IntEnum):
     """A volatile call of an entity."""
     BROADCAST = 3
     """A call of all resident entities of a type."""
+    MESSAGE = 4
+    """A stored message for its owner."""
 
 
 class Routes:

@@ -88,7 +88,16 @@ class Asked(Work):
 class Ground:
     """A host on which all shards are held, with a trust that the test decides about."""
 
-    def __init__(self, *classes: type[Entity[Any]] | tuple[type[Entity[Any]], dict[str, Any]], **settings: Any) -> None:
+    clean = True
+    """Whether its shards were given back by whoever held them before."""
+
+    def __init__(
+        self,
+        *classes: type[Entity[Any]] | tuple[type[Entity[Any]], dict[str, Any]],
+        storage: Any = None,
+        hand_over: Callable[[Any], None] = lambda _: None,
+        **settings: Any,
+    ) -> None:
         self.clock = ManualClock()
         self.trust = Trust(self.clock)
         self.trust.connected = True
@@ -104,6 +113,8 @@ class Ground:
             clock=self.clock,
             chance=Chance(1),
             name="runner-1",
+            storage=storage,
+            hand_over=hand_over,
         )
         self.epoch = 0
         self.shards: list[ShardOccupant] = []
@@ -163,7 +174,7 @@ class Ground:
 
     def _occupy(self, number: int) -> ShardOccupant:
         claim = Claim("incarnation-1", Seat.shard(ShardId("default", number)), self.epoch)
-        return self.host.occupy(Tenure(claim, clean=True, trust=self.trust))
+        return self.host.occupy(Tenure(claim, clean=self.clean, trust=self.trust))
 
 
 async def until(condition: Callable[[], object], *, what: str = "it") -> None:

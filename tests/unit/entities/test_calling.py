@@ -129,12 +129,6 @@ async def test_what_cannot_work_is_said_before_anything_is_sent(url: str) -> Non
         cluster.shard_of("Acount", "a")
 
 
-async def test_persisted_calls_are_refused_as_long_as_they_would_not_be(url: str) -> None:
-    cluster = program(url, "anna")
-    async with cluster:
-        with pytest.raises(NotImplementedError, match="only volatile calls"):
-            await cluster.ref(Account, "a").charge(5)
-
 
 async def test_shard_of_and_is_local(url: str) -> None:
     cluster, client = program(url, "anna"), program(url, "client")

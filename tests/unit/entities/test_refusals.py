@@ -164,6 +164,14 @@ def key_of_nothing() -> None:
     define(A)
 
 
+def key_of_a_float() -> None:
+    class A(Entity):
+        @rpc(persisted=True, key=("order_id", "price"))
+        async def go(self, order_id: str, price: float | None) -> None: ...
+
+    define(A)
+
+
 def key_volatile() -> None:
     class A(Entity):
         @rpc(key="order_id")
@@ -304,6 +312,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
         key_of_nothing,
         "A.go: key is ('order_id', 'cents'), and that names no parameter",
         "its parameters are order_id",
+    ),
+    "a key that is never told apart safely [m9]": (
+        key_of_a_float,
+        "A.go: parameter price is of type float | None, which makes no key",
+        "a key is made of text, whole numbers, UUIDs, instants, dates or an Enum of those",
     ),
     "a key of a volatile rpc": (
         key_volatile,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave, Write
-from coterie.storage.postgres.folding import Bucket, fold, refused, results, values
+from coterie.storage.postgres.folding import FENCED, Bucket, fold, refused, results, values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +91,26 @@ def test_saves_in_the_names_of_two_incarnations_go_in_statements_of_their_own() 
     assert [values(bucket, writes)[0] for bucket in buckets] == ["new", "old", "new"]
 
 
+def test_keys_in_the_name_of_a_seat_share_a_statement_of_their_own() -> None:
+    """K1."""
+    mine, theirs = Claim("me", "s1", 1), Claim("me", "s2", 2)
+    writes: list[Write] = [KvPut("b", b"x", 1, 5.0, mine), KvPut("c", b"y", 2), KvPut("a", b"z", 3, None, theirs)]
+    plain, fenced = fold(writes)
+    assert (plain, fenced) == (Bucket("put", [1]), Bucket("put_kv", [0, 2]))
+    assert values(fenced, writes) == ["me", ["s2", "s1"], [2, 1], ["a", "b"], [b"z", b"x"], [3, 1], [None, 5.0]]
+    assert results(fenced, writes, [("a", False, False), ("b", True, True)]) == [None, "fenced"]
+    assert refused(fenced, writes, [None, "fenced"]) == ["me", ["s2"], [2], ["a"]]
+
+
+def test_puts_of_one_key_share_a_statement_only_in_the_name_of_one_seat() -> None:
+    """K1: the last one stands for all, so all must prove the same."""
+    mine, lost = Claim("me", "s1", 1), Claim("me", "s1", 2)
+    same = [KvPut("a", b"", 1, None, mine), KvPut("a", b"", 2, None, mine)]
+    assert [bucket.places for bucket in fold(same)] == [[0, 1]]
+    other = [KvPut("a", b"", 1, None, mine), KvPut("a", b"", 2, None, lost), KvPut("a", b"", 3, None, mine)]
+    assert [bucket.places for bucket in fold(other)] == [[0], [1], [2]]
+
+
 def test_the_audit_is_given_what_the_fence_refused_and_nothing_else() -> None:
     writes: list[Write] = [KvPut("k", b"", 1), save("a", seat="s1", epoch=3), save("b"), save("c", seat="s2", epoch=4)]
     put, saves = fold(writes)
@@ -109,6 +129,9 @@ def one_by_one(state: State, writes: Sequence[Write]) -> list[object]:
     for write in writes:
         if isinstance(write, StateSave):
             found.append(one_save(state, write.claim.seat, write.key, write.value, write.version))
+            continue
+        if write.claim is not None and write.claim.seat == "lost":
+            found.append("fenced")
             continue
         stamp = state[write.key][1] if write.key in state else None
         if isinstance(write, KvPut):
@@ -145,6 +168,8 @@ def statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[Any]]) -> 
             told = one_save(state, seat, key, value, version)
             found.append((key, told != "fenced", told == "written"))
         return found
+    if bucket.shape in FENCED:
+        return fenced_statement(state, bucket, arrays)
     assert len(set(arrays[0])) == len(arrays[0]) or bucket.shape in ("replace", "discard")
     before = dict(state)
     for key, *row in zip(*arrays, strict=True):
@@ -165,6 +190,27 @@ def statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[Any]]) -> 
     return found
 
 
+def fenced_statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The same of the key-value store under the fence: keys come once each."""
+    assert len(set(arrays[3])) == len(arrays[3])
+    found: list[tuple[Any, ...]] = []
+    for seat, epoch, key, *row in zip(*arrays[1:], strict=True):
+        assert epoch == 1
+        stamp = state[key][1] if key in state else None
+        held = seat != "lost"
+        written = held and (stamp == row[0] if bucket.shape == "swap_kv" else True)
+        if bucket.shape == "put_kv" and held:
+            state[key] = (row[0], row[1])
+        elif bucket.shape == "remove_kv" and held:
+            written = state.pop(key, None) is not None
+        elif written:
+            state.pop(key, None)
+            if row[1] is not None:
+                state[key] = (row[1], row[2])
+        found.append((key, held, written))
+    return found
+
+
 def groups() -> st.SearchStrategy[list[Write]]:
     keys = st.sampled_from("abc")
     expected = st.sampled_from([None, 1, 2, 3])
@@ -173,6 +219,12 @@ def groups() -> st.SearchStrategy[list[Write]]:
         st.tuples(st.just("put"), keys, expected, st.just(b"p")),
         st.tuples(st.just("swap"), keys, expected, value),
         st.tuples(st.just("remove"), keys, expected, value),
+        st.tuples(
+            st.sampled_from([f"{kind} {seat}" for kind in ("put", "swap", "remove") for seat in ("s1", "s2", "lost")]),
+            keys,
+            expected,
+            value,
+        ),
         st.tuples(st.sampled_from(["s1", "s2", "lost"]), keys, st.sampled_from([0, 1, 2]), st.just(b"s")),
     )
     return st.lists(kinds, max_size=12).map(_numbered)
@@ -181,20 +233,22 @@ def groups() -> st.SearchStrategy[list[Write]]:
 def _numbered(kinds: list[tuple[str, str, int | None, bytes | None]]) -> list[Write]:
     writes: list[Write] = []
     for number, (kind, key, expected, value) in enumerate(kinds, start=100):
+        kind, _, seat = kind.partition(" ")
+        claim = Claim("me", seat, 1) if seat else None
         if kind == "put":
-            writes.append(KvPut(key, value or b"", number))
+            writes.append(KvPut(key, value or b"", number, claim=claim))
         elif kind == "remove":
-            writes.append(KvRemove(key))
+            writes.append(KvRemove(key, claim))
         elif kind != "swap":
             writes.append(
                 StateSave(Claim("old" if kind == "lost" else "me", kind, 1), key, b"%d" % number, expected or 0)
             )
         else:
-            writes.append(KvSwap(key, expected, value, number))
+            writes.append(KvSwap(key, expected, value, number, claim=claim))
     return writes
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(groups())
 def test_a_group_has_the_effect_of_its_members_one_after_another(writes: list[Write]) -> None:
     """M3."""

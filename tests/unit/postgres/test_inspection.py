@@ -9,10 +9,10 @@ import pytest
 
 from coterie.errors import ConfigurationError
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres.inspection import Facts, judge, require_grants, require_sessions
+from coterie.storage.postgres.inspection import ROUNDS, Facts, judge, lends_sessions, require_grants
 from tests.postgres import Server
 from tests.unit.postgres.conftest import database_of, new_storage
-from tests.unit.postgres.proxies import Proxy, TransactionPooler
+from tests.unit.postgres.proxies import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,10 +42,11 @@ def test_missing_grants_name_the_right_and_the_statement_that_gives_it() -> None
 
 
 class Script:
-    """A session that answers as told."""
+    """A session that answers as told, and was greeted by a process; a pooler makes its number up."""
 
-    def __init__(self, *answers: tuple[int, str | None]) -> None:
+    def __init__(self, *answers: tuple[int, str | None], greeted_by: int = 99) -> None:
         self._answers = iter(answers)
+        self.greeted_by = greeted_by
 
     async def execute(self, script: str, *, over: float) -> None:
         """Nothing to see."""
@@ -55,8 +56,13 @@ class Script:
         return [{"pid": pid, "mark": mark}]
 
 
+async def lent(ours: Script, other: Script) -> bool:
+    sessions: Any = ours, other
+    return await lends_sessions(*sessions, mark="m", over=0.0)
+
+
 @pytest.mark.parametrize(
-    ("before", "held", "after"),
+    ("before", "others", "after"),
     [
         ((1, "m"), (1, "m"), (2, None)),  # our process went to the other one
         ((1, "m"), (2, None), (2, None)),
@@ -65,15 +71,26 @@ class Script:
     ],
 )
 async def test_a_pooler_that_tracks_statements_is_found_by_its_processes_and_settings(
-    before: tuple[int, str | None], held: tuple[int, str | None], after: tuple[int, str | None]
+    before: tuple[int, str | None], others: tuple[int, str | None], after: tuple[int, str | None]
 ) -> None:
     """P28."""
-    ours: Any = Script(before, after)
-    other: Any = Script(held)
-    with pytest.raises(ConfigurationError, match="pooler that lends sessions per transaction"):
-        await require_sessions(ours, other, mark="m", address="db", over=0.0)
-    ours, other = Script((1, "m"), (1, "m")), Script((2, None))
-    await require_sessions(ours, other, mark="m", address="db", over=0.0)
+    assert await lent(Script(before, after), Script(others))
+
+
+async def test_a_pooler_that_gives_us_the_same_process_by_chance_is_found_in_a_later_round() -> None:
+    """P28: it is busy, and others take their turns between ours."""
+    same, chance = [(1, "m")] * (ROUNDS - 2), [(2, None)] * (ROUNDS - 2)
+    assert await lent(Script(*same, (3, None)), Script(*chance))
+
+
+async def test_a_pooler_that_keeps_sessions_apart_is_taken_for_the_server() -> None:
+    """m8: `pool_mode = session`, or one that keeps a session whose settings were changed for its client."""
+    assert not await lent(Script(*[(1, "m")] * (ROUNDS + 1)), Script(*[(2, None)] * ROUNDS))
+
+
+async def test_the_server_itself_is_known_by_its_greeting_in_one_round() -> None:
+    assert not await lent(Script((1, "m"), (1, "m"), greeted_by=1), Script((2, None), greeted_by=2))
+    assert await lent(Script((1, "m"), (2, None), greeted_by=1), Script((2, None), greeted_by=2))
 
 
 @pytest.fixture(scope="module")
@@ -121,20 +138,6 @@ async def test_a_server_without_fsync_is_warned_about_at_start(
         async with new_storage(postgres_url):
             pass
     assert sum("fsync=off" in message for message in caplog.messages) == 1
-
-
-@pytest.mark.postgres
-@pytest.mark.parametrize("sessions", [2, 3, 5])
-async def test_a_pooler_that_lends_sessions_per_transaction_is_refused(
-    own_server: Server, postgres_url: str, sessions: int
-) -> None:
-    """P28, m8."""
-    database = database_of(postgres_url)
-    async with TransactionPooler(own_server.port, user="postgres", database=database, sessions=sessions) as pooler:
-        storage = new_storage(f"postgresql://postgres@127.0.0.1:{pooler.port}/{database}")
-        with pytest.raises(ConfigurationError, match="pooler that lends sessions per transaction") as caught:
-            await storage.start()
-    assert "session mode" in caught.value.hint
 
 
 @pytest.mark.postgres

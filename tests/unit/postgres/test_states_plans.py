@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 SEATS, EPOCHS, KEYS = "array['s1', 's2']::text[]", "array[1, 1]::bigint[]", "array['k1', 'k2']::text[]"
+BYTES, TTLS, STAMPS = "array['a', 'b']::bytea[]", "array[1, null]::float8[]", "array[1, 2]::bigint[]"
 HOT = {
     "write_states": f"'default', 'r1', {SEATS}, {EPOCHS}, {KEYS}, array['a', 'b']::bytea[], array[0, 1]::bigint[]",
     "claim_states": f"'default', 'r1', {SEATS}, {EPOCHS}, {KEYS}",
+    "put_kv": f"'default', 'r1', {SEATS}, {EPOCHS}, {KEYS}, {BYTES}, {STAMPS}, {TTLS}",
+    "swap_kv": f"'default', 'r1', {SEATS}, {EPOCHS}, {KEYS}, {STAMPS}, {BYTES}, {STAMPS}, {TTLS}",
+    "remove_kv": f"'default', 'r1', {SEATS}, {EPOCHS}, {KEYS}",
     "verify": f"'default', 'r1', {SEATS}, {EPOCHS}",
     "extend": "'default', 1, 'r1', 60, 1000",
     "give_back": "'default', 1, 'r1'",
     "lease": "'default', 'r1', 60, 1000",
 }
 SQL = {**WRITES, **MACHINES}
-KEY = {"states": "key ", "seats": "name ", "runners": "id ", "machines": "id "}
+KEY = {"kv": "key ", "states": "key ", "seats": "name ", "runners": "id ", "machines": "id "}
 """By which column a row of each table is found, besides the cluster."""
 
 FILL = [
@@ -39,10 +43,20 @@ FILL = [
        select 'default', 's' || i, 'default', 'r' || i % 100 + 1, 1 from generate_series(1, 3000) as i""",
     """insert into coterie.states select 'default', 'k' || i, 's' || i % 3000, 'value', 1, 1
        from generate_series(1, 50000) as i""",
+    "insert into coterie.kv select 'default', 'k' || i, 'value', 1 from generate_series(1, 50000) as i",
     MACHINES["stock"].replace("$1", "'default'"),
 ]
-ANALYZE = ["vacuum analyze coterie.states", "vacuum analyze coterie.seats", "vacuum analyze coterie.runners"]
-BLOAT = ["delete from coterie.states where key not like '%000'", "delete from coterie.seats where name not like '%00'"]
+ANALYZE = [
+    "vacuum analyze coterie.kv",
+    "vacuum analyze coterie.states",
+    "vacuum analyze coterie.seats",
+    "vacuum analyze coterie.runners",
+]
+BLOAT = [
+    "delete from coterie.kv where key not like '%000'",
+    "delete from coterie.states where key not like '%000'",
+    "delete from coterie.seats where name not like '%00'",
+]
 TABLES = {
     "empty": [],
     "grown without statistics": FILL,

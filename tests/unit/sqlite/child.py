@@ -24,6 +24,8 @@ from coterie.transport.identity import process_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from coterie.storage.messages import Transaction
+
 
 def opened(url: str) -> SqliteStorage:
     settings = Settings.load({"url": url}, environ={})
@@ -65,6 +67,15 @@ async def hold(path: str) -> None:
     sys.stdin.readline()
     connection.execute("rollback")
     say("let go")
+
+
+async def draft(url: str) -> None:
+    """Write in a user's transaction, and stay in it."""
+    async with opened(url) as storage:
+        transaction = storage.transaction(limit_s=600)
+        await transaction.execute("insert into orders (id) values (1)")
+        say("writing")
+        sys.stdin.readline()
 
 
 async def own(url: str, *leases: str) -> None:
@@ -132,18 +143,24 @@ async def fork(url: str) -> None:
     """Fork with an open storage; say what the child found, then whether the parent still works."""
     async with opened(url) as storage, storage.ownership("a" * 32) as session:
         await storage.kv.put(KvPut("before", b"1", 1))
+        transaction = storage.transaction(limit_s=600)
+        await transaction.execute("create table mine (id integer)")
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            asyncio.run(_in_child(url, storage, session, writing))
+            asyncio.run(_in_child(url, storage, session, transaction, writing))
         os.waitpid(pid, 0)
         found = json.loads(os.read(reading, 100_000))
+        await transaction.execute("insert into mine values (1)")
+        await transaction.rollback()
         await storage.kv.put(KvPut("after", b"2", 2))
         found["parent reads"] = (await storage.kv.get("after")) is not None
     say(json.dumps(found))
 
 
-async def _in_child(url: str, storage: SqliteStorage, session: Ownership, writing: int) -> None:
+async def _in_child(
+    url: str, storage: SqliteStorage, session: Ownership, transaction: Transaction, writing: int
+) -> None:
     found: dict[str, object] = {
         "get": await _error(storage.kv.get("before")),
         "put": await _error(storage.kv.put(KvPut("child", b"3", 3))),
@@ -153,11 +170,12 @@ async def _in_child(url: str, storage: SqliteStorage, session: Ownership, writin
         "view": await _error(storage.view()),
         "ownership": await _error(storage.ownership("b" * 32).__aenter__()),
         "session": await _error(session.renew(ttl_s=1)),
+        "transaction": await _error(transaction.execute("delete from mine")),
         "open again": await _error(opened(url).start()),
         "stop": await _error(storage.stop()),
     }
     before = len(apsw.connections())
-    del storage, session
+    del storage, session, transaction
     gc.collect()
     found["closed"] = before - len(apsw.connections())
     os.write(writing, json.dumps(found).encode())
@@ -176,6 +194,7 @@ COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "start": start,
     "write": write,
     "hold": hold,
+    "draft": draft,
     "own": own,
     "juggle": juggle,
     "unprivileged": unprivileged,

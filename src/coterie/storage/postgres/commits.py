@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import asyncpg
 
 from coterie.errors import PersistenceError
 from coterie.storage import statements
-from coterie.storage.postgres import folding
-from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
+from coterie.storage.messages import Insert
+from coterie.storage.postgres import folding, posting
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, judge, loss, refusal
 from coterie.storage.postgres.sessions import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.chance import Chance
     from coterie.storage.interface import Write
+    from coterie.storage.messages import Message, Receipt
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.sessions import Session
 
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 
 SQL = {
     name: sql
-    for file in ("kv.sql", "fence.sql", "audit.sql")
+    for file in ("kv.sql", "fence.sql", "messages.sql", "audit.sql")
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }
 
@@ -95,6 +99,12 @@ class Committer:
                     raise failure from error
             await asyncio.sleep(self._chance.between(0.001, 0.005 * 2 ** min(tries, 5)))
 
+    async def write(self, fetch: Fetch, write: Write) -> Any:
+        """The result of one write inside of somebody else's transaction, which `fetch` uses."""
+        (bucket,) = folding.fold([write])
+        (result,) = await self._written(fetch, bucket, [write])
+        return result
+
     def _worth_another_try(self, error: Exception, *, tries: int, alone: bool, over: float) -> bool:
         verdict = judge(error)
         if verdict == "refused" or deadline(self._limits.call_s / 4) >= over:
@@ -115,7 +125,7 @@ class Committer:
                 for place, result in zip(bucket.places, found, strict=True):
                     outcome[place] = result
 
-        alone = len(buckets) == 1 and not (self._audit and buckets[0].shape == "write_states")
+        alone = len(buckets) == 1 and not (self._audit and buckets[0].shape in folding.FENCED)
         await (fill(partial(session.fetch, over=over)) if alone else session.transact(fill, over=over))
         return outcome
 
@@ -123,9 +133,38 @@ class Committer:
         """The results of one statement's writes."""
         rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
         found = folding.results(bucket, writes, rows)
+        if bucket.shape == "insert_messages" and None in found:
+            await self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
         if self._audit and (refused := folding.refused(bucket, writes, found)):
             await fetch(SQL["refused"], self._cluster, *refused)
         return found
+
+    async def _read_back(self, fetch: Fetch, messages: Sequence[Message], found: list[Receipt | None]) -> None:
+        """Find what is there instead of those that were not stored, in a statement of its own [M4]."""
+        try:
+            for _ in range(AGAIN_MOST):
+                left = {place: messages[place] for place, receipt in enumerate(found) if receipt is None}
+                if not left:
+                    return
+                await self._look_or_store(fetch, left, found)
+            raise asyncpg.SerializationError("the messages that are in the way come and go")
+        except DatabaseRefusal as error:
+            if self._session is None or self._session.in_transaction:
+                raise
+            raise Lost(describe(error), sent=True) from error  # the insert has committed by itself
+
+    async def _look_or_store(self, fetch: Fetch, left: Mapping[int, Message], found: list[Receipt | None]) -> None:
+        """Those whose rival has been purged or cancelled since are stored after all."""
+        places = list(left)
+        for number, *row in await fetch(SQL["read_back"], self._cluster, *posting.sought(list(left.values()))):
+            place = places[number - 1]
+            found[place] = posting.receipt(row, mine=left[place].id)
+        places = [place for place in places if found[place] is None]
+        if places:
+            again = [Insert(left[place]) for place in places]
+            rows = await fetch(SQL["insert_messages"], self._cluster, *posting.values("insert_messages", again))
+            for place, receipt in zip(places, posting.results("insert_messages", again, rows), strict=True):
+                found[place] = receipt
 
     async def _connected(self, *, over: float, failure: PersistenceError | None) -> Session:
         if self._session is not None and not self._fit(self._session):

@@ -1,4 +1,4 @@
-"""How a session is opened: tries with pauses between, and a set-up of one round trip."""
+"""How a session is opened: tries with pauses between, and a set-up of one round trip, or of each transaction."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ class Connector:
     def __init__(self, url: str, *, incarnation: str, chance: Chance, limits: Limits) -> None:
         self.address = without_password(url)
         self.name = application_name(incarnation)
+        self.pooled = False
+        """Whether a pooler stands between that lends the server's sessions per transaction [P28]."""
         self._url = url
         self._chance = chance
         self._limits = limits
@@ -66,6 +68,7 @@ class Connector:
         tries: int | None = None,
         standby: bool = False,
         incarnation: str | None = None,
+        bare: bool = False,
     ) -> Session:
         """A session, after some tries with growing pauses between. A standby is a failed try unless allowed.
 
@@ -75,6 +78,8 @@ class Connector:
             tries: After how many tries to give up. One of the two is needed.
             standby: Whether a standby will do.
             incarnation: Whose it is, if not this connector's.
+            bare: Leave the settings out: whether there is a pooler is not known yet, and other programs' sessions
+                behind it must not get them. `set_up` comes later.
 
         Raises:
             PersistenceError: "unreachable", with the number of tries and the time they took.
@@ -88,7 +93,8 @@ class Connector:
             once = deadline(self._limits.connect_s)
             once = once if over is None else min(once, over)
             try:
-                return await self._try(role, name or self.name, over=once, standby=standby)
+                session = await self._try(name or self.name, over=once, standby=standby)
+                return session if bare else await self.set_up(session, role, over=once)
             except (OSError, Lost, asyncpg.InternalClientError, *DatabaseRefusal) as error:
                 pause_s = self._chance.between(0.5, 1.0) * self._limits.backoff_s * 2 ** min(number - 1, 4)
                 late = over is not None and deadline(pause_s) >= over
@@ -96,16 +102,29 @@ class Connector:
                     raise self._unreachable(error, tries=number, took_s=deadline(0) - began) from error
             await asyncio.sleep(pause_s)
 
-    async def _try(self, role: Role, name: str, *, over: float, standby: bool) -> Session:
+    async def set_up(self, session: Session, role: Role, *, over: float) -> Session:
+        """Give a bare session its settings: for good, or for each transaction behind a pooler."""
+        if self.pooled:
+            session.opening = transaction_settings(role, application=session.name, limits=self._limits)
+            return session
+        session.opening = None
+        try:
+            await session.execute(session_settings(role, application=session.name, limits=self._limits), over=over)
+        except BaseException:
+            session.abort()
+            raise
+        return session
+
+    async def _try(self, name: str, *, over: float, standby: bool) -> Session:
         raw = await self._open(over)
         label = self._chance.token(4).hex()
         session = Session(raw, what=f"the connection to {self.address}", label=label, name=name)
+        session.opening = "begin"
         try:
             require_version(session.version, address=self.address)
             if session.standby and not standby:
                 raise Lost("the server is a standby", sent=False)
             session.keep_alive(_tcp_options(self._limits))
-            await session.execute(session_settings(role, application=name, limits=self._limits), over=over)
         except BaseException:
             session.abort()
             raise
@@ -137,20 +156,40 @@ class Connector:
 
 def session_settings(role: Role, *, application: str, limits: Limits) -> str:
     """The script that sets up a session. Not as start-up parameters, which poolers refuse or drop."""
-    call_s = {"migration": limits.migration_s, "dedicated": limits.dedicated_s}.get(role, limits.call_s)
-    lock_s = min(limits.lock_s if role in ("writer", "dedicated") else 2.0, call_s / 2)
     settings: Mapping[str, str] = {
-        "application_name": application,
-        "search_path": "pg_catalog",
-        "timezone": "UTC",
+        **_settings(role, application=application, limits=limits),
         "default_transaction_isolation": "read committed",  # whatever the database's default [m4]
-        "statement_timeout": _ms(call_s if role == "migration" else 0.9 * call_s),  # the server gives up first
-        "lock_timeout": _ms(lock_s),
-        "idle_in_transaction_session_timeout": _ms(limits.transaction_s),
         "tcp_keepalives_idle": "5",
         "tcp_keepalives_interval": "2",
         "tcp_keepalives_count": "3",
         "tcp_user_timeout": _ms(2 * limits.call_s),
+    }
+    return "; ".join(f"set {name} = '{value}'" for name, value in settings.items())
+
+
+def transaction_settings(role: Role, *, application: str, limits: Limits) -> str:
+    """The script that opens a transaction with the same settings, which leaves none behind: others come next."""
+    return f"begin isolation level read committed; {local_settings(role, application=application, limits=limits)}"
+
+
+def local_settings(role: Role, *, application: str, limits: Limits) -> str:
+    """The script that sets them for the transaction that is open."""
+    settings = _settings(role, application=application, limits=limits)
+    script = "; ".join(f"set local {name} = '{value}'" for name, value in settings.items())
+    # Whoever had the session before may have made it lazy; the default was inspected at start.
+    return f"{script}; set local synchronous_commit to default"
+
+
+def _settings(role: Role, *, application: str, limits: Limits) -> Mapping[str, str]:
+    call_s = {"migration": limits.migration_s, "dedicated": limits.dedicated_s}.get(role, limits.call_s)
+    lock_s = min(limits.lock_s if role in ("writer", "dedicated") else 2.0, call_s / 2)
+    return {
+        "application_name": application,
+        "search_path": "pg_catalog",
+        "timezone": "UTC",
+        "statement_timeout": _ms(call_s if role == "migration" else 0.9 * call_s),  # the server gives up first
+        "lock_timeout": _ms(lock_s),
+        "idle_in_transaction_session_timeout": _ms(limits.transaction_s),
         "jit": "off",
         # Plans by rule, since the planner's figures are stale just when a table starts to grow: our
         # statements find rows by key, in key order (a bitmap scan locks them in page order: deadlocks).
@@ -159,7 +198,6 @@ def session_settings(role: Role, *, application: str, limits: Limits) -> str:
         "enable_bitmapscan": "off",
         "enable_mergejoin": "off",
     }
-    return "; ".join(f"set {name} = '{value}'" for name, value in settings.items())
 
 
 def application_name(incarnation: str) -> str:

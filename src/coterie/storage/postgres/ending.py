@@ -14,7 +14,7 @@ from coterie.storage import statements
 from coterie.storage.postgres.connections import application_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from coterie.storage.postgres.connections import Connector
     from coterie.storage.postgres.sessions import Session
@@ -56,8 +56,8 @@ class Ending:
         self._warned |= roles
 
     @asynccontextmanager
-    async def beside(self, over: float, *, pid: int, victim: str) -> AsyncIterator[None]:
-        """While the body runs a statement on the session `pid`, end what of the victim's is in its way."""
+    async def beside(self, over: float, *, pid: Callable[[], int], victim: str) -> AsyncIterator[None]:
+        """While the body runs statements on the session `pid()`, end what of the victim's is in its way."""
         session = await self._connector.connect("dedicated", over=over)
         tasks = Tasks("eviction")
         try:
@@ -67,21 +67,23 @@ class Ending:
             await tasks.stop()
             session.abort()
 
-    async def _watch(self, session: Session, *, pid: int, victim: str, over: float) -> None:
+    async def _watch(self, session: Session, *, pid: Callable[[], int], victim: str, over: float) -> None:
         ended: set[int] = set()
         while True:
-            found = await session.fetch(SQL["blocking"], pid, application_name(victim), over=over)
+            found = await session.fetch(SQL["blocking"], pid(), application_name(victim), over=over)
             for each in {row["pid"] for row in found} - ended:
-                await self._end(session, each, victim=victim, over=over)
-                ended.add(each)
+                if await self._end(session, each, victim=victim, over=over):
+                    ended.add(each)
             await asyncio.sleep(LOOK_S)
 
-    async def _end(self, session: Session, pid: int, *, victim: str, over: float) -> None:
+    async def _end(self, session: Session, pid: int, *, victim: str, over: float) -> bool:
+        """End one; False: a pooler has given it to somebody else meanwhile."""
         if not self._refused:  # said before: the eviction may be done, and this cancelled, before an answer comes
             log.warning("ending session %d of runner %s, which holds up its eviction", pid, victim)
         try:
-            await session.fetch(SQL["end_session"], pid, over=over)
+            return bool(await session.fetch(SQL["end_session"], pid, application_name(victim), over=over))
         except asyncpg.InsufficientPrivilegeError as error:
             if not self._refused:
                 log.warning(REFUSED, pid, victim, error)
             self._refused = True
+            return True

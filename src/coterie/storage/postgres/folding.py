@@ -11,15 +11,38 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
+from coterie.storage.messages import Insert
+from coterie.storage.postgres import posting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
-    from coterie.storage.interface import Written
+    from coterie.storage.interface import Claim, Written
 
-Shape = Literal["put", "insert", "replace", "discard", "present", "remove", "write_states"]
-"""The statement that carries a write; its name in kv.sql or fence.sql."""
+Shape = (
+    Literal[
+        "put", "insert", "replace", "discard", "present", "remove", "write_states", "put_kv", "swap_kv", "remove_kv"
+    ]
+    | posting.Shape
+)
+"""The statement that carries a write; its name in kv.sql, fence.sql or messages.sql."""
 
+FENCED = frozenset[Shape](
+    {"write_states", "put_kv", "swap_kv", "remove_kv", "end_messages", "commit_handlers", "set_back"}
+)
+"""Those in the name of seats. They tell of each write whether its seat was held."""
+
+_ONCE = frozenset[Shape]({"write_states", "swap_kv", "end_messages", "commit_handlers", "set_back"})
+"""Those that cannot carry a row twice: each save builds on the version that the one before it wrote."""
+
+_FENCED_COLUMNS: dict[Shape, tuple[str, ...]] = {
+    "write_states": ("key", "value", "version"),
+    "put_kv": ("key", "value", "stamp", "ttl_s"),
+    "swap_kv": ("key", "expected", "value", "stamp", "ttl_s"),
+    "remove_kv": ("key",),
+}
+
+Keyed = KvPut | KvSwap | KvRemove | StateSave
 _Spot = tuple[int, Shape, str]
 
 
@@ -34,33 +57,43 @@ class Bucket:
 def fold(writes: Sequence[Write]) -> list[Bucket]:
     """The statements of a group, in order. One bucket means that one statement does it all."""
     buckets: dict[_Spot, list[int]] = {}
-    latest: dict[tuple[bool, str], _Spot] = {}
+    latest: dict[Hashable, tuple[_Spot, Write]] = {}
     for place, write in enumerate(writes):
-        row = isinstance(write, StateSave), write.key
-        spot = latest[row] = _spot(write, latest.get(row))
+        rows = rows_of(write)
+        spot = _spot(write, [latest[row] for row in rows if row in latest])
+        latest.update(dict.fromkeys(rows, (spot, write)))
         buckets.setdefault(spot, []).append(place)
     return [Bucket(spot[1], buckets[spot]) for spot in sorted(buckets)]
 
 
-def _spot(write: Write, before: _Spot | None) -> _Spot:
-    """The turn, the statement and in whose name: at or past the turn of the write before it to the same row."""
-    shape = shape_of(write)
+def _spot(write: Write, before: Sequence[tuple[_Spot, Write]]) -> _Spot:
+    """The turn, the statement and in whose name: at or past the turns of the writes before it to the same rows."""
+    shape, claim = shape_of(write), _claim(write)
+    turn = 0
+    for (earlier, other_shape, _), other in before:
+        # Of two that meet in a statement one stands for both, so both must prove the same.
+        turn = max(turn, earlier + (other_shape != shape or shape in _ONCE or _claim(other) != claim))
     # A process that was evicted goes on as another incarnation: saves of both may have queued.
-    runner = write.claim.runner if isinstance(write, StateSave) else ""
-    if before is None:
-        return 0, shape, runner
-    # Each save builds on the version that the one before it wrote: no statement can carry two.
-    return before[0] + (before[1] != shape or shape == "write_states"), shape, runner
+    return turn, shape, "" if claim is None else claim.runner
+
+
+def rows_of(write: Write) -> Sequence[Hashable]:
+    """What a write touches: two that have a row in common go one after another."""
+    return posting.rows_of(write) if isinstance(write, posting.Post) else [(isinstance(write, StateSave), write.key)]
 
 
 def shape_of(write: Write) -> Shape:
     """The statement that a write needs."""
+    if isinstance(write, posting.Post):
+        return posting.shape_of(write)
     if isinstance(write, StateSave):
         return "write_states"
     if isinstance(write, KvPut):
-        return "put"
+        return "put" if write.claim is None else "put_kv"
     if isinstance(write, KvRemove):
-        return "remove"
+        return "remove" if write.claim is None else "remove_kv"
+    if write.claim is not None:
+        return "swap_kv"
     if write.expected is None:
         return "present" if write.value is None else "insert"
     return "discard" if write.value is None else "replace"
@@ -68,11 +101,14 @@ def shape_of(write: Write) -> Shape:
 
 def values(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
     """What the statement takes after the cluster's name: arrays, under the fence after the runner."""
-    chosen = [writes[place] for place in _winners(bucket, writes)]
+    if posting.is_shape(bucket.shape):
+        posts = _posts(bucket, writes)
+        claims = _claims(posts) if bucket.shape in FENCED else []
+        return [*claims, *posting.values(bucket.shape, posts)]
+    chosen = [_keyed(writes[place]) for place in _winners(bucket, writes)]
     chosen.sort(key=lambda write: write.key)  # code points sort as UTF-8 bytes do, which is the column's order
-    if bucket.shape == "write_states":
-        saves = cast("list[StateSave]", chosen)
-        return [*_claims(saves), *_columns(saves, "key", "value", "version")]
+    if bucket.shape in FENCED:
+        return [*_claims(chosen), *_columns(chosen, *_FENCED_COLUMNS[bucket.shape])]
     if bucket.shape in ("put", "insert"):
         return _columns(cast("list[KvPut]", chosen), "key", "value", "stamp", "ttl_s")
     if bucket.shape == "replace":
@@ -84,23 +120,39 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
 
 def results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iterable[Any]]) -> list[Any]:
     """One result per write of the bucket, from the statement's rows."""
+    if posting.is_shape(bucket.shape):
+        return posting.results(bucket.shape, _posts(bucket, writes), rows)
     if bucket.shape == "put":
         return [None] * len(bucket.places)
     if bucket.shape == "write_states":
         told = {key: _written(held=held, written=written) for key, held, written in rows}
-        return [told[writes[place].key] for place in bucket.places]
+        return [told[_keyed(writes[place]).key] for place in bucket.places]
+    if bucket.shape in FENCED:
+        return _fenced_results(bucket, writes, rows)
     hits = {tuple(row) for row in rows}
     if bucket.shape == "present":
-        return [(writes[place].key,) not in hits for place in bucket.places]
+        return [(_keyed(writes[place]).key,) not in hits for place in bucket.places]
     winners = _winners(bucket, writes)
-    return [place in winners and _mark(bucket.shape, writes[place]) in hits for place in bucket.places]
+    return [place in winners and _mark(bucket.shape, _keyed(writes[place])) in hits for place in bucket.places]
+
+
+def _fenced_results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iterable[Any]]) -> list[Any]:
+    told = {key: (held, written) for key, held, written in rows}
+    winners = _winners(bucket, writes)
+    found: list[Any] = []
+    for place in bucket.places:
+        held, written = told[_keyed(writes[place]).key]
+        done = None if bucket.shape == "put_kv" else written and place in winners
+        found.append(done if held else "fenced")
+    return found
 
 
 def refused(bucket: Bucket, writes: Sequence[Write], found: Sequence[Any]) -> list[Any]:
     """What the audit takes after the cluster's name; empty if the fence has let everything through."""
     places = [place for place, result in zip(bucket.places, found, strict=True) if result == "fenced"]
-    saves = cast("list[StateSave]", [writes[place] for place in places])
-    return [*_claims(saves), *_columns(saves, "key")] if saves else []
+    lost = [writes[place] for place in places]
+    notes = [posting.note(write) if isinstance(write, posting.Post) else write.key for write in lost]
+    return [*_claims(lost), notes] if lost else []
 
 
 def _written(*, held: bool, written: bool) -> Written:
@@ -111,30 +163,42 @@ def _written(*, held: bool, written: bool) -> Written:
 
 def _winners(bucket: Bucket, writes: Sequence[Write]) -> dict[int, None]:
     """The places that the statement carries: one of those that meet, as no statement changes a row twice."""
-    if bucket.shape == "write_states":
+    if bucket.shape in _ONCE:
         return dict.fromkeys(bucket.places)  # its keys are there once each
-    if bucket.shape == "put":
-        return dict.fromkeys({writes[place].key: place for place in bucket.places}.values())  # the last
+    if bucket.shape in ("put", "put_kv"):
+        return dict.fromkeys({_keyed(writes[place]).key: place for place in bucket.places}.values())  # the last
     firsts: dict[Any, int] = {}
     for place in bucket.places:
-        write = writes[place]
+        write = _keyed(writes[place])
         firsts.setdefault((write.key, write.expected if isinstance(write, KvSwap) else None), place)
     return dict.fromkeys(firsts.values())
 
 
-def _mark(shape: Shape, write: Write) -> tuple[Any, ...]:
+def _mark(shape: Shape, write: Keyed) -> tuple[Any, ...]:
     """The row that the statement returns for a write that took effect."""
     if isinstance(write, KvSwap):
         return (write.key, write.expected) if shape == "discard" else (write.stamp,)
     return (write.key,)
 
 
-def _claims(saves: Sequence[StateSave]) -> list[Any]:
+def _claims(chosen: Sequence[Write]) -> list[Any]:
     """The runner in whose name all of them are, their seats and their epochs."""
-    claims = [save.claim for save in saves]
+    claims = [claim for claim in map(_claim, chosen) if claim is not None]
     (runner,) = {claim.runner for claim in claims}
     return [runner, [claim.seat for claim in claims], [claim.epoch for claim in claims]]
 
 
-def _columns(chosen: Sequence[Write], *names: str) -> list[list[Any]]:
+def _claim(write: Write) -> Claim | None:
+    return None if isinstance(write, Insert) else write.claim
+
+
+def _posts(bucket: Bucket, writes: Sequence[Write]) -> list[posting.Post]:
+    return cast("list[posting.Post]", [writes[place] for place in bucket.places])
+
+
+def _keyed(write: Write) -> Keyed:
+    return cast("Keyed", write)  # as the shape says
+
+
+def _columns(chosen: Sequence[Keyed], *names: str) -> list[list[Any]]:
     return [[getattr(write, name) for write in chosen] for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, cast
 
-from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
+from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap, require_held
 from coterie.storage.postgres.commits import SQL
 
 if TYPE_CHECKING:
@@ -37,17 +37,17 @@ class PostgresKv:
     async def put(self, write: KvPut) -> None:
         """Durable when it returns."""
         self._check()
-        await self._writer.write(write)
+        require_held(await self._writer.write(write), write.claim)
 
     async def swap(self, write: KvSwap) -> bool:
         """Durable when it returns; see `KvSwap`."""
         self._check()
-        return cast("bool", await self._writer.write(write))
+        return cast("bool", require_held(await self._writer.write(write), write.claim))
 
     async def remove(self, write: KvRemove) -> bool:
         """Durable when it returns; see `KvRemove`."""
         self._check()
-        return cast("bool", await self._writer.write(write))
+        return cast("bool", require_held(await self._writer.write(write), write.claim))
 
     async def count(self, prefix: str) -> int:
         """How many keys start with `prefix`."""

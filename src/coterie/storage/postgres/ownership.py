@@ -15,6 +15,7 @@ import msgspec
 
 from coterie.storage import statements
 from coterie.storage.interface import Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting, View
+from coterie.storage.postgres import inspection
 from coterie.storage.postgres.ending import Ending
 from coterie.storage.postgres.locks import Dedicated, lock_key
 from coterie.storage.postgres.sessions import deadline
@@ -56,7 +57,13 @@ class Owners:
         dedicated = Dedicated(session, address=address, chance=self._chance, limits=self._limits)
         label = self._chance.token(4).hex()
         opened = PostgresOwnership(
-            dedicated, cluster=self._cluster, me=incarnation, label=label, ending=self._ending, audit=self._audit
+            dedicated,
+            cluster=self._cluster,
+            me=incarnation,
+            label=label,
+            ending=self._ending,
+            audit=self._audit,
+            leases_only=self._connector.pooled,
         )
         try:
             await opened.prepare()
@@ -75,10 +82,22 @@ class PostgresOwnership:
         label: A word that no other session has.
         ending: Ends what is in the way of an eviction.
         audit: Whether to write down what happens.
+        leases_only: Whether there are no locks that would go with the session: each transaction may be on another.
     """
 
-    def __init__(self, dedicated: Dedicated, *, cluster: str, me: str, label: str, ending: Ending, audit: bool) -> None:
+    def __init__(
+        self,
+        dedicated: Dedicated,
+        *,
+        cluster: str,
+        me: str,
+        label: str,
+        ending: Ending,
+        audit: bool,
+        leases_only: bool = False,
+    ) -> None:
         self.witnessed = False
+        self.leases_only = leases_only
         self._dedicated = dedicated
         self._cluster = cluster
         self._me = me
@@ -88,10 +107,11 @@ class PostgresOwnership:
         self._pid = 0
 
     async def prepare(self) -> None:
-        """Take the lock, and note of the server we are on and of whom we could not end there."""
-        # Shared: after a cut the server may not have noticed yet that our last session is gone, and keeps its lock.
-        row = (await self._dedicated.write(SQL["hold"], lock_key("runner", self._cluster, self._me)))[0]
-        self.witnessed, self._pid = row["held"], row["pid"]
+        """Take the lock if it can be ours, and note of the server we are on and of whom we could not end there."""
+        if not self.leases_only:
+            # Shared: after a cut the server may not have noticed yet that our last session is gone, and keeps its lock.
+            row = (await self._dedicated.write(SQL["hold"], lock_key("runner", self._cluster, self._me)))[0]
+            self.witnessed, self._pid = row["held"], row["pid"]
         await self._raise_generation()
         self._ending.warn({found["role"] for found in await self._dedicated.read(SQL["foreign_roles"])})
 
@@ -169,8 +189,11 @@ class PostgresOwnership:
         """Whose sessions are alive.
 
         When a server process crashes, all sessions end while the server goes on under its old start time. Ours
-        ends too, so it is part of what is named: nothing is concluded across two of our sessions either.
+        ends too, so it is part of what is named: nothing is concluded across two of our sessions either. Behind a
+        pooler we have none that would end, so all are taken for alive and nothing is ever concluded.
         """
+        if self.leases_only:
+            return Presences("", frozenset(runners), {})
         keys = {lock_key("runner", self._cluster, runner): runner for runner in runners}
         (row,) = await self._dedicated.read(SQL["presences"], self._cluster, list(keys.values()), list(keys))
         held = frozenset(keys[key] for key in row["held"])
@@ -188,13 +211,15 @@ class PostgresOwnership:
 
     async def _delete(self, victim: str, lock: str, *seen: int, kind: str, note: str = "") -> bool:
         async def delete(fetch: Fetch) -> bool:
+            if self.leases_only:
+                self._pid = (await fetch(inspection.SQL["whose"]))[0]["pid"]
             if not await fetch(SQL[lock], self._cluster, victim, *seen):
                 return False
             await fetch(SQL["evict"], self._cluster, victim)
             await self._note(fetch, kind, victim, {None: None}, note=note)
             return True
 
-        blocked = partial(self._ending.beside, pid=self._pid, victim=victim)
+        blocked = partial(self._ending.beside, pid=lambda: self._pid, victim=victim)
         return await self._dedicated.transact(delete, blocked=blocked)
 
     async def _raise_generation(self) -> bool:

@@ -109,13 +109,14 @@ class Pool:
     async def _wait_for_room(self, over: float) -> None:
         if self._closed:
             raise ShuttingDown(what=f"the pool of {self._connector.address}")
+        within_s = over - deadline(0)
         try:
             async with asyncio.timeout_at(over):
                 await self._free.acquire()
         except TimeoutError as error:
             raise PersistenceError(
                 doing=f"use {self._connector.address}",
-                problem=f"all {self.size} connections were busy for {self._limits.call_s:g}s",
+                problem=f"all {self.size} connections were busy for {within_s:.2g}s",
                 outcome="unreachable",
                 hint="raise pool_size, or look at what the database is busy with",
             ) from error

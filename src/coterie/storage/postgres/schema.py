@@ -95,7 +95,8 @@ class PostgresSchema:
     async def _apply(self, session: Session, group: Sequence[Migration]) -> list[Migration]:
         """Apply a group in one transaction, but for those where somebody else was faster; the rest."""
         over = deadline(self._limits.migration_s)
-        await session.execute(f"begin; set local lock_timeout = '{self._limits.migration_s:.0f}s'", over=over)
+        await session.begin(over=over)
+        await session.execute(f"set local lock_timeout = '{self._limits.migration_s:.0f}s'", over=over)
         await self._fetch(session, "lock_migrations", LOCK)
         mine = migrations.pending(group, await self._read(session), None)
         # A table that is in use must not be waited for with everybody queued behind us.

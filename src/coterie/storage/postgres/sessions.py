@@ -38,6 +38,8 @@ class Session:
     def __init__(self, raw: asyncpg.Connection[Any], *, what: str, label: str, name: str = "") -> None:
         self.name = name
         """What the server knows it by."""
+        self.opening: str | None = None
+        """What opens each transaction, where a pooler lends the server's session for no longer; None: it is ours."""
         self._raw = raw
         self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
@@ -46,6 +48,8 @@ class Session:
         self._expired: str | None = None
         # The driver sets TCP_NODELAY only, and has no public way to its socket.
         self._socket: socket.socket | None = raw._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # noqa: SLF001
+        # It would switch jit off and on again around its questions about types: for good, in a session that is only lent.
+        raw._server_caps = raw._server_caps._replace(jit=False)  # type: ignore[attr-defined]  # noqa: SLF001
         forks.watch(self)
 
     def fileno(self) -> int:
@@ -68,41 +72,62 @@ class Session:
         return self._raw.get_server_version().major
 
     @property
+    def greeted_by(self) -> int:
+        """The server process as the greeting named it; a pooler makes a number up."""
+        return self._raw.get_server_pid()
+
+    @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open here."""
         return self._raw.is_in_transaction()
 
     async def fetch(self, sql: str, *values: Any, over: float) -> Sequence[asyncpg.Record]:
         """The rows of one statement. Raises `Lost` or what the server said."""
+        if self.opening is not None and not self.in_transaction:  # what it relies on must be set in its transaction
+            return await self.transact(lambda fetch: fetch(sql, *values), over=over)
         statement, until = self._prepared.get(sql, (None, 0.0))
         if statement is None or deadline(0) >= until:
             with self._limited(over, sent=False):  # what is lost here has not begun
-                # Named by us: without its own cache the driver would parse and plan at every call.
-                statement = await self._raw.prepare(sql, name=f"coterie_{self._label}_{next(self._numbers)}")
+                # Named by us: without its own cache the driver would parse and plan at every call, as it must where
+                # another server session answers each time.
+                name = f"coterie_{self._label}_{next(self._numbers)}" if self.opening is None else None
+                statement = await self._raw.prepare(sql, name=name)
             self._prepared[sql] = statement, deadline(PLAN_S)
         with self._limited(over, sent=True):
             rows: Sequence[asyncpg.Record] = await statement.fetch(*values)
             return rows
+
+    async def run(self, sql: str, *values: Any, over: float) -> tuple[Sequence[asyncpg.Record], str]:
+        """The rows of a statement that is not ours, and the server's word for it ("UPDATE 3"). It is not kept."""
+        with self._limited(over, sent=True):
+            statement = await self._raw.prepare(sql, name="")
+            rows = await statement.fetch(*values)
+            return rows, statement.get_statusmsg() or ""
 
     async def execute(self, script: str, *, over: float) -> None:
         """Run a script without parameters and results, in one round trip."""
         with self._limited(over, sent=True):
             await self._raw.execute(script)
 
+    async def begin(self, *, over: float) -> None:
+        """Open a transaction."""
+        await self.execute(self.opening or "begin", over=over)
+
     async def transact(self, work: Callable[[Callable[..., Awaitable[Any]]], Awaitable[T]], *, over: float) -> T:
         """Run `work`, which is given what to fetch with, in one transaction; its result, once that is committed."""
         try:
-            await self.execute("begin", over=over)
+            await self.begin(over=over)
             outcome = await work(partial(self.fetch, over=over))
         except Lost as lost:
             raise Lost(lost.problem, sent=False) from lost  # no commit has left: the server rolls back
         except BaseException:
-            await self._roll_back(over)
+            await self.roll_back(over=over)
             raise
         await self.execute("commit", over=over)
         return outcome
 
-    async def _roll_back(self, over: float) -> None:
+    async def roll_back(self, *, over: float) -> None:
+        """Undo what is open, or drop the connection, which does the same. Raises nothing."""
         try:
             await self.execute("rollback", over=over)
         except (Lost, *DatabaseRefusal):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, cast
 
 from coterie.kernel import forks
@@ -13,11 +14,13 @@ from coterie.storage.postgres.connections import Connector, Limits
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
 from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machines import PostgresMachines
+from coterie.storage.postgres.messages import PostgresMessages
 from coterie.storage.postgres.ownership import SQL, Owners, to_view
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.storage.postgres.sessions import deadline
 from coterie.storage.postgres.states import PostgresStates
+from coterie.storage.postgres.undertakings import Undertakings
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.interface import View
     from coterie.storage.postgres.ownership import PostgresOwnership
+    from coterie.storage.postgres.sessions import Session
+    from coterie.storage.undertakings import Undertaking
+
+log = logging.getLogger("coterie")
 
 
 class PostgresStorage(Storage):
@@ -43,6 +50,7 @@ class PostgresStorage(Storage):
     kv: PostgresKv
     states: PostgresStates
     machines: PostgresMachines
+    messages: PostgresMessages
     schema: PostgresSchema
 
     def __init__(
@@ -73,6 +81,16 @@ class PostgresStorage(Storage):
         self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.states = PostgresStates(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
+        self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
+        self.undertakings = Undertakings(
+            self._connector,
+            size=settings.pool_size,
+            limits=self._limits,
+            chance=chance,
+            tasks=self.tasks,
+            written=self._committer.write,
+            alone=self.writer.write,
+        )
         self.schema = PostgresSchema(self._connector, limits=self._limits)
         self._owners = Owners(
             self._connector, cluster=settings.name, chance=chance, limits=self._limits, audit=settings.audit
@@ -105,12 +123,19 @@ class PostgresStorage(Storage):
         """Work from now on is another incarnation's: sessions under the old name are let go of."""
         self._connector.rename(incarnation)
         self.pool.rename()
+        self.undertakings.pool.rename()
 
     async def view(self) -> View:
         """Everybody and everything."""
         self._origin.require_same()
         self.require_running()
         return to_view(await self.pool.read(SQL["view"], self._cluster))
+
+    def transaction(self, *, limit_s: float) -> Undertaking:
+        """SQL of the user's own, on a session of its own. See `storage.interface.Storage`."""
+        self._origin.require_same()
+        self.require_running()
+        return self.undertakings.open(limit_s=limit_s)
 
     async def start(self) -> None:
         """Connect, check, and refuse what would break promises."""
@@ -123,16 +148,14 @@ class PostgresStorage(Storage):
         await super().stop()
 
     async def _start(self) -> None:
-        ours = await self._connector.connect("work", tries=self._limits.tries, standby=True)
+        ours = await self._connector.connect("work", tries=self._limits.tries, standby=True, bare=True)
         self.pool.adopt(ours)
+        other = await self._connector.connect("writer", tries=self._limits.tries, standby=True, bare=True)
+        self._committer.adopt(other)
         try:
+            await self._set_up(ours, other)
             over = deadline(self._limits.call_s)
             await inspection.require_fit_server(ours, address=self.address, over=over)
-            other = await self._connector.connect("writer", tries=self._limits.tries)
-            self._committer.adopt(other)
-            mark = self._chance.token(8).hex()
-            over = deadline(self._limits.call_s)
-            await inspection.require_sessions(ours, other, mark=mark, address=self.address, over=over)
         except Lost as lost:
             raise loss(lost, doing=f"start on {self.address}", outcome="unreachable") from lost
         except DatabaseRefusal as error:
@@ -141,7 +164,18 @@ class PostgresStorage(Storage):
             await self.schema.require_usable(migrate=self._migrate)
         await self.writer.start()
 
+    async def _set_up(self, ours: Session, other: Session) -> None:
+        """Find out whether sessions are ours, and give these two their settings accordingly."""
+        over = deadline(self._limits.call_s)
+        mark = self._chance.token(8).hex()
+        self._connector.pooled = await inspection.lends_sessions(ours, other, mark=mark, over=over)
+        if self._connector.pooled:
+            log.warning(inspection.POOLED, self.address)
+        await self._connector.set_up(ours, "work", over=over)
+        await self._connector.set_up(other, "writer", over=over)
+
     async def _stop(self) -> None:
         await self.writer.stop()
         await self._committer.close()
+        await self.undertakings.pool.close()
         await self.pool.close()

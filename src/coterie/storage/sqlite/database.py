@@ -55,7 +55,8 @@ class Database(Service):
             self._reader = executors("reader", lambda: self._open(writes=False))
         self._memory: Desk | None = None
         self._origin = Origin(self.what)
-        self._patience = Patience(chance=chance, limit_s=limit_s, pause_s=_PAUSE_S, holder=self.write_lock_holder)
+        self._chance = chance
+        self._patience = self.patience(limit_s=limit_s)
 
     def require_same_process(self) -> None:
         """Raise in a forked child: it must neither use nor let go of what is its parent's [P13]."""
@@ -96,6 +97,14 @@ class Database(Service):
         """One more executor that writes, not started yet: it belongs to the loop that starts it."""
         self.require_usable()
         return self._executors("ownership", lambda: self._open(writes=True))
+
+    def desk(self) -> Desk:
+        """One more desk that writes, for a thread of somebody else's: it belongs to the thread that asks."""
+        return self._open(writes=True)
+
+    def patience(self, *, limit_s: float) -> Patience:
+        """How to wait for the write lock for so long."""
+        return Patience(chance=self._chance, limit_s=limit_s, pause_s=_PAUSE_S, holder=self.write_lock_holder)
 
     def write_lock_holder(self) -> int | None:
         """The id of the other process that holds the write lock now, if there is one that we can see [C3]."""

@@ -66,14 +66,28 @@ class ThreadExecutor(Service, Generic[Owned]):
     Use it from the loop that started it. Results are handed over once per turn of that loop, however many
     there are, so the price of crossing threads is paid per batch.
 
+    Args:
+        connect: Opens what the thread owns.
+        what: Its name.
+        waiting_most: Pieces of work that may wait.
+        idle: Called in the thread whenever nothing is to be done, and again after as many seconds as it returns.
+
     Promise:
         A caller that is cancelled does not disturb the work of others; its own work is left out if it has not
         begun, and runs to its end otherwise. `stop` returns when what it owns is closed.
     """
 
-    def __init__(self, connect: Callable[[], Owned], *, what: str, waiting_most: int = WAITING_MOST) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Owned],
+        *,
+        what: str,
+        waiting_most: int = WAITING_MOST,
+        idle: Callable[[Owned], float | None] = lambda _: None,
+    ) -> None:
         super().__init__(what=what)
         self._connect = connect
+        self._idle = idle
         self._waiting_most = waiting_most
         self._waiting = 0
         self._inbox: queue.SimpleQueue[tuple[Callable[[Owned], Any], asyncio.Future[Any]] | None]
@@ -136,7 +150,7 @@ class ThreadExecutor(Service, Generic[Owned]):
             self._post(self._ended, None, None)
 
     def _serve(self, owned: Owned) -> None:
-        while (job := self._inbox.get()) is not None:
+        while (job := self._next(owned)) is not None:
             work, done = job
             if done.cancelled():
                 self._post(done, None, None)
@@ -148,6 +162,14 @@ class ThreadExecutor(Service, Generic[Owned]):
             self._post(done, result, problem)
             # Hold on to nothing while waiting for the next piece.
             del job, work, done, result, problem
+
+    def _next(self, owned: Owned) -> tuple[Callable[[Owned], Any], asyncio.Future[Any]] | None:
+        while True:
+            try:
+                return self._inbox.get_nowait()
+            except queue.Empty:
+                with contextlib.suppress(queue.Empty):
+                    return self._inbox.get(timeout=self._idle(owned))
 
     def _post(self, done: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
         self._outbox.append((done, result, error))

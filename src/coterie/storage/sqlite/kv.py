@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage import statements
-from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
+from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap, require_held
+from coterie.storage.sqlite import states
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.clock import Clock
-    from coterie.storage.interface import Write
+    from coterie.storage.interface import Fenced, Write
     from coterie.storage.sqlite.database import Database
 
-    Handler = Callable[[apsw.Connection, "Scope", Any], Any]
+    Handler = Callable[..., Any]
 
 _SQL = statements.load(f"{__package__}.sql", "kv.sql")
 
@@ -84,11 +85,16 @@ def purge(connection: apsw.Connection, scope: Scope, most: int) -> int:
     return _changed(connection, _SQL["purge"], scope.bindings(most=most))
 
 
-def _put(connection: apsw.Connection, scope: Scope, write: KvPut) -> None:
+def _put(connection: apsw.Connection, scope: Scope, write: KvPut, *, audit: bool = False) -> Fenced | None:
+    if write.claim is not None and not states.proven(connection, scope, write.claim, about=write.key, audit=audit):
+        return "fenced"
     connection.execute(_SQL["put"], _row(scope, write))
+    return None
 
 
-def _swap(connection: apsw.Connection, scope: Scope, write: KvSwap) -> bool:
+def _swap(connection: apsw.Connection, scope: Scope, write: KvSwap, *, audit: bool = False) -> bool | Fenced:
+    if write.claim is not None and not states.proven(connection, scope, write.claim, about=write.key, audit=audit):
+        return "fenced"
     if write.value is None and write.expected is None:
         return get(connection, scope, write.key) is None
     if write.value is None:
@@ -99,7 +105,9 @@ def _swap(connection: apsw.Connection, scope: Scope, write: KvSwap) -> bool:
     return _changed(connection, _SQL["replace"], _row(scope, write) | {"expected": write.expected}) == 1
 
 
-def _remove(connection: apsw.Connection, scope: Scope, write: KvRemove) -> bool:
+def _remove(connection: apsw.Connection, scope: Scope, write: KvRemove, *, audit: bool = False) -> bool | Fenced:
+    if write.claim is not None and not states.proven(connection, scope, write.claim, about=write.key, audit=audit):
+        return "fenced"
     return _changed(connection, _SQL["remove"], scope.bindings(key=write.key)) == 1
 
 
@@ -141,15 +149,15 @@ class SqliteKv:
 
     async def put(self, write: KvPut) -> None:
         """Durable when it returns."""
-        await self._write(write)
+        require_held(await self._write(write), write.claim)
 
     async def swap(self, write: KvSwap) -> bool:
         """Durable when it returns; see `KvSwap`."""
-        return bool(await self._write(write))
+        return bool(require_held(await self._write(write), write.claim))
 
     async def remove(self, write: KvRemove) -> bool:
         """Durable when it returns; see `KvRemove`."""
-        return bool(await self._write(write))
+        return bool(require_held(await self._write(write), write.claim))
 
     async def count(self, prefix: str) -> int:
         """How many keys start with `prefix`."""

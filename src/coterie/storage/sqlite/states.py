@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.storage.interface import Claim, StateSave, Write, Written
+    from coterie.storage.messages import StateChange
     from coterie.storage.sqlite.database import Database
     from coterie.storage.sqlite.kv import Scope
 
@@ -29,16 +30,55 @@ def held(connection: apsw.Connection, cluster: str, claim: Claim) -> bool:
     return bool(connection.execute(SQL["held"], _bindings(cluster, claim)).get)
 
 
+def proven(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str, audit: bool) -> bool:
+    """Whether the seat is held at this epoch; if not, that is noted."""
+    if held(connection, scope.cluster, claim):
+        return True
+    note_refusal(connection, scope, claim, about=about, audit=audit)
+    return False
+
+
+def note_refusal(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str, audit: bool) -> None:
+    """Write down what the fence refused (setting `audit`)."""
+    if audit:
+        seats.note(connection, scope, "refused", claim.runner, {claim.seat: claim.epoch}, about=about)
+
+
 def save(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: bool = False) -> Written:
     """Write the state that follows a version (0: the first)."""
-    claim = write.claim
-    if not held(connection, scope.cluster, claim):
-        if audit:
-            seats.note(connection, scope, "refused", claim.runner, {claim.seat: claim.epoch}, about=write.key)
+    if not proven(connection, scope, write.claim, about=write.key, audit=audit):
         return "fenced"
-    values = {"key": write.key, "value": write.value, "version": write.version}
-    connection.execute(SQL["update" if write.version else "insert"], _bindings(scope.cluster, claim) | values)
-    return "written" if connection.changes() == 1 else "conflict"
+    return "written" if change(connection, scope.cluster, write.claim, write) else "conflict"
+
+
+def change(connection: apsw.Connection, cluster: str, claim: Claim, state: StateSave | StateChange) -> bool:
+    """Write the state that follows a version, or delete it; False: another version is there. Not fenced."""
+    if state.value is None and not state.version:
+        return fits(connection, cluster, claim, state)
+    name = "delete" if state.value is None else "update" if state.version else "insert"
+    values = {"key": state.key, "value": state.value, "version": state.version}
+    connection.execute(SQL[name], _bindings(cluster, claim) | values)
+    return connection.changes() == 1
+
+
+def fits(connection: apsw.Connection, cluster: str, claim: Claim, state: StateSave | StateChange) -> bool:
+    """Whether a state would follow the version that is there."""
+    for version, epoch in connection.execute(SQL["version"], {"cluster": cluster, "key": state.key}):
+        return bool(version == state.version and epoch <= claim.epoch)
+    return state.version == 0
+
+
+def is_there(connection: apsw.Connection, cluster: str, claim: Claim, state: StateChange) -> bool:
+    """Whether an earlier try of the same change, whose outcome was unknown, has happened [0.6]."""
+    for version, epoch, value in connection.execute(SQL["current"], {"cluster": cluster, "key": state.key}):
+        return bool(version == state.version + 1 and epoch == claim.epoch and value == state.value)
+    return state.value is None
+
+
+def differs(connection: apsw.Connection, cluster: str, state: StateChange) -> bool:
+    """Whether another change was made in the place of this one."""
+    current = connection.execute(SQL["current"], {"cluster": cluster, "key": state.key}).fetchall()
+    return any(version == state.version + 1 and value != state.value for version, _, value in current)
 
 
 def load(connection: apsw.Connection, cluster: str, claim: Claim, key: str) -> StateLoaded | None:

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 from coterie.kernel.clock import to_datetime
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
-from coterie.storage.sqlite import secrets, states
+from coterie.storage.messages import Commit, Insert, Setback
+from coterie.storage.sqlite import completions, secrets, states
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
 from coterie.storage.sqlite.location import path_of
 from coterie.storage.sqlite.machines import SqliteMachines
+from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.owners import Owners
 from coterie.storage.sqlite.schema import SqliteSchema
+from coterie.storage.sqlite.undertakings import Undertakings
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.kv import Handler
     from coterie.storage.sqlite.ownership import SqliteOwnership
     from coterie.storage.sqlite.witness import Witness
+    from coterie.storage.undertakings import Undertaking
 
 
 class SqliteStorage(Storage):
@@ -76,7 +81,18 @@ class SqliteStorage(Storage):
         self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
         self.states = states.SqliteStates(self._main, write=self.write, cluster=settings.name)
         self.machines = SqliteMachines(self._main, cluster=settings.name, clock=clock)
-        self._handlers: dict[type, Handler] = {**HANDLERS, StateSave: partial(states.save, audit=settings.audit)}
+        audit = settings.audit
+        self.messages = SqliteMessages(self._main, submit=self.submit, cluster=settings.name, clock=clock, audit=audit)
+        self._handlers: dict[type, Handler] = {
+            **{kind: partial(handler, audit=audit) for kind, handler in HANDLERS.items()},
+            StateSave: partial(states.save, audit=audit),
+            Insert: completions.insert,
+            Commit: partial(completions.commit, audit=audit),
+            Setback: partial(completions.setback, audit=audit),
+        }
+        self._undertakings = Undertakings(
+            self._main, tasks=self.tasks, written=lambda c, write: self._run(c, [write])[0], alone=self.write
+        )
         self.schema = self._schema = SqliteSchema(self._main, package=f"{__package__}.migrations", clock=clock)
 
     @property
@@ -102,12 +118,21 @@ class SqliteStorage(Storage):
 
     async def write(self, write: Write) -> Any:
         """The result of a write, durable; concurrent ones share transactions."""
+        return await self.submit(write)
+
+    def submit(self, write: Write) -> Future[Any]:
+        """The same without a task: a future that has the result."""
         self._main.require_usable()
-        return await self.groups.write(write)
+        return self.groups.submit(write)
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[SqliteOwnership]:
         """A session for a runner: a thread of its own, with connections that nothing else shares."""
         return self._owners.open(incarnation)
+
+    def transaction(self, *, limit_s: float) -> Undertaking:
+        """SQL of the user's own, in a thread of its own. See `storage.interface.Storage`."""
+        self._main.require_usable()
+        return self._undertakings.open(limit_s=limit_s)
 
     def rename(self, incarnation: str) -> None:
         """Nothing here goes by the name of a process but the sessions, which are told theirs."""
@@ -130,6 +155,7 @@ class SqliteStorage(Storage):
     async def _stop(self) -> None:
         self._main.require_same_process()
         await self.groups.stop()
+        await self._undertakings.close()
         await self._main.stop()
 
     async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:

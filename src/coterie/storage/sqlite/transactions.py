@@ -56,11 +56,11 @@ class Patience:
         self._holder = holder
         self._outcome = refused
         self._clock = SystemClock()
-        self._ended = False
+        self.ended = False
 
     def end(self) -> None:
         """Wait no more: whoever waits gives up at its next try."""
-        self._ended = True
+        self.ended = True
 
     def insist(self, attempt: Callable[[], T], *, doing: str) -> T:
         """What `attempt` returns once the file is not busy."""
@@ -72,14 +72,14 @@ class Patience:
                 now_ns = self._clock.steady_ns()
                 began_ns = now_ns if began_ns is None else began_ns
                 waited_s = (now_ns - began_ns) / 1e9
-                if self._ended or waited_s >= self._limit_s:
+                if self.ended or waited_s >= self._limit_s:
                     raise self._refused(waited_s, doing) from error
             time.sleep(self._pause_s * self._chance.between(0.5, 1.5))
 
     def _refused(self, waited_s: float, doing: str) -> PersistenceError:
         # "unreachable", since nothing began: the group writer would otherwise have each member wait once
         # more.
-        if self._ended:
+        if self.ended:
             problem = f"the process is shutting down, after {waited_s:.1f}s of waiting for the file's lock"
             return PersistenceError(doing=doing, problem=problem, outcome="unreachable")
         pid = self._holder()

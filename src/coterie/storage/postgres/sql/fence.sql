@@ -119,3 +119,104 @@ select i.key, held.name is not null as held, written.key is not null as written
 from items as i
     left join held on held.name = i.seat and held.epoch = i.epoch
     left join written on written.key = i.key;
+
+-- name: swap_kv
+-- Change keys whose stamp is still the expected one (null: absent or expired); a value of null removes. Keys come once
+-- each; per key, was the seat held, did it take effect (of null for null: is the key absent).
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::bytea[], $8::bigint[], $9::float8[])
+        as u (seat, epoch, key, expected, value, stamp, ttl_s)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), inserted as (
+    insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
+    select $1, i.key, i.value, i.stamp, clock_timestamp() + make_interval(secs => i.ttl_s)
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    where i.expected is null and i.value is not null
+    order by i.key
+    on conflict (cluster, key) do update
+    set value = excluded.value, stamp = excluded.stamp, expires_at = excluded.expires_at
+    where kv.expires_at <= clock_timestamp()
+    returning kv.key
+), replaced as (
+    insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
+    select $1, i.key, i.value, i.stamp, clock_timestamp() + make_interval(secs => i.ttl_s)
+    from (
+        select i.*
+        from items as i join held on held.name = i.seat and held.epoch = i.epoch
+        where i.expected is not null and i.value is not null
+        offset 0 -- keeps it apart from what follows: no key is locked before the fence has given its row
+    ) as i
+    cross join lateral ( -- one lookup per key, see kv.sql
+        select from coterie.kv
+        where kv.cluster = $1 and kv.key = i.key and kv.stamp = i.expected
+            and (kv.expires_at is null or kv.expires_at > clock_timestamp())
+        for no key update
+    ) as found
+    on conflict (cluster, key) do update -- always: the row is there, and locked
+    set value = excluded.value, stamp = excluded.stamp, expires_at = excluded.expires_at
+    returning kv.key
+), discarded as (
+    delete from coterie.kv
+    where cluster = $1 and key = any(array(
+        select i.key
+        from (
+            select i.*
+            from items as i join held on held.name = i.seat and held.epoch = i.epoch
+            where i.expected is not null and i.value is null
+            offset 0
+        ) as i
+        cross join lateral (
+            select from coterie.kv
+            where kv.cluster = $1 and kv.key = i.key and kv.stamp = i.expected
+                and (kv.expires_at is null or kv.expires_at > clock_timestamp())
+            for update
+        ) as found
+    ))
+    returning key
+)
+select i.key, held.name is not null as held,
+    case when i.expected is null and i.value is null then not exists (
+        select from coterie.kv
+        where kv.cluster = $1 and kv.key = i.key and (kv.expires_at is null or kv.expires_at > clock_timestamp())
+    ) else written.key is not null end as written
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join (
+        select key from inserted union all select key from replaced union all select key from discarded
+    ) as written on written.key = i.key;
+
+-- name: remove_kv
+-- Remove keys. They come once each; per key, was the seat held, was it removed and live.
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[]) as u (seat, epoch, key)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), gone as (
+    delete from coterie.kv
+    where cluster = $1 and key = any(array(
+        select i.key from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    ))
+    returning key, expires_at
+)
+select i.key, held.name is not null as held,
+    gone.key is not null and (gone.expires_at is null or gone.expires_at > clock_timestamp()) as written
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join gone on gone.key = i.key;

@@ -224,8 +224,11 @@ where a.datname = current_database() and a.application_name like 'coterie/%'
     and not pg_has_role(a.usesysid, 'member') and not pg_has_role('pg_signal_backend', 'member');
 
 -- name: end_session
--- End a session of the same role, or of any for a member of pg_signal_backend.
-select pg_terminate_backend($1);
+-- End a session of the same role, or of any for a member of pg_signal_backend, while it is still this runner's: a pooler
+-- gives it to the next one when the transaction ends. No row: it did.
+select pg_terminate_backend(pid)
+from pg_stat_activity
+where pid = $1 and application_name = $2;
 
 -- name: view
 -- All runners and all seats in one statement, so that they fit together; the stamp is that of `renew`.

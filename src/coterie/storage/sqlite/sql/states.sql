@@ -19,3 +19,15 @@ where cluster = :cluster and key = :key and version = :version and epoch <= :epo
 update states set epoch = :epoch, seat = :seat
 where cluster = :cluster and key = :key and epoch <= :epoch
 returning value, version;
+
+-- name: delete
+-- No state any more, if its version is the expected one and nobody newer has claimed it.
+delete from states where cluster = :cluster and key = :key and version = :version and epoch <= :epoch;
+
+-- name: version
+-- Which version a key has, and the epoch that wrote or claimed it last.
+select version, epoch from states where cluster = :cluster and key = :key;
+
+-- name: current
+-- The state of a key as it is.
+select version, epoch, value from states where cluster = :cluster and key = :key;

@@ -1,0 +1,183 @@
+"""Persisted calls from one process to a runner in another: answered per second, one at a time, on time.
+
+RAW is the barest prototype of the durable path on the same database (`durable_prototype`: an insert and an end under
+the fence, group committed, no wires, no handlers, no keys); for a lone call it is one durable commit of one row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import apsw
+import asyncpg
+from tests.postgres import Server
+
+from bench import durable_prototype, peers
+from bench.measure import Row, compare, compare_alone
+from bench.ownership import Limit
+from coterie import Cluster, Entity, rpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from bench.measure import Work
+
+IN_FLIGHT = 500
+ENTITIES = 500
+BODY = b"b" * 100
+SCHEDULED, OVER_S, LATE_MOST_MS = 1_000, 60, 50
+
+
+@dataclass
+class Count:
+    """A state that changes with each call."""
+
+    calls: int = 0
+
+
+class Echo(Entity):
+    """The trivial handler, persisted."""
+
+    @rpc(persisted=True)
+    async def echo(self, data: bytes) -> int:
+        return len(data)
+
+    @rpc(persisted=True)
+    async def lateness(self, due_s: float) -> float:
+        return time.time() - due_s
+
+
+class Counter(Entity[Count]):
+    """A handler that changes its state."""
+
+    @rpc(persisted=True)
+    async def count(self, data: bytes) -> int:
+        self.state.calls += len(data)
+        return self.state.calls
+
+
+async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
+    """Both engines: in flight, with state, alone, and on time."""
+    for engine, database in (("postgres", _postgres), ("sqlite", _sqlite)):
+        async with database() as url, _client(url) as cluster:
+            many = partial(compare, callers=IN_FLIGHT, rounds=rounds, seconds=seconds * 2)
+            async with durable_prototype.opened(_beside(url)) as raw:
+                numbers = itertools.count()
+                prototype = lambda raw=raw, numbers=numbers: raw(next(numbers))  # noqa: E731 a Work
+                echo, count = _spread(cluster, Echo, "echo"), _spread(cluster, Counter, "count")
+                yield await many(f"persisted call, {engine}", ours=echo, raw=prototype, goal=0.45)
+                yield await many(f"… with state, {engine}", ours=count, raw=prototype, goal=0.35)
+            async with _commit(_beside(url)) as commit:
+                times = int(300 * seconds)
+                yield await compare_alone(
+                    f"lone persisted / commit, {engine}", ours=echo, raw=commit, goal=0.25, rounds=rounds, times=times
+                )
+                taken = await _taken(echo, times=times * 3)
+                p50, p99 = (1e3 * taken[len(taken) * part // 100] for part in (50, 99))
+                yield Limit(f"lone persisted call, {engine}", 1, 0, 0, 1, None, p50, p99, "ms")
+            yield await _on_time(cluster, engine)
+
+
+@asynccontextmanager
+async def _postgres() -> AsyncIterator[str]:
+    with closing(Server(options={"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"})) as server:
+        server.start()
+        yield server.url(server.create_database())
+
+
+@asynccontextmanager
+async def _sqlite() -> AsyncIterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"sqlite:///{folder}/bench.db"
+
+
+def _beside(url: str) -> str:
+    """Where the rival works: the same database on PostgreSQL, a file in the same folder on SQLite."""
+    return url.replace("bench.db", "rival.db")
+
+
+@asynccontextmanager
+async def _client(url: str) -> AsyncIterator[Cluster]:
+    async with peers.elsewhere(partial(_serve, url), pinned=False):
+        cluster = _program(url)
+        async with cluster.connect():
+            yield cluster
+
+
+def _spread(cluster: Cluster, entity: type, method: str) -> Work:
+    refs = itertools.cycle([cluster.ref(entity, f"{method}-{number}") for number in range(ENTITIES)])
+    return lambda: getattr(next(refs), method)(BODY)
+
+
+async def _taken(work: Work, *, times: int) -> list[float]:
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        await work()
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)
+
+
+async def _on_time(cluster: Cluster, engine: str) -> Row:
+    """A thousand messages over a minute: how late they ran, by the clock that decides (here there is one)."""
+    refs = [cluster.ref(Echo, f"late-{number}") for number in range(100)]
+    begin = datetime.now(UTC) + timedelta(seconds=1)
+    times = [begin + timedelta(seconds=number * OVER_S / SCHEDULED) for number in range(SCHEDULED)]
+    sends = [cluster.send(refs[n % 100].lateness(at.timestamp()), at=at) for n, at in enumerate(times)]
+    sent = await asyncio.gather(*sends)
+    late = sorted([1e3 * each for each in await asyncio.gather(*(cluster.result(id, timeout="2m") for id in sent))])
+    p50, p99 = (late[len(late) * part // 100] for part in (50, 99))
+    ratio = LATE_MOST_MS / p99 if late[0] >= 0 else 0.0  # none may be early
+    return Limit(f"scheduled: late, {engine}", SCHEDULED, 0, 0, ratio, 1, p50, p99, "ms")
+
+
+@asynccontextmanager
+async def _commit(url: str) -> AsyncIterator[Work]:
+    """One durable commit of one row on one connection."""
+    numbers = itertools.count()
+    if url.startswith("sqlite"):
+        connection = apsw.Connection(url.removeprefix("sqlite:///"))
+        connection.execute("pragma journal_mode=wal; pragma synchronous=full")
+        connection.execute("create table if not exists raw(id integer primary key, body blob)")
+
+        def insert() -> None:
+            connection.execute("insert into raw values (?, ?)", (next(numbers), BODY))
+
+        async def commit() -> None:
+            await asyncio.get_running_loop().run_in_executor(None, insert)
+
+        yield commit
+        connection.close()
+        return
+    session = await asyncpg.connect(url)
+    await session.execute("create table if not exists raw(id bigint primary key, body bytea)")
+    statement = await session.prepare("insert into raw values ($1, $2)")
+
+    async def commit_there() -> None:
+        await statement.fetch(next(numbers), BODY)
+
+    yield commit_there
+    await session.close()
+
+
+def _program(url: str) -> Cluster:
+    cluster = Cluster(url)
+    cluster.entity(Echo)
+    cluster.entity(Counter)
+    return cluster
+
+
+async def _serve(url: str) -> str:
+    cluster = _program(url)
+    await cluster.start()
+    await cluster.ready(timeout="30s")
+    peers.keep.append(cluster)
+    return url

@@ -1,0 +1,142 @@
+"""Awaiting: waiting for the reply to a stored message: from its owner, or from storage when that is out of reach."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.envelopes import LOOK
+from coterie.entities.handovers import Kind, delivery_of, pack
+from coterie.entities.outcomes import dead, read_reply, too_late
+from coterie.entities.seeking import Seeking
+from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from coterie.entities.calling import Calling
+    from coterie.entities.deliveries import Deliveries
+    from coterie.entities.rpcs import Rpc
+    from coterie.storage.interface import Storage
+    from coterie.storage.messages import Message, MessageRow
+
+_MESSAGE = int(Route.MESSAGE)
+_SLICE_S, _SLICE_MOST_S = 0.5, 2.0
+"""How long to wait for an owner, at first and later, before storage is asked: it may have frozen or be cut off, and
+another one may have answered since. Most answers come sooner, and cost no look."""
+_PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+
+
+class Awaiting:
+    """Waits for replies.
+
+    Args:
+        calling: By which owners are found and reached.
+        storage: Where messages are.
+    """
+
+    def __init__(self, calling: Calling, storage: Storage) -> None:
+        self._calling = calling
+        self._seeking = Seeking(storage)
+
+    async def reply(self, rpc: Rpc, message: Message, *, is_new: bool, due_s: float, until_s: float) -> Any:
+        """The reply, as its caller gets it.
+
+        Args:
+            rpc: How it is read.
+            message: What was stored.
+            is_new: Whether it was stored just now, and nobody else has brought it to its owner.
+            due_s: When it may run.
+            until_s: When the caller stops waiting.
+
+        Raises:
+            SendTimeout: It took too long. The message stays.
+            MessageDead: It was set aside.
+            MessageExpired: It is not there any more: purged, or cancelled.
+        """
+        began_s, pause_s, slice_s = _now_s(), _PAUSE_S, _SLICE_S
+        while True:
+            kind, within_s = Kind.NEW if is_new else Kind.AGAIN, min(slice_s, until_s - _now_s())
+            body = await self._ask(message, kind, due_s=due_s, within_s=within_s) if within_s > 0 else LOOK
+            if body and body != LOOK:
+                return read_reply(body, rpc)
+            is_new, slice_s = False, min(slice_s * 2, _SLICE_MOST_S)
+            row = await self.seek(message.id, until_s=until_s)
+            if row is None:
+                raise MessageExpired(message_id=message.id)
+            if row.status != "pending":
+                return self.read(row, rpc)
+            if _now_s() + pause_s >= until_s:
+                raise too_late(message, until_s - began_s)
+            if body:  # the owner was not found, or knows less than storage; otherwise it is still at work
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+
+    def read(self, row: MessageRow, rpc: Rpc) -> Any:
+        """The reply of a message that has ended."""
+        if row.status == "dead":
+            raise dead(row)
+        return read_reply(row.reply or b"", rpc)
+
+    async def seek(self, message_id: str, *, until_s: float) -> MessageRow | None:
+        """What storage knows; while it is away it is asked again, until the deadline."""
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return await self._seeking.find(message_id)
+            except PersistenceError:
+                if _now_s() + pause_s >= until_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+
+    async def request(self, message: Message, kind: Kind, *, due_s: float, within_s: float) -> bytes:
+        """What the runner that owns a message answers: nothing if it takes longer, `LOOK` if it is not reached."""
+        calling = self._calling
+        shard = calling.routing.of_seat(message.seat)
+        if shard.peer is None or calling.wires is None:
+            return LOOK
+        body = pack(kind, message, epoch=calling.here.directory.epoch(message.seat), due_s=due_s)
+        try:
+            answer = await calling.wires.request(shard.peer, _MESSAGE, body, within_s=within_s, target=message.id)
+        except SendTimeout:
+            return b""
+        except CoterieError:
+            return LOOK
+        return bytes(answer)
+
+    async def stop(self) -> None:
+        """Wait no more."""
+        await self._seeking.stop()
+
+    async def _ask(self, message: Message, kind: Kind, *, due_s: float, within_s: float) -> bytes:
+        """What the owner answers, here or elsewhere, as `request` does."""
+        calling = self._calling
+        if calling.routing.of_seat(message.seat).is_mine and calling.host is not None:
+            if calling.host.deliveries is not None:
+                return await _ask_here(calling.host.deliveries, message, kind, due_s=due_s, within_s=within_s)
+            return LOOK
+        answer = await self.request(message, kind, due_s=due_s, within_s=within_s)
+        if not answer or answer == LOOK:
+            calling.routing.doubt()
+        return answer
+
+
+async def _ask_here(deliveries: Deliveries, message: Message, kind: Kind, *, due_s: float, within_s: float) -> bytes:
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def told(body: bytes) -> None:
+        if not answer.done():
+            answer.set_result(body)
+
+    deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=kind is not Kind.NEW, waiter=told)
+    try:
+        async with asyncio.timeout(within_s):
+            return await answer
+    except TimeoutError:
+        return b""
+    finally:
+        deliveries.leave(message.id, told)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

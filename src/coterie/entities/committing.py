@@ -1,0 +1,234 @@
+"""Committing: what a handler leaves behind is durable before anybody hears of it (B3).
+
+handler ended ──▶ reply, changed state, messages sent, the user's SQL ──▶ one commit ──▶ "written": reply, hand over
+                                                                             │
+          "fenced", "gone": nothing was written, the instance is dropped ◀───┤
+          no connection, or nobody knows: asked again while the seat is held ◀┘
+
+Until the commit is known the call counts as running: the next one of its entity begins after it [M7].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from coterie.entities.envelopes import FAILED
+from coterie.entities.failures import pack_failure
+from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
+from coterie.kernel import chaos
+from coterie.kernel.tasks import Tasks
+from coterie.storage.messages import Commit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coterie.entities.answers import Answers
+    from coterie.entities.residents import Resident
+    from coterie.entities.work import Work
+    from coterie.storage.messages import Committed, Message, Messages, StateChange
+
+_PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+"""Between two tries to save, while the database is away: a blip delays a reply, nothing more."""
+
+
+class Handles(Protocol):
+    """Whoever runs handlers."""
+
+    def ended(self, resident: Resident, work: Work | None = None) -> None:
+        """Its place is free."""
+        ...
+
+    def raised(self, work: Work, error: BaseException) -> None:
+        """It counts as if the handler had raised."""
+        ...
+
+    def dropped(self, resident: Resident) -> None:
+        """What the instance has in memory is not what is stored: end this life, without a word to anybody."""
+        ...
+
+
+class Committing:
+    """Commits the ends of handlers.
+
+    Args:
+        messages: Where; None for a probe, which stores nothing.
+        answers: By what calls are answered.
+        handles: Told what comes of them.
+        hand_over: Brings a message that was stored to its owner.
+    """
+
+    def __init__(
+        self,
+        messages: Messages | None,
+        answers: Answers,
+        handles: Handles,
+        hand_over: Callable[[Message], None],
+    ) -> None:
+        self._messages = messages
+        self._answers = answers
+        self._handles = handles
+        self._hand_over = hand_over
+        self._tasks = Tasks("entities/commits")
+
+    def returned(self, work: Work, value: Any) -> None:
+        """The handler has ended well."""
+        try:
+            body = b"" if work.rpc.is_stream else work.rpc.encode_result(value)
+            change = _change(work)
+        except MalformedMessage as error:  # result or state does not fit its type: the handler's mistake
+            self._handles.raised(work, error)
+            return
+        self._save(work, body, change)
+
+    def declared(self, work: Work, error: BaseException) -> None:
+        """The handler has ended by a declared error: nothing of what it did stays, but the error is its result [M7]."""
+        self.undo(work)
+        if work.is_stored:
+            self._save(work, FAILED + pack_failure(error, work.rpc.errors), None)
+            return
+        self._answers.fail(work, error)
+        self._handles.ended(work.resident, work)
+
+    def undo(self, work: Work) -> None:
+        """Take back what a handler did: state, messages, SQL. What it changed elsewhere is its own affair."""
+        resident, ledger = work.resident, work.ledger
+        if resident.kept is not None and resident.entity is not None:
+            resident.entity.state = resident.kept.restored()
+        if ledger is not None:
+            ledger.is_open = False
+            ledger.sends.clear()
+            ledger.forgets = False
+            transaction, ledger.transaction = ledger.transaction, None
+            if transaction is not None:
+                self._tasks.spawn(transaction.rollback(), name=f"roll back {work.target}")
+
+    async def stop(self) -> None:
+        """Commit nothing more."""
+        await self._tasks.stop()
+
+    # The commit
+
+    def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
+        ledger = work.ledger
+        if ledger is not None:
+            ledger.is_open = False
+        transaction = None if ledger is None else ledger.transaction
+        sends = () if ledger is None else tuple(ledger.sends)
+        write = Commit(
+            work.resident.shard.tenure.claim, work.message_id if work.is_stored else None, body, change, sends
+        )
+        if transaction is not None:
+            self._tasks.spawn(self._with_transaction(work, write), name=f"commit {work.target}")
+        elif self._messages is None or not (work.is_stored or change or sends):
+            self._written(work, write)
+        else:
+            self._submit(work, write)
+
+    def _submit(self, work: Work, write: Commit) -> None:
+        assert self._messages is not None, "a probe writes nothing"
+        try:
+            saving = self._messages.commit(write)
+        except PersistenceError as error:
+            self._failed(work, write, error)
+            return
+        saving.add_done_callback(partial(self._told, work, write))
+
+    def _told(self, work: Work, write: Commit, saving: asyncio.Future[Committed]) -> None:
+        error = asyncio.CancelledError() if saving.cancelled() else saving.exception()
+        if error is None:
+            self._judge(work, write, saving.result())
+        else:
+            self._failed(work, write, error)
+
+    def _failed(self, work: Work, write: Commit, error: BaseException) -> None:
+        if isinstance(error, PersistenceError) and error.outcome == "refused":
+            self._handles.raised(work, error)
+        elif isinstance(error, PersistenceError):
+            self._tasks.spawn(self._insist(work, write), name=f"commit {work.target} again")
+        else:
+            self._lost(work, f"it could not be saved: {error!r}")
+
+    async def _insist(self, work: Work, write: Commit) -> None:
+        """Try again until it is known, while the seat is held. A try that had worked is recognised by the epoch."""
+        assert self._messages is not None, "it failed to save"
+        pause_s = _PAUSE_S
+        while work.resident.shard.tenure.held:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+            try:
+                self._judge(work, write, await self._messages.commit(write))
+            except PersistenceError as error:
+                if error.outcome != "refused":
+                    continue
+                self._handles.raised(work, error)
+            return
+        self._lost(work, "it lost the shard before the reply was saved")
+
+    async def _with_transaction(self, work: Work, write: Commit) -> None:
+        """An unknown outcome is not asked for again: the SQL cannot be repeated without the handler.
+
+        Nothing is doubted for long: the message, or the state, tells whoever runs or loads it next.
+        """
+        if chaos.on:
+            await chaos.point("committing.before_transaction")
+        try:
+            told = await work.ledger.transaction.commit(write)
+        except Exception as error:  # noqa: BLE001 our own errors, and a user's statement that failed
+            self._handles.raised(work, error)
+        else:
+            self._judge(work, write, told)
+
+    def _judge(self, work: Work, write: Commit, told: Committed) -> None:
+        if told == "written":
+            self._written(work, write)
+        elif told == "stale":
+            problem = "its state is of another version than the one that was loaded"
+            self._handles.raised(work, PersistenceError(doing=f"save the state of {work.address}", problem=problem))
+        elif told == "taken":
+            self._handles.raised(work, _conflict(work, write))
+        else:
+            self._lost(work, "it lost the shard before the reply was saved")
+
+    def _written(self, work: Work, write: Commit) -> None:
+        resident, change = work.resident, write.state
+        if change is not None and resident.kept is not None:
+            resident.kept.committed(change)
+        if work.is_stored:
+            work.is_open = False
+            work.reply(write.reply)
+        else:
+            self._answers.say(work, write.reply)
+        for message in write.sends:
+            self._hand_over(message)
+        if work.ledger is not None and work.ledger.forgets:
+            self._handles.dropped(resident)
+        self._handles.ended(resident, work)
+
+    def _lost(self, work: Work, problem: str) -> None:
+        """Nothing was written in our name, and what the instance has in memory is not what is stored."""
+        self.undo(work)
+        self._answers.cut_short(work, problem)
+        self._handles.dropped(work.resident)
+        self._handles.ended(work.resident, work)
+
+
+def _change(work: Work) -> StateChange | None:
+    resident = work.resident
+    kept = resident.kept
+    if kept is None or resident.entity is None:
+        return None
+    if work.ledger is not None and work.ledger.forgets:
+        removal: StateChange = kept.removal()
+        return removal
+    change: StateChange | None = kept.change(resident.entity.state)
+    return change
+
+
+def _conflict(work: Work, write: Commit) -> KeyConflict:
+    keyed = [message for message in write.sends if message.key is not None]
+    first = keyed[0]
+    target = f"{first.entity_type}/{first.entity_id}.{first.method}"
+    problem = f"one of the keys that {work.target} sent, such as"
+    return KeyConflict(target=target, key=f"{problem} {first.key}", message_id=first.id)

@@ -1,0 +1,376 @@
+"""Deliveries: the stored messages that are in a runner's memory: queued, running, or due later.
+
+    handed over ─┐
+    swept ───────┴─▶ due? ──▶ host ──▶ ended: whoever waits is told
+                      │         │
+                  heap, to the  ├─▶ a defect: counted, due again later, or dead
+                  millisecond   └─▶ no room, shard lost: left in storage, where the next sweep finds it
+
+Promise:
+    What is in memory is not begun a second time, and what ended since a sweep asked is not taken for new [M5].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.envelopes import LOOK
+from coterie.entities.failures import described
+from coterie.entities.ledgers import Ledger
+from coterie.entities.stored import Shelf, StoredWork
+from coterie.errors import MailboxFull, MalformedMessage, PersistenceError, RunnerFull, UnknownEntity
+from coterie.kernel.versions import NewerVersion
+from coterie.storage.messages import Setback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coterie.entities.hosting import Host
+    from coterie.errors import CoterieError
+    from coterie.kernel.chance import Chance
+    from coterie.ownership.tenure import Tenure
+    from coterie.storage.messages import Delivery, Messages, Suffered
+
+    Waiter = Callable[[bytes], None]
+
+log = logging.getLogger("coterie.entities")
+
+AHEAD_S = 60.0
+"""What is due within this time is kept in memory, so that it runs to the millisecond [m13]."""
+MEMORY_MOST = 20_000
+"""Stored messages in memory: beyond it they stay in storage until there is room."""
+_ENDED_MOST = 50_000
+_REMEMBER_S = 5.0
+_STEP_S = 0.001
+"""A change of the database's clock against ours that is worth another look at what is due next."""
+_SUSPECT_S = 5.0
+"""How long the next suspect waits for the one before: whatever kills its process does so sooner, mostly [C5]."""
+
+
+class Deliveries:
+    """The stored messages of one runner.
+
+    Args:
+        host: Who runs them.
+        messages: Where they are stored.
+        chance: For the pauses between attempts.
+        wake: Has storage looked at soon.
+    """
+
+    def __init__(self, host: Host, messages: Messages, *, chance: Chance, wake: Callable[[], None]) -> None:
+        self.shelves: dict[str, Shelf] = {}
+        self.inbox: dict[str, StoredWork] = {}
+        self._host = host
+        self._messages = messages
+        self._chance = chance
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._waiters: dict[str, list[Waiter]] = {}
+        self._ended: dict[str, None] = {}
+        self._ended_before: dict[str, None] = {}
+        self._forgot_s = 0.0
+        self._due: list[tuple[float, int, StoredWork]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        # The database's clock is at least the loop's and this; ours until the first sweep.
+        self._offset_s = host.clock.wall_ns() / 1e9 - self._loop.time()
+        self._suspects: list[StoredWork] = []
+        self._suspect: StoredWork | None = None
+        self._unknown: set[str] = set()
+
+    # Shards
+
+    def open(self, tenure: Tenure) -> None:
+        """The seat of a shard was taken."""
+        self.shelves[tenure.seat] = Shelf(tenure)
+        self._wake()
+
+    def close(self, tenure: Tenure) -> None:
+        """It is given up: what has not begun is somebody else's from now on."""
+        shelf = self.shelves.get(tenure.seat)
+        if shelf is None or shelf.tenure is not tenure:
+            return
+        del self.shelves[tenure.seat]
+        for work in [work for work in shelf.works.values() if not work.has_begun]:
+            self.dropped(work)
+
+    # The database's clock
+
+    def set_clock(self, now: float) -> None:
+        """The database's clock, read a moment ago: it is at least that now."""
+        before_s, self._offset_s = self._offset_s, now - self._loop.time()
+        if self._due and abs(self._offset_s - before_s) > _STEP_S:
+            self._arm()
+
+    def now_s(self) -> float:
+        """The database's clock, or a bit less."""
+        return self._loop.time() + self._offset_s
+
+    # What comes in
+
+    def knows(self, message_id: str) -> bool:
+        """Whether a message is in memory, or has ended here a short while ago."""
+        return message_id in self.inbox or self._has_ended(message_id)
+
+    def _has_ended(self, message_id: str) -> bool:
+        return message_id in self._ended or message_id in self._ended_before
+
+    def forget_ended(self) -> None:
+        """A sweep begins: what ended before the last one began cannot be in its answer any more.
+
+        It is remembered a while longer, for hand-overs that were long on their way.
+        """
+        now_s = self._loop.time()
+        if now_s - self._forgot_s > _REMEMBER_S or len(self._ended) > _ENDED_MOST // 2:
+            self._forgot_s = now_s
+            self._ended_before, self._ended = self._ended, {}
+
+    def hand_over(self, delivery: Delivery, *, epoch: int, again: bool, waiter: Waiter | None) -> None:
+        """A sender brings a message that it has stored.
+
+        Args:
+            delivery: The message.
+            epoch: At which the sender believes its shard to be held here.
+            again: It was brought before: it may have run since, so only storage says whether it is still to be run.
+            waiter: Told the reply; or `LOOK`, if storage knows more than we.
+        """
+        shelf = self.shelves.get(delivery.seat)
+        if (
+            shelf is None
+            or not shelf.tenure.held
+            or epoch not in (0, shelf.tenure.epoch)
+            or self._has_ended(delivery.id)
+        ):
+            _tell(waiter, LOOK)
+            return
+        if waiter is not None:
+            self._waiters.setdefault(delivery.id, []).append(waiter)
+        if delivery.id in self.inbox:
+            return
+        if again:
+            self._wake()
+        elif shelf.is_read:
+            self.arrived(delivery)
+        else:
+            shelf.wait(delivery)
+
+    def leave(self, message_id: str, waiter: Waiter) -> None:
+        """Whoever waited has left. The message stays."""
+        waiting = self._waiters.get(message_id, [])
+        if waiter in waiting:
+            waiting.remove(waiter)
+            if not waiting:
+                del self._waiters[message_id]
+
+    def arrived(self, delivery: Delivery, *, swept: bool = False) -> None:
+        """A message that is not in memory yet, handed over or read from storage."""
+        shelf = self.shelves.get(delivery.seat)
+        address = (delivery.entity_type, delivery.entity_id)
+        if shelf is None or self.knows(delivery.id):
+            return
+        late_s = self.now_s() - delivery.due_at.timestamp()
+        if not swept and shelf.leaves(address):
+            shelf.later.add(address)  # those behind it stay, too, until a whole round has passed
+        elif address in shelf.blocked:
+            return
+        elif late_s < -AHEAD_S or len(self.inbox) >= MEMORY_MOST:
+            if late_s >= 0:
+                shelf.blocked.add(address)
+        else:
+            work = self._work(delivery, shelf)
+            if late_s < 0:
+                self._later(work, delivery.due_at.timestamp())
+            elif delivery.attempts and not shelf.tenure.clean:
+                self._suspects.append(work)
+                self._next_suspect()
+            else:
+                self._host.deliver(work)
+
+    def read(self, shelf: Shelf) -> None:
+        """A round of sweeps has seen all that was pending of a shard."""
+        shelf.caught_up()
+        shelf.is_read = True
+        while shelf.early:
+            self.arrived(shelf.early.popleft())
+
+    def _work(self, delivery: Delivery, shelf: Shelf) -> StoredWork:
+        return self._put(
+            shelf,
+            delivery.entity_type,
+            delivery.entity_id,
+            delivery.method,
+            delivery.payload,
+            message_id=delivery.id,
+            key=delivery.key,
+            trace_id=delivery.trace_id or delivery.id,
+            attempt=delivery.attempts + 1,
+        )
+
+    def _put(self, shelf: Shelf, *facts: Any, message_id: str, **more: Any) -> StoredWork:
+        """A work for an attempt, in memory."""
+        work = StoredWork(*facts, math.inf, math.inf, message_id, (), **more)
+        work.ledger, work.deliveries, work.shelf = Ledger(), self, shelf
+        self.inbox[message_id] = shelf.works[message_id] = work
+        return work
+
+    # What is due later
+
+    def _later(self, work: StoredWork, due_s: float) -> None:
+        heapq.heappush(self._due, (due_s, next(self._numbers), work))
+        if self._due[0][2] is work:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._due[0][0] - self._offset_s, self._ring) if self._due else None
+
+    def _ring(self) -> None:
+        self._timer = None
+        while self._due and self._due[0][0] <= self.now_s():
+            _, _, work = heapq.heappop(self._due)
+            if self.inbox.get(work.message_id) is not work:
+                continue
+            if work.shelf.leaves((work.entity_type, work.entity_id)):
+                self._leave_in_storage(work)
+            else:
+                self._host.deliver(work)
+        self._arm()
+
+    # What may have killed the holder before [C5]
+
+    def _next_suspect(self) -> None:
+        """Run what may have killed the holder before one at a time, so that the innocent are not counted with it."""
+        while self._suspect is None and self._suspects:
+            work = self._suspects.pop(0)
+            if self.inbox.get(work.message_id) is work:
+                self._suspect = work
+                self._loop.call_later(_SUSPECT_S, self._acquit, work)
+                self._host.deliver(work)
+
+    def _acquit(self, work: StoredWork) -> None:
+        if self._suspect is work:
+            self._suspect = None
+            self._next_suspect()
+
+    # How it ends
+
+    def completed(self, work: StoredWork, body: bytes) -> None:
+        """Its end is committed."""
+        self._forget(work)
+        self._remember_ended(work.message_id)
+        if work.shelf.leaves((work.entity_type, work.entity_id)) and not work.resident.mailbox:
+            self._wake()  # it was the last one that there was room for: fetch those that were left
+        for waiter in self._waiters.pop(work.message_id, ()):
+            waiter(body)
+
+    def dropped(self, work: StoredWork) -> None:
+        """It has not run to its end here, or not in our name: storage knows what comes of it."""
+        work.is_open = False
+        self._forget(work)
+        for waiter in self._waiters.pop(work.message_id, ()):
+            waiter(LOOK)
+
+    def refused(self, work: StoredWork, error: CoterieError) -> None:
+        """The host has not run it."""
+        if isinstance(error, MailboxFull | RunnerFull):
+            self._leave_in_storage(work)
+        elif isinstance(error, UnknownEntity):
+            self.report_unknown(work.entity_type)
+            self._leave_in_storage(work)
+        elif isinstance(error, MalformedMessage):
+            self._set_back(work, error, again_s=None)
+        else:
+            self.dropped(work)
+
+    def failed(self, work: StoredWork, error: BaseException) -> None:
+        """An attempt has failed."""
+        work.is_open = False
+        if isinstance(error, NewerVersion):  # not the message's fault: a runner with the newer program will run it
+            log.error("%s is left in storage: %s", work.target, error)
+            self._leave_in_storage(work)
+            return
+        retry = self._host.retry_of(work.entity_type)
+        self._set_back(work, error, again_s=retry.delay_s(work.attempt, self._chance))
+
+    def cancel(self, message_id: str) -> bool:
+        """Take a message out of memory, unless it has begun. False: it has."""
+        work = self.inbox.get(message_id)
+        if work is not None and work.has_begun:
+            return False
+        if work is not None:
+            self.dropped(work)
+        self._remember_ended(message_id)
+        return True
+
+    def _forget(self, work: StoredWork) -> None:
+        if self.inbox.get(work.message_id) is work:
+            del self.inbox[work.message_id]
+            work.shelf.works.pop(work.message_id, None)
+        if self._suspect is work:
+            self._acquit(work)
+
+    def _remember_ended(self, message_id: str) -> None:
+        if len(self._ended) < _ENDED_MOST:
+            self._ended[message_id] = None
+
+    def _leave_in_storage(self, work: StoredWork) -> None:
+        """Whoever waits for it goes on waiting here."""
+        work.is_open = False
+        self._forget(work)
+        work.shelf.blocked.add((work.entity_type, work.entity_id))
+
+    def report_unknown(self, entity_type: str) -> None:
+        """Messages of a type, or a method, that this program does not know wait for one that does. Said once."""
+        if entity_type not in self._unknown:
+            self._unknown.add(entity_type)
+            log.warning("messages to %s wait: this runner's program does not know all of it", entity_type)
+
+    # Setbacks
+
+    def _set_back(self, work: StoredWork, error: BaseException, *, again_s: float | None) -> None:
+        work.is_open = False
+        write = Setback(work.shelf.tenure.claim, work.message_id, work.attempt, described(error), again_s)
+        try:
+            saving = self._messages.setback(write)
+        except PersistenceError:
+            self.dropped(work)  # not counted; the next sweep finds it
+        else:
+            saving.add_done_callback(partial(self._was_set_back, work, again_s))
+
+    def _was_set_back(self, work: StoredWork, again_s: float | None, saving: asyncio.Future[Suffered]) -> None:
+        is_written = not saving.cancelled() and saving.exception() is None and saving.result() == "written"
+        if is_written and again_s is None:
+            log.error("%s is dead: message %s", work.target, work.message_id)
+        if not is_written or again_s is None:
+            self.dropped(work)
+            return
+        if self.inbox.get(work.message_id) is not work:
+            return
+        self._forget(work)
+        shelf = self.shelves.get(work.shelf.tenure.seat)
+        if shelf is work.shelf and shelf is not None:
+            # Another work for another attempt: the host is done with this one.
+            following = self._put(
+                shelf,
+                work.entity_type,
+                work.entity_id,
+                work.method,
+                work.payload,
+                message_id=work.message_id,
+                key=work.key,
+                trace_id=work.trace_id,
+                attempt=work.attempt + 1,
+            )
+            self._later(following, self.now_s() + again_s)
+
+
+def _tell(waiter: Any, body: bytes) -> None:
+    if waiter is not None:
+        waiter(body)

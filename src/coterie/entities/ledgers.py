@@ -1,0 +1,41 @@
+"""Ledger: what a handler leaves behind besides its reply, collected while it runs, committed with it (B3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.storage.messages import Message, Transaction
+
+
+class Ledger:
+    """Of one call of one handler.
+
+    Most volatile calls have none. A stored message has one from the beginning, since it has an end to commit.
+    """
+
+    __slots__ = ("calls", "forgets", "is_open", "sends", "transaction")
+
+    def __init__(self) -> None:
+        self.sends: list[Message] = []
+        """Messages that the handler sent: stored when it has ended well, then handed over."""
+        self.transaction: Transaction | None = None
+        self.forgets = False
+        """Whether the entity's state is to be deleted."""
+        self.calls = 0
+        """Persisted calls that the handler awaited: by their numbers a retry finds them again [M6]."""
+        self.is_open = True
+        """Whether the handler still runs: what it left running may not add anything any more."""
+
+    def number_call(self) -> int:
+        """The number of the next persisted call that the handler awaits, from 1."""
+        self.calls += 1
+        return self.calls
+
+
+def ledger_of(work: Any) -> Ledger:
+    """The ledger of a work whose handler runs, made at its first use."""
+    if work.ledger is None:
+        work.ledger = Ledger()
+    ledger: Ledger = work.ledger
+    return ledger

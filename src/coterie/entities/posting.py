@@ -1,0 +1,310 @@
+"""Posting: persisted calls from the sender's side: stored first, then brought to their owner, answered from either.
+
+    stored ──▶ handed over ──▶ the owner's reply, after its commit
+                   │
+                   └── no owner, no answer, "look" ──▶ storage: done, dead, or pending and asked for again
+
+Promise:
+    Once stored, a message runs, whatever becomes of its sender or its owner. A caller that stops waiting changes
+    nothing about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coterie.entities.awaiting import Awaiting
+from coterie.entities.deliveries import AHEAD_S
+from coterie.entities.handovers import Kind, delivery_of, pack, read_cancelled
+from coterie.entities.keys import derived_key, key_of
+from coterie.entities.ledgers import ledger_of
+from coterie.entities.outcomes import (
+    conflict,
+    dead,
+    read_reply,
+    refuse_inside_transaction,
+    refuse_waiting_for_itself,
+    require_same,
+)
+from coterie.entities.work import handling
+from coterie.errors import MessageExpired, PersistenceError, SendTimeout
+from coterie.kernel.addresses import MessageId, MessageIds
+from coterie.kernel.clock import to_datetime
+from coterie.kernel.context import trace_here
+from coterie.kernel.tasks import Tasks
+from coterie.ownership.directory import peer_of
+from coterie.storage.messages import Message
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from coterie.entities.calling import Calling
+    from coterie.entities.calls import Call
+    from coterie.entities.definitions import EntityType
+    from coterie.entities.rpcs import Rpc
+    from coterie.entities.work import Work
+    from coterie.storage.interface import Storage
+    from coterie.storage.messages import MessageRow, Receipt
+
+_MESSAGE = int(Route.MESSAGE)
+_PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+_BRING_S = 1.0
+"""How long to try to reach an owner with a message for which nobody waits: then its own sweep has found it."""
+
+
+class Posting:
+    """Sends the persisted calls of one process.
+
+    Args:
+        calling: By which owners are found and reached.
+        storage: Where messages are stored.
+    """
+
+    def __init__(self, calling: Calling, storage: Storage) -> None:
+        self._calling = calling
+        self._storage = storage
+        self._ids = MessageIds(calling.clock, calling.chance)
+        self._awaiting = Awaiting(calling, storage)
+        self._tasks = Tasks("messages/bring")
+
+    async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
+        """Store a call and wait for its reply."""
+        outer = handling.get()
+        if outer is not None:
+            refuse_inside_transaction(call, outer)
+            refuse_waiting_for_itself(call, entity_type, outer)
+        until_s = _now_s() + self._calling.within_s(call.timeout_s)
+        message = self._message(call, entity_type, outer, derives=True)
+        receipt = await self._stored(message, until_s=until_s)
+        if not receipt.fresh:
+            require_same(call, message, receipt)
+            message = msgspec.structs.replace(message, id=receipt.id)
+            if receipt.status == "done":
+                return read_reply(receipt.reply or b"", call.rpc)
+            if receipt.status == "dead":
+                raise dead(await self._row(receipt.id, until_s=until_s))
+        due_s = receipt.due_at.timestamp()
+        return await self._awaiting.reply(call.rpc, message, is_new=receipt.fresh, due_s=due_s, until_s=until_s)
+
+    async def send(
+        self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
+    ) -> MessageId[Any]:
+        """Store a call; inside a handler, together with all that the handler leaves behind, once it has ended well."""
+        outer = handling.get()
+        message = self._message(call, entity_type, outer, at=at, delay_s=delay_s)
+        if outer is not None and outer.has_begun and (outer.ledger is None or outer.ledger.is_open):
+            return await self._collect(call, message, outer)
+        until_s = _now_s() + self._calling.within_s(call.timeout_s)
+        receipt = await self._stored(message, until_s=until_s)
+        if receipt.fresh:
+            if (receipt.due_at - receipt.now).total_seconds() <= AHEAD_S:
+                self._bring(message, receipt.due_at.timestamp())
+        else:
+            require_same(call, message, receipt)
+            if receipt.status == "dead":
+                raise dead(await self._row(receipt.id, until_s=until_s))
+        return MessageId(receipt.id)
+
+    async def result(self, message_id: str, *, within_s: float, rpc_of: Callable[[str, str], Rpc]) -> Any:
+        """The reply to a message, when it is there.
+
+        Args:
+            message_id: Which one.
+            within_s: How long to wait for it.
+            rpc_of: Finds an rpc by the names of entity type and method.
+        """
+        message_id = str(message_id)  # plain text: that is what databases and codecs take
+        outer = handling.get()
+        if outer is not None and outer.ledger is not None and any(each.id == message_id for each in outer.ledger.sends):
+            raise RuntimeError(
+                f"message {message_id} is stored when {outer.target} has ended: its result cannot be awaited in there"
+            )
+        until_s = _now_s() + within_s
+        row = await self._row(message_id, until_s=until_s)
+        rpc = rpc_of(row.entity_type, row.method)
+        if row.status != "pending":
+            return self._awaiting.read(row, rpc)
+        due_s = row.due_at.timestamp()
+        return await self._awaiting.reply(rpc, _named(row), is_new=False, due_s=due_s, until_s=until_s)
+
+    async def cancel(self, message_id: str) -> bool:
+        """Take a message back, unless it has begun: by its owner; if there is none, out of storage."""
+        message_id = str(message_id)
+        if _taken_out(message_id):
+            return True
+        within_s = self._calling.within_s(None)
+        until_s = _now_s() + within_s
+        while True:
+            row = await self._awaiting.seek(message_id, until_s=until_s)
+            if row is None or row.status != "pending":
+                return False
+            told = await self._taken_back(row)
+            if told is not None:
+                return told
+            if _now_s() >= until_s:
+                raise SendTimeout(target=f"the owner of message {message_id}", waited_s=within_s)
+            await self._calling.routing.news(within_s=_PAUSE_MOST_S)
+
+    def hand_over(self, message: Message) -> None:
+        """Bring a message that a handler sent, and that is stored now, to its owner; nobody waits for the answer."""
+        due_s = 0.0 if message.due_at is None else message.due_at.timestamp()
+        if due_s - self._storage_now_s() <= AHEAD_S:
+            self._bring(message, due_s)
+
+    def hint(self, seat: str) -> None:
+        """Have the owner of a seat look in storage."""
+        owner = self._calling.here.directory.holder(seat)
+        if owner is None:
+            return
+        if owner.id == self._calling.here.incarnation and self._calling.host is not None:
+            self._calling.host.wake()
+        elif self._calling.wires is not None:
+            message = Message(id="", seat=seat, entity_type="", entity_id="", method="", payload=b"")
+            self._calling.wires.notify(peer_of(owner), _MESSAGE, pack(Kind.LOOK, message, epoch=0, due_s=0.0))
+
+    async def stop(self) -> None:
+        """Wait for nothing any more."""
+        await self._tasks.stop()
+        await self._awaiting.stop()
+
+    # Into storage
+
+    def _message(
+        self,
+        call: Call[Any],
+        entity_type: EntityType[Any],
+        outer: Work | None,
+        *,
+        derives: bool = False,
+        at: datetime | None = None,
+        delay_s: float = 0.0,
+    ) -> Message:
+        message_id = self._ids.draw()
+        key, digest = key_of(call.rpc, call.payload, call.key)
+        if derives and key is None and outer is not None and outer.is_stored and outer.ledger.is_open:
+            number = outer.ledger.number_call()
+            key, digest = derived_key(call.rpc, call.payload, message_id=outer.message_id, number=number)
+        return Message(
+            id=str(message_id),
+            seat=self._calling.routing.find(entity_type.name, call.address.id, entity_type.group).seat,
+            entity_type=entity_type.name,
+            entity_id=call.address.id,
+            method=call.rpc.name,
+            payload=call.payload,
+            key=key,
+            digest=digest,
+            due_at=at,
+            delay_s=delay_s,
+            trace_id=trace_here() if outer is None else outer.trace_id,
+        )
+
+    async def _stored(self, message: Message, *, until_s: float) -> Receipt:
+        """Store a message. While the database is away it is tried again, under the same id, until the deadline."""
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return await self._storage.messages.insert(message)
+            except PersistenceError as error:
+                if error.outcome == "refused" or _now_s() + pause_s >= until_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+
+    async def _collect(self, call: Call[Any], message: Message, outer: Work) -> MessageId[Any]:
+        """A key that is used already is found now: when the handler commits, it would be a conflict [M6]."""
+        sends = ledger_of(outer).sends
+        if message.key is not None:
+            same = next((each for each in sends if _has_same_key(each, message)), None)
+            if same is not None and same.digest != message.digest:
+                raise conflict(call, message, same.id)
+            found = await self._storage.messages.find(
+                message.entity_type, message.entity_id, message.method, message.key
+            )
+            if found is not None:
+                require_same(call, message, found)
+            if same is not None or found is not None:
+                return MessageId(same.id if same is not None else found.id if found is not None else "")
+        if message.delay_s:
+            due_at = to_datetime(int((self._storage_now_s() + message.delay_s) * 1e9))
+            message = msgspec.structs.replace(message, due_at=due_at, delay_s=0.0)
+        sends.append(message)
+        return MessageId(message.id)
+
+    async def _row(self, message_id: str, *, until_s: float) -> MessageRow:
+        row = await self._awaiting.seek(message_id, until_s=until_s)
+        if row is None:
+            raise MessageExpired(message_id=message_id)
+        return row
+
+    # To its owner
+
+    def _bring(self, message: Message, due_s: float) -> None:
+        calling = self._calling
+        shard = calling.routing.of_seat(message.seat)
+        if shard.peer is not None and calling.wires is not None:
+            epoch = calling.here.directory.epoch(message.seat)
+            body = pack(Kind.NEW, message, epoch=epoch, due_s=due_s)
+            if not calling.wires.notify(shard.peer, _MESSAGE, body):  # no connection yet: have one made
+                request = self._awaiting.request(message, Kind.NEW, due_s=due_s, within_s=_BRING_S)
+                self._tasks.spawn(request, name=f"bring {message.id}")
+        elif shard.is_mine and calling.host is not None and calling.host.deliveries is not None:
+            calling.host.deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=False, waiter=None)
+
+    async def _taken_back(self, row: MessageRow) -> bool | None:
+        """What came of a cancellation; None: whoever should know was not reached, or has just changed."""
+        calling = self._calling
+        shard = calling.routing.of_seat(row.seat)
+        if shard.is_mine and calling.host is not None:
+            return await calling.host.cancel_stored(row.id, row.seat)
+        if shard.peer is None:
+            return await self._storage.messages.cancel(row.id, None)
+        answer = await self._awaiting.request(_named(row), Kind.CANCEL, due_s=0.0, within_s=1.0)
+        return read_cancelled(answer)
+
+    def _storage_now_s(self) -> float:
+        """The database's clock, as well as it is known here."""
+        host = self._calling.host
+        if host is not None and host.deliveries is not None:
+            return host.deliveries.now_s()
+        return self._calling.clock.wall_ns() / 1e9
+
+
+def _taken_out(message_id: str) -> bool:
+    """Whether it was a message of the handler that runs here, not stored yet."""
+    outer = handling.get()
+    if outer is None or outer.ledger is None or not outer.ledger.is_open:
+        return False
+    mine = next((each for each in outer.ledger.sends if each.id == message_id), None)
+    if mine is not None:
+        outer.ledger.sends.remove(mine)
+    return mine is not None
+
+
+def _has_same_key(one: Message, other: Message) -> bool:
+    return (one.entity_type, one.entity_id, one.method, one.key) == (
+        other.entity_type,
+        other.entity_id,
+        other.method,
+        other.key,
+    )
+
+
+def _named(row: MessageRow) -> Message:
+    """A message that is asked after, not brought."""
+    return Message(
+        id=row.id,
+        seat=row.seat,
+        entity_type=row.entity_type,
+        entity_id=row.entity_id,
+        method=row.method,
+        payload=b"",
+    )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

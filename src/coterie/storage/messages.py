@@ -1,0 +1,300 @@
+"""What the rest of coterie may ask of a database about messages: stored calls, from their insert to their end.
+
+    inserted ──▶ pending ──▶ done (with its reply)      kept for the retention time, then purged
+                   │  ▲ └──▶ dead (attempts used up)    kept until somebody retries or purges it
+                   └──┘
+              a failed attempt: due again later
+
+Nothing claims a row: who holds the seat of a message's shard may run it (F4), and the fence decides whose end of it
+counts. All instants are the database's.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import Mapping, Sequence
+
+    from coterie.storage.interface import Claim
+
+Status = Literal["pending", "done", "dead"]
+
+Mark = tuple[datetime, str]
+"""A place in the order of a shard's messages: when it is due, then its id."""
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A stored call, as its sender gives it."""
+
+    id: str
+    seat: str
+    """Of the shard on which its entity lives."""
+    entity_type: str
+    entity_id: str
+    method: str
+    payload: bytes
+    key: str | None = None
+    """As it is stored: unique for (entity type, entity id, method) while the row is there [m9]."""
+    digest: bytes = b""
+    """Of the arguments: the same key with another digest is a conflict [M4]. Empty without a key."""
+    due_at: datetime | None = None
+    """When it may run; None: `delay_s` from now."""
+    delay_s: float = 0.0
+    trace_id: str | None = None
+
+
+class Insert(msgspec.Struct, frozen=True, gc=False):
+    """Store a message, unless its key is there already [M4]. The result is a `Receipt`."""
+
+    message: Message
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """The message that is stored: the one given, or the one that had the key before.
+
+    An id that is there already is one's own, from an earlier try whose outcome was unknown: it counts as fresh.
+    """
+
+    id: str
+    fresh: bool
+    due_at: datetime
+    now: datetime
+    """The database's clock."""
+    status: Status = "pending"
+    digest: bytes = b""
+    reply: bytes | None = None
+
+
+class StateChange(msgspec.Struct, frozen=True, gc=False):
+    """The state that follows `version` (0: the first); a value of None deletes the row."""
+
+    key: str
+    value: bytes | None
+    version: int
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    """What a handler leaves behind, all of it or nothing, under the fence (B3). The result is a `Committed`.
+
+    The end of its message with the reply, the change of its entity's state, and the messages that it sent. Each part
+    may be missing: a volatile call has no message.
+    """
+
+    claim: Claim
+    message: str | None = None
+    reply: bytes = b""
+    state: StateChange | None = None
+    sends: tuple[Message, ...] = ()
+
+
+Committed = Literal["written", "fenced", "gone", "stale", "taken"]
+"""Of a `Commit`:
+
+written  all of it is durable; also if an earlier try of the same commit did it, whose outcome was unknown
+fenced   the seat is not held any more
+gone     its message is not pending any more: done by somebody else, dead, cancelled
+stale    the state has another version
+taken    a message that it sends has a key that is in use by another message
+"""
+
+
+class Setback(msgspec.Struct, frozen=True, gc=False):
+    """An attempt has failed, under the fence: count it, keep its error, and try again later or set it aside as dead.
+
+    The result is a `Suffered`. `attempt` is the number of this one, from 1: written twice, it counts once.
+    """
+
+    claim: Claim
+    message: str
+    attempt: int
+    error: str
+    again_s: float | None
+    """How long to wait before the next attempt; None: there is none, it is dead."""
+
+
+Suffered = Literal["written", "fenced", "gone"]
+
+
+class Waiting(msgspec.Struct, frozen=True, gc=False):
+    """A pending message, as a sweep sees it."""
+
+    seat: str
+    id: str
+    due_at: datetime
+    entity_type: str
+    entity_id: str
+
+
+class Due(msgspec.Struct, frozen=True, gc=False):
+    """What a sweep found, in order of seat, then due time, then id."""
+
+    now: datetime
+    rows: tuple[Waiting, ...]
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A pending message, to be run."""
+
+    id: str
+    seat: str
+    entity_type: str
+    entity_id: str
+    method: str
+    payload: bytes
+    key: str | None
+    due_at: datetime
+    attempts: int
+    """That failed, or were cut short by the death of their process."""
+    trace_id: str | None
+
+
+class Policy(msgspec.Struct, frozen=True, gc=False):
+    """What an entity type says about attempts."""
+
+    entity_type: str
+    concurrency: int
+    attempts: int
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One attempt that failed."""
+
+    number: int
+    at: datetime
+    error: str
+
+
+class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known about a message."""
+
+    id: str
+    seat: str
+    entity_type: str
+    entity_id: str
+    method: str
+    status: Status
+    key: str | None
+    sent_at: datetime
+    due_at: datetime
+    completed_at: datetime | None
+    """When it was done, or set aside as dead."""
+    attempts: int
+    errors: tuple[Attempt, ...]
+    """Of each failed attempt, the first one first; a bounded number, the last ones."""
+    payload: bytes
+    reply: bytes | None
+    trace_id: str | None
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which messages; what is None does not matter."""
+
+    status: Status | None = None
+    entity_type: str | None = None
+    entity_id: str | None = None
+    method: str | None = None
+    older_than_s: float | None = None
+    """Since it was sent, or, if it has ended, since then."""
+
+
+class Transaction(Protocol):
+    """SQL of the user's own, with `$1` parameters, committed together with what a handler leaves behind.
+
+    It has a connection of its own, opened at its first statement. From then on it has `limit_s` until it is committed;
+    later everything raises `TransactionTimeout`, and it is rolled back. On SQLite the first statement that writes takes
+    the write lock [C3].
+    """
+
+    async def execute(self, sql: str, /, *params: Any) -> int:
+        """How many rows it changed."""
+        ...
+
+    async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
+        """The rows, by the names of their columns."""
+        ...
+
+    async def commit(self, write: Commit) -> Committed:
+        """Commit it with the handler's own writes; anything but "written" has rolled back.
+
+        The fence and the messages are the last statements before the commit [M3]. A commit whose outcome is unknown
+        raises; asking again with `Messages.commit` tells: "gone" of a message that this commit ended is "written".
+        """
+        ...
+
+    async def rollback(self) -> None:
+        """Undo all of it. Never raises."""
+        ...
+
+
+class Messages(Protocol):
+    """The messages of one cluster."""
+
+    def insert(self, message: Message) -> Future[Receipt]:
+        """Store a message. Concurrent ones share transactions. A future (`GroupWriter.submit`): it needs no task."""
+        ...
+
+    def commit(self, write: Commit) -> Future[Committed]:
+        """Durable when it says "written". Concurrent ones share transactions; members are independent [M3]."""
+        ...
+
+    def setback(self, write: Setback) -> Future[Suffered]:
+        """See `Setback`."""
+        ...
+
+    async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
+        """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
+        ...
+
+    async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
+        """Those of these messages that are pending, in no order."""
+        ...
+
+    async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
+        """Count an attempt for what may have been running when the holder before died [C5]; how many it were.
+
+        In one fenced statement: of each entity of these types the first `concurrency` due pending messages get one
+        attempt more, and those that have had all their attempts are set aside as dead. Done twice under one epoch it
+        counts once: the row remembers the epoch.
+        """
+        ...
+
+    async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
+        """What is known about these messages; those that are not there (any more) are missing."""
+        ...
+
+    async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
+        """The message that has a key."""
+        ...
+
+    async def cancel(self, id: str, claim: Claim | None) -> bool:
+        """Delete a pending message; False: there is none. With a claim only under the fence."""
+        ...
+
+    async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
+        """Messages in order of their ids, which is about the order in which they were sent, past the id `after`."""
+        ...
+
+    async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
+        """Make a dead message, or all dead ones of an entity, pending again, due now, without attempts; how many.
+
+        Pending ones of that entity that wait for another attempt are due now, too.
+        """
+        ...
+
+    async def remove(self, chosen: Filter, *, most: int) -> int:
+        """Delete up to `most` messages that are done or dead (never pending ones); how many it were."""
+        ...
+
+    async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
+        """Delete what was done longer ago than that, among the next `most` ids past `after` [m17].
+
+        Returns:
+            How many it were, and the id to go on after: empty when the end, or what is too young, was reached.
+            Dead and pending ones stay.
+        """
+        ...

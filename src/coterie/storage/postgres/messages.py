@@ -1,0 +1,138 @@
+"""Messages on PostgreSQL: inserts, ends and setbacks go to the group writer, the rest to the pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from coterie.storage.messages import Attempt, Delivery, Due, Insert, MessageRow, Waiting
+from coterie.storage.postgres.commits import SQL
+from coterie.storage.postgres.posting import STATUSES, receipt
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import Mapping, Sequence
+
+    import asyncpg
+
+    from coterie.kernel.forks import Origin
+    from coterie.storage.groups import GroupWriter
+    from coterie.storage.interface import Claim
+    from coterie.storage.messages import (
+        Commit,
+        Committed,
+        Filter,
+        Mark,
+        Message,
+        Policy,
+        Receipt,
+        Setback,
+        Suffered,
+    )
+    from coterie.storage.postgres.pool import Pool
+
+_errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
+
+
+class PostgresMessages:
+    """The messages of one cluster. See `storage.messages.Messages`."""
+
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._writer = writer
+        self._origin = origin
+
+    def insert(self, message: Message) -> Future[Receipt]:
+        """Store a message."""
+        self._origin.require_same()
+        return self._writer.submit(Insert(message))
+
+    def commit(self, write: Commit) -> Future[Committed]:
+        """Durable when it says "written"."""
+        self._origin.require_same()
+        return self._writer.submit(write)
+
+    def setback(self, write: Setback) -> Future[Suffered]:
+        """An attempt has failed."""
+        self._origin.require_same()
+        return self._writer.submit(write)
+
+    async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
+        """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
+        seats = sorted(after)
+        marks = [after[seat] or (None, None) for seat in seats]
+        rows = await self._read("due", seats, [mark[0] for mark in marks], [mark[1] for mark in marks], ahead_s, most)
+        # One row is always there, as the clock is wanted in any case.
+        return Due(rows[0][0], tuple(Waiting(*row[1:]) for row in rows if row[1] is not None))
+
+    async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
+        """Those of these messages that are pending, in no order."""
+        return [Delivery(**row) for row in await self._read("fetch", ids)]
+
+    async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
+        """Count an attempt for what may have been running when the holder before died [C5]."""
+        columns = [
+            [getattr(policy, name) for policy in policies] for name in ("entity_type", "concurrency", "attempts")
+        ]
+        # After a lost answer it is done again, like a read: under one epoch it counts once.
+        rows = await self._read("suspect", claim.runner, claim.seat, claim.epoch, *columns)
+        return cast("int", rows[0][0])
+
+    async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
+        """What is known about these messages."""
+        return [_row(row) for row in await self._read("look", ids)]
+
+    async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
+        """The message that has a key."""
+        rows = await self._read("find", entity_type, entity_id, method, key)
+        return receipt(rows[0]) if rows else None
+
+    async def cancel(self, id: str, claim: Claim | None) -> bool:
+        """Delete a pending message; with a claim only under the fence."""
+        if claim is None:
+            return bool(await self._write("cancel", id))
+        return bool(await self._write("cancel_fenced", claim.runner, claim.seat, claim.epoch, id))
+
+    async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
+        """Messages in order of their ids, past the id `after`."""
+        name = "list_dead" if chosen.status == "dead" else "list"
+        return [_row(row) for row in await self._read(name, after or "", most, *_asked(chosen))]
+
+    async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
+        """Make a dead message, or all dead ones of an entity, pending again."""
+        if id is not None:
+            return len(await self._write("revive", id))
+        return cast("int", (await self._write("revive_all", entity_type, entity_id))[0][0])
+
+    async def remove(self, chosen: Filter, *, most: int) -> int:
+        """Delete up to `most` messages that are done or dead."""
+        name = "remove_dead" if chosen.status == "dead" else "remove_messages"
+        return cast("int", (await self._write(name, most, *_asked(chosen)))[0][0])
+
+    async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
+        """Delete what was done longer ago than that, among the next `most` ids past `after` [m17]."""
+        (row,) = await self._write("purge_messages", after, most, retention_s, key_retention_s)
+        return row["gone"], row["last"] if row["seen"] == most and not row["young"] else ""
+
+    async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
+        self._check()
+        return await self._pool.read(SQL[name], self._cluster, *values)
+
+    async def _write(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
+        self._check()
+        return await self._pool.write(SQL[name], self._cluster, *values)
+
+    def _check(self) -> None:
+        self._origin.require_same()
+        self._writer.require_running()
+
+
+def _row(row: asyncpg.Record) -> MessageRow:
+    return MessageRow(**{**row, "status": STATUSES[row["status"]], "errors": _errors(row["errors"])})
+
+
+def _asked(chosen: Filter) -> tuple[Any, ...]:
+    status = None if chosen.status is None else STATUSES.index(chosen.status)
+    return status, chosen.entity_type, chosen.entity_id, chosen.method, chosen.older_than_s

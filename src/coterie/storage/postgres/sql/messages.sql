@@ -1,0 +1,452 @@
+-- Messages. Inserts, ends and setbacks come in groups; the rest one by one.
+--
+-- What is written under the fence (see fence.sql) goes in three steps. Look: each row is found by its key, one lookup
+-- each (`offset 0` keeps the planner from turning the join around, see kv.sql), and where it lies is noted. Judge: a
+-- member for which something does not fit gets its reason, and no part of it is written. Write: what fits, by place, each
+-- row checked once more. A part that somebody else has overtaken since the look fails the statement, which is then run
+-- again: a member is written as a whole or not at all [M3]. Since all that is written comes from what was judged, and
+-- nothing is judged before `held` has given its rows, every part is fenced.
+
+-- name: insert_messages
+-- Store messages, except those whose id or key is there already. Those with keys come first, in the order of their keys.
+insert into coterie.messages
+    (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
+select
+    $1, u.id, u.seat, u.entity_type, u.entity_id, u.method, u.payload, u.key, u.digest, u.trace_id, statement_timestamp(),
+    coalesce(u.due_at, statement_timestamp() + make_interval(secs => u.delay_s))
+from unnest(
+    $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[], $10::text[],
+    $11::timestamptz[], $12::float8[]
+) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
+on conflict do nothing
+returning id, due_at, sent_at;
+
+-- name: read_back
+-- The messages that were in the way of others, by number: by id it is one's own, by key another's [M4].
+select u.n, m.id, m.due_at, clock_timestamp() as now, m.status, m.digest, m.reply
+from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[]) with ordinality
+    as u (id, entity_type, entity_id, method, key, n)
+cross join lateral (
+    select id, due_at, status, digest, reply from coterie.messages where cluster = $1 and id = u.id
+    union all
+    select id, due_at, status, digest, reply from coterie.messages
+    where cluster = $1 and entity_type = u.entity_type and entity_id = u.entity_id and method = u.method and key = u.key
+    limit 1
+) as m;
+
+-- name: end_messages
+-- End messages with their replies. Per member, by number, what became of it.
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[]) with ordinality
+        as u (seat, epoch, message, reply, n)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), judged as materialized (
+    select i.n, i.epoch, i.reply, m.place, case
+        when m.status = 1 and m.epoch = i.epoch then 'written' -- by an earlier try of this commit
+        when held.name is null then 'fenced'
+        when m.status is distinct from 0 then 'gone'
+    end as outcome
+    from items as i
+        left join held on held.name = i.seat and held.epoch = i.epoch
+        left join lateral (
+            select ctid as place, status, epoch from coterie.messages where cluster = $1 and id = i.message offset 0
+        ) as m on true
+    order by i.message
+), done as (
+    update coterie.messages as m
+    set status = 1, completed_at = clock_timestamp(), reply = j.reply, epoch = j.epoch
+    from judged as j
+    where m.ctid = j.place and j.outcome is null and m.completed_at is null
+    returning j.n
+)
+select j.n, case
+    when j.outcome is not null then j.outcome
+    when done.n is not null then 'written'
+    else coterie.overtaken()
+end as outcome
+from judged as j left join done on done.n = j.n;
+
+-- name: commit_handlers
+-- End messages, change states and send, as handlers leave them behind. Per member, by number, what became of it.
+with items as materialized (
+    select * from unnest(
+        $3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::text[], $8::bytea[], $9::bigint[]
+    ) with ordinality as u (seat, epoch, message, reply, key, value, version, n)
+), sends as materialized (
+    select * from unnest(
+        $10::bigint[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[],
+        $18::bytea[], $19::text[], $20::timestamptz[], $21::float8[]
+    ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), taken as materialized (
+    select s.n
+    from sends as s cross join lateral (
+        select from coterie.messages as m
+        where m.cluster = $1 and m.entity_type = s.entity_type and m.entity_id = s.entity_id and m.method = s.method
+            and m.key = s.key and m.id <> s.id
+        offset 0
+    ) as other
+    union -- or by itself
+    select n from sends where key is not null group by n, entity_type, entity_id, method, key having count(*) > 1
+), judged as materialized (
+    select i.*, m.place as message_place, s.place as state_place, case
+        when m.status = 1 and m.epoch = i.epoch then 'written' -- by an earlier try of this commit
+        when held.name is null then 'fenced'
+        when i.message is not null and m.status is distinct from 0 then 'gone'
+        when i.key is null or (i.version = 0 and s.place is null) or (s.version = i.version and s.epoch <= i.epoch)
+            then case when taken.n is not null then 'taken' end
+        when i.message is not null then 'stale'
+        when i.value is null and s.place is null then 'written' -- likewise
+        when s.version = i.version + 1 and s.epoch = i.epoch and s.value = i.value then 'written'
+        else 'stale'
+    end as outcome
+    from items as i
+        left join held on held.name = i.seat and held.epoch = i.epoch
+        left join taken on taken.n = i.n
+        left join lateral (
+            select ctid as place, status, epoch from coterie.messages where cluster = $1 and id = i.message offset 0
+        ) as m on true
+        left join lateral (
+            select ctid as place, version, epoch, value from coterie.states where cluster = $1 and key = i.key offset 0
+        ) as s on true
+    order by i.message, i.key
+), done as (
+    update coterie.messages as m
+    set status = 1, completed_at = clock_timestamp(), reply = j.reply, epoch = j.epoch
+    from judged as j
+    where m.ctid = j.message_place and j.outcome is null and m.completed_at is null
+    returning j.n
+), first as (
+    insert into coterie.states (cluster, key, seat, value, version, epoch)
+    select $1, j.key, j.seat, j.value, 1, j.epoch
+    from judged as j
+    where j.outcome is null and j.key is not null and j.version = 0 and j.value is not null
+    order by j.key
+    on conflict (cluster, key) do nothing
+    returning key
+), next as (
+    update coterie.states as s
+    set value = j.value, version = j.version + 1, epoch = j.epoch, seat = j.seat
+    from judged as j
+    where s.ctid = j.state_place and j.outcome is null and j.value is not null
+        and s.version = j.version and s.epoch <= j.epoch
+    returning s.key
+), dropped as (
+    delete from coterie.states as s
+    using judged as j
+    where s.ctid = j.state_place and j.outcome is null and j.value is null
+        and s.version = j.version and s.epoch <= j.epoch
+    returning s.key
+), sent as (
+    insert into coterie.messages
+        (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
+    select
+        $1, s.id, s.seat, s.entity_type, s.entity_id, s.method, s.payload, s.key, s.digest, s.trace_id,
+        statement_timestamp(), coalesce(s.due_at, statement_timestamp() + make_interval(secs => s.delay_s))
+    from sends as s join judged as j on j.n = s.n
+    where j.outcome is null
+    order by s.entity_type, s.entity_id, s.method, s.key, s.id
+    on conflict do nothing
+    returning id
+), unsent as (
+    select distinct s.n
+    from sends as s
+        left join sent on sent.id = s.id
+        left join lateral ( -- by an earlier try of this commit
+            select true as there from coterie.messages where sent.id is null and cluster = $1 and id = s.id offset 0
+        ) as m on true
+    where sent.id is null and m.there is null
+)
+select j.n, case
+    when j.outcome is not null then j.outcome
+    when (done.n is not null or j.message is null)
+        and (changed.key is not null or j.key is null or (j.version = 0 and j.value is null))
+        and unsent.n is null then 'written'
+    else coterie.overtaken()
+end as outcome
+from judged as j
+    left join done on done.n = j.n
+    left join (
+        select key from first union all select key from next union all select key from dropped
+    ) as changed on changed.key = j.key
+    left join unsent on unsent.n = j.n;
+
+-- name: set_back
+-- Count failed attempts: again later, or dead. Per member, by number, what became of it. One counted before counts once.
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::text[], $8::float8[]) with ordinality
+        as u (seat, epoch, message, attempt, error, again_s, n)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), judged as materialized (
+    select i.*, m.place, case
+        when m.status = 2 and m.epoch = i.epoch and m.attempts = i.attempt then 'written' -- by an earlier try
+        when held.name is null then 'fenced'
+        when m.status is distinct from 0 then 'gone'
+        when m.attempts >= i.attempt then 'written'
+    end as outcome
+    from items as i
+        left join held on held.name = i.seat and held.epoch = i.epoch
+        left join lateral (
+            select ctid as place, status, attempts, epoch
+            from coterie.messages where cluster = $1 and id = i.message offset 0
+        ) as m on true
+    order by i.message
+), failed as (
+    update coterie.messages as m
+    set attempts = j.attempt,
+        errors = case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
+            || jsonb_build_object('number', j.attempt, 'at', statement_timestamp(), 'error', j.error),
+        due_at = coalesce(statement_timestamp() + make_interval(secs => j.again_s), m.due_at),
+        status = case when j.again_s is null then 2 else 0 end,
+        completed_at = case when j.again_s is null then statement_timestamp() end,
+        epoch = case when j.again_s is null then j.epoch else m.epoch end
+    from judged as j
+    where m.ctid = j.place and j.outcome is null and m.completed_at is null and m.attempts < j.attempt
+    returning j.n
+)
+select j.n, case
+    when j.outcome is not null then j.outcome
+    when failed.n is not null then 'written'
+    else coterie.overtaken()
+end as outcome
+from judged as j left join failed on failed.n = j.n;
+
+-- name: due
+-- Of each seat the first pending messages past a mark; the clock even if there are none.
+with clock as materialized (
+    select clock_timestamp() as now
+)
+select clock.now, found.seat, found.id, found.due_at, found.entity_type, found.entity_id
+from clock left join (
+    select u.n, m.*
+    from unnest($2::text[], $3::timestamptz[], $4::text[]) with ordinality as u (seat, after_at, after_id, n)
+        cross join lateral (
+            select seat, id, due_at, entity_type, entity_id
+            from coterie.messages
+            where cluster = $1 and seat = u.seat and status = 0
+                and due_at <= (select now from clock) + make_interval(secs => $5::float8)
+                and (due_at, id) > (coalesce(u.after_at, '-infinity'), coalesce(u.after_id, ''))
+            order by due_at, id
+            limit $6
+        ) as m
+) as found on true
+order by found.n, found.due_at, found.id;
+
+-- name: fetch
+-- Pending messages by their ids.
+select m.id, m.seat, m.entity_type, m.entity_id, m.method, m.payload, m.key, m.due_at, m.attempts, m.trace_id
+from unnest($2::text[]) as u (id) cross join lateral (
+    select * from coterie.messages where cluster = $1 and id = u.id and completed_at is null offset 0
+) as m;
+
+-- name: look
+-- All that is known about messages, by their ids.
+select
+    m.id, m.seat, m.entity_type, m.entity_id, m.method, m.status, m.key, m.sent_at, m.due_at, m.completed_at, m.attempts,
+    m.errors, m.payload, m.reply, m.trace_id
+from unnest($2::text[]) as u (id) cross join lateral (
+    select * from coterie.messages where cluster = $1 and id = u.id offset 0
+) as m;
+
+-- name: find
+-- The message that has a key.
+select id, due_at, clock_timestamp() as now, status, digest, reply
+from coterie.messages
+where cluster = $1 and entity_type = $2 and entity_id = $3 and method = $4 and key = $5;
+
+-- name: suspect
+-- Count an attempt for the first due messages of each entity, as their process may have died of them [C5]. Those that this
+-- epoch has set aside already keep their places, so that none behind them is counted in a second try.
+with policies as materialized (
+    select * from unnest($5::text[], $6::bigint[], $7::bigint[]) as u (entity_type, concurrency, attempts)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from coterie.seats as s cross join me
+    where s.cluster = $1 and s.name = $3 and s.holder = $2 and s.epoch = $4
+    for share of s
+), ranked as materialized (
+    select m.id, m.ctid as place, m.entity_type, m.entity_id, m.epoch, p.concurrency, p.attempts,
+        row_number() over (partition by m.entity_type, m.entity_id order by m.due_at, m.id) as rank
+    from held
+        join coterie.messages as m on m.seat = held.name
+        join policies as p on p.entity_type = m.entity_type
+    where m.cluster = $1 and m.seat = $3 and m.status = 0 and m.due_at <= clock_timestamp()
+), chosen as materialized (
+    select r.place, r.attempts
+    from ranked as r
+    where r.rank <= r.concurrency and r.epoch < $4 and r.rank + (
+        select count(*) from coterie.messages as m
+        where m.cluster = $1 and m.entity_type = r.entity_type and m.entity_id = r.entity_id and m.attempts > 0
+            and m.status <> 1 and m.status = 2 and m.seat = $3 and m.epoch = $4
+    ) <= r.concurrency
+    order by r.id
+), suspected as (
+    update coterie.messages as m
+    set attempts = m.attempts + 1,
+        errors = case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
+            || jsonb_build_object(
+                'number', m.attempts + 1, 'at', statement_timestamp(), 'error', 'the process died while handling it'
+            ),
+        status = case when m.attempts + 1 >= c.attempts then 2 else 0 end,
+        completed_at = case when m.attempts + 1 >= c.attempts then statement_timestamp() end,
+        epoch = $4
+    from chosen as c
+    where m.ctid = c.place and m.completed_at is null and m.epoch < $4
+    returning m.id
+)
+select count(*) from suspected;
+
+-- name: cancel
+-- Delete a pending message.
+delete from coterie.messages where cluster = $1 and id = $2 and completed_at is null returning id;
+
+-- name: cancel_fenced
+-- The same in the name of a seat.
+with me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from coterie.seats as s cross join me
+    where s.cluster = $1 and s.name = $3 and s.holder = $2 and s.epoch = $4
+    for share of s
+)
+delete from coterie.messages as m using held
+where m.cluster = $1 and m.id = $5 and m.seat = held.name and m.completed_at is null
+returning m.id;
+
+-- name: list
+-- Messages in order of their ids, past one; what is null does not matter.
+select
+    id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
+    trace_id
+from coterie.messages
+where cluster = $1 and id > $2 and status = coalesce($4, status) and entity_type = coalesce($5, entity_type)
+    and entity_id = coalesce($6, entity_id) and method = coalesce($7, method)
+    and ($8::float8 is null or coalesce(completed_at, sent_at) <= clock_timestamp() - make_interval(secs => $8))
+order by cluster, id
+limit $3;
+
+-- name: list_dead
+-- The same for dead ones, which are few among many.
+with dead as materialized (
+    select * from coterie.messages
+    where cluster = $1 and id > $2 and attempts > 0 and status <> 1 and status = $4
+        and entity_type = coalesce($5, entity_type) and entity_id = coalesce($6, entity_id)
+        and method = coalesce($7, method)
+        and ($8::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $8))
+)
+select
+    id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
+    trace_id
+from dead
+order by id
+limit $3;
+
+-- name: revive
+-- Make a dead message pending again.
+update coterie.messages
+set status = 0, completed_at = null, attempts = 0, due_at = statement_timestamp()
+where cluster = $1 and id = $2 and status = 2
+returning id;
+
+-- name: revive_all
+-- Make all dead messages of an entity pending again, and those due that wait for another attempt; how many were dead.
+with troubled as materialized (
+    select id, status from coterie.messages
+    where cluster = $1 and entity_type = $2 and entity_id = $3 and attempts > 0 and status <> 1
+    order by id
+    for no key update
+), revived as (
+    update coterie.messages
+    set status = 0, completed_at = null, attempts = case when status = 2 then 0 else attempts end,
+        due_at = least(due_at, statement_timestamp())
+    where cluster = $1 and id = any(array(select id from troubled)) and status <> 1
+    returning id
+)
+select count(*) from troubled join revived using (id) where status = 2;
+
+-- name: remove_messages
+-- Delete the first messages that have ended and are asked for; how many it were.
+with chosen as materialized (
+    select id from coterie.messages
+    where cluster = $1 and completed_at is not null and status = coalesce($3, status)
+        and entity_type = coalesce($4, entity_type) and entity_id = coalesce($5, entity_id)
+        and method = coalesce($6, method)
+        and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
+    order by cluster, id
+    limit $2
+), gone as (
+    delete from coterie.messages
+    where cluster = $1 and id = any(array(select id from chosen)) and completed_at is not null
+    returning 1
+)
+select count(*) from gone;
+
+-- name: remove_dead
+-- The same for dead ones, which are few among many.
+with chosen as materialized (
+    select id from coterie.messages
+    where cluster = $1 and attempts > 0 and status <> 1 and status = $3
+        and entity_type = coalesce($4, entity_type) and entity_id = coalesce($5, entity_id)
+        and method = coalesce($6, method)
+        and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
+    limit $2
+), gone as (
+    delete from coterie.messages
+    where cluster = $1 and id = any(array(select id from chosen)) and completed_at is not null
+    returning 1
+)
+select count(*) from gone;
+
+-- name: purge_messages
+-- Delete what was done long enough ago, among the next ids: how many, how many ids were looked at, the last of them, and
+-- whether that one was sent so late that it, and those after it, cannot be old enough.
+with span as materialized (
+    select id, status, key, completed_at, sent_at
+    from coterie.messages
+    where cluster = $1 and id > $2
+    order by cluster, id
+    limit $3
+), gone as (
+    delete from coterie.messages
+    where cluster = $1 and status = 1 and id = any(array(
+        select id from span
+        where status = 1 and completed_at
+            <= clock_timestamp() - make_interval(secs => case when key is null then $4::float8 else $5::float8 end)
+    ))
+    returning 1
+)
+select
+    (select count(*) from gone) as gone,
+    (select count(*) from span) as seen,
+    (select max(id) from span) as last,
+    (select sent_at > clock_timestamp() - make_interval(secs => least($4::float8, $5::float8)) from span order by id desc limit 1) as young;

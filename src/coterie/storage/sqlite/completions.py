@@ -1,0 +1,164 @@
+"""What goes through the group writer about messages: plain functions to be run inside a transaction.
+
+Writers take turns: nothing changes between a look at what a member needs and its writes. So all is looked at first, and
+a member that is refused has written nothing, while its neighbours commit [M3].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coterie.kernel.clock import to_datetime, to_ns
+from coterie.storage.messages import Receipt
+from coterie.storage.sqlite import records, states
+from coterie.storage.sqlite.records import SQL, Error, bindings, later_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import apsw
+
+    from coterie.storage.messages import Commit, Committed, Insert, Message, Setback, Suffered
+    from coterie.storage.sqlite.kv import Scope
+
+
+def insert(connection: apsw.Connection, scope: Scope, write: Insert) -> Receipt:
+    """Store a message, unless it, or another one with its key, is there already [M4]."""
+    message = write.message
+    due_at_ns = _store(connection, scope, message)
+    if due_at_ns is not None:
+        due_at, now = to_datetime(due_at_ns), to_datetime(scope.now_ns)
+        return Receipt(message.id, fresh=True, due_at=due_at, now=now, digest=message.digest)
+    found = records.receipt(connection, scope, message.id) or _of_key(connection, scope, message)
+    assert found is not None, f"{message.id} is neither stored nor there"
+    return found
+
+
+def commit(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: bool = False) -> Committed:
+    """Write all that a handler leaves behind, or nothing."""
+    if not states.held(connection, scope.cluster, write.claim):
+        return _fenced(connection, scope, write, audit=audit)
+    refusal = _refusal(connection, scope, write) or _write(connection, scope, write)
+    return "written" if refusal is None or _happened(connection, scope, write) else refusal
+
+
+def setback(connection: apsw.Connection, scope: Scope, write: Setback, *, audit: bool = False) -> Suffered:
+    """Count an attempt that has failed, once."""
+    if not states.proven(connection, scope, write.claim, about=write.message, audit=audit):
+        return "fenced"
+    names = bindings(scope, id=write.message, attempt=write.attempt, epoch=write.claim.epoch)
+    names["again_at_ns"] = None if write.again_s is None else later_ns(scope, write.again_s)
+    said = write.error.encode(errors="backslashreplace").decode()  # an error may quote anything
+    names["error"] = msgspec.json.encode(Error(write.attempt, scope.now_ns, said)).decode()
+    connection.execute(SQL["fail"], names)
+    counted = connection.changes() == 1 or connection.execute(SQL["failed"], names).get
+    return "written" if counted else "gone"
+
+
+def _store(connection: apsw.Connection, scope: Scope, message: Message) -> int | None:
+    """When it is due; None: it, or its key, is there already."""
+    now_ns = later_ns(scope)
+    due_at_ns = _due_at_ns(scope, message)
+    row = (
+        scope.cluster,
+        message.id,
+        message.seat,
+        message.entity_type,
+        message.entity_id,
+        message.method,
+        message.key,
+        message.digest,
+        message.trace_id,
+        now_ns,
+        due_at_ns,
+        message.payload,
+    )
+    connection.execute(SQL["insert"], row)
+    return due_at_ns if connection.changes() == 1 else None
+
+
+def _due_at_ns(scope: Scope, message: Message) -> int:
+    if message.due_at is None:
+        return later_ns(scope, message.delay_s)
+    return min(max(to_ns(message.due_at), 0), records.LAST_NS)
+
+
+def _of_key(connection: apsw.Connection, scope: Scope, message: Message) -> Receipt | None:
+    if message.key is None:
+        return None
+    return records.find(
+        connection,
+        scope,
+        entity_type=message.entity_type,
+        entity_id=message.entity_id,
+        method=message.method,
+        key=message.key,
+    )
+
+
+def _fenced(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: bool) -> Committed:
+    # The end of a message tells who wrote it; without a message only the fence can be asked.
+    if write.message is not None and _happened(connection, scope, write):
+        return "written"
+    about = write.message or ("" if write.state is None else write.state.key)
+    states.note_refusal(connection, scope, write.claim, about=about, audit=audit)
+    return "fenced"
+
+
+def _refusal(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed | None:
+    """Why it must not be written, as far as its first write does not tell by itself."""
+    state, keyed = write.state, [message for message in write.sends if message.key is not None]
+    if state is None and not keyed:
+        return None
+    if write.message is not None and not connection.execute(SQL["pending"], bindings(scope, id=write.message)).get:
+        return "gone"
+    if keyed and state is not None and not states.fits(connection, scope.cluster, write.claim, state):
+        return "stale"
+    return "taken" if _is_taken(connection, scope, keyed) else None
+
+
+def _write(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed | None:
+    """Write all of it, unless its first write tells why not."""
+    if write.state is not None and not states.change(connection, scope.cluster, write.claim, write.state):
+        return "stale"
+    if write.message is not None and not _complete(connection, scope, write):
+        assert write.state is None, f"{write.message} ended inside a transaction"
+        return "gone"
+    for message in write.sends:
+        _store(connection, scope, message)
+    return None
+
+
+def _complete(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:
+    names = bindings(scope, id=write.message, reply=write.reply, epoch=write.claim.epoch)
+    connection.execute(SQL["complete"], names)
+    return connection.changes() == 1
+
+
+def _is_taken(connection: apsw.Connection, scope: Scope, keyed: Sequence[Message]) -> bool:
+    """Whether a key is in use by another message, be it one of these."""
+    ids: dict[tuple[str, str, str, str | None], str] = {}
+    for message in keyed:
+        found = _of_key(connection, scope, message)
+        key = (message.entity_type, message.entity_id, message.method, message.key)
+        if ids.setdefault(key, message.id if found is None else found.id) != message.id:
+            return True
+    return False
+
+
+def _happened(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:
+    """Whether an earlier try of this very commit, whose outcome was unknown, did all of it [0.6].
+
+    Another run of the same handler under the same epoch is another commit: what it would leave behind may differ.
+    """
+    if not all(records.receipt(connection, scope, message.id) for message in write.sends):
+        return False
+    cluster, claim, state = scope.cluster, write.claim, write.state
+    if write.message is None:
+        return state is None or states.is_there(connection, cluster, claim, state)
+    names = bindings(scope, id=write.message, reply=write.reply, epoch=claim.epoch)
+    if not connection.execute(SQL["completed"], names).get:
+        return False
+    return state is None or not states.differs(connection, cluster, state)

@@ -1,0 +1,73 @@
+"""What the holder of a seat asks about its messages: what is due, what it is, and what may have killed a process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coterie.kernel.clock import to_datetime, to_ns
+from coterie.storage.messages import Delivery, Due, Waiting
+from coterie.storage.sqlite.records import SQL, bindings, encoded, later_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import apsw
+
+    from coterie.storage.interface import Claim
+    from coterie.storage.messages import Mark, Policy
+    from coterie.storage.sqlite.kv import Scope
+
+_DIED = "the process died while handling it"
+
+
+def due(
+    connection: apsw.Connection, scope: Scope, after: Mapping[str, Mark | None], *, ahead_s: float, most: int
+) -> Due:
+    """Of each seat the first messages past a mark that are due, or will be soon."""
+    rows: list[Waiting] = []
+    for seat in sorted(after):
+        names = bindings(scope, seat=seat, until_ns=later_ns(scope, ahead_s), most=most, **_past(after[seat]))
+        rows += [
+            Waiting(seat, message, to_datetime(at_ns), *entity)
+            for message, at_ns, *entity in connection.execute(SQL["due"], names)
+        ]
+    return Due(to_datetime(scope.now_ns), tuple(rows))
+
+
+def fetch(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[Delivery]:
+    """The pending ones of these messages."""
+    rows = connection.execute(SQL["fetch"], bindings(scope, ids=encoded(ids)))
+    return [_delivery(*row) for row in rows]
+
+
+def suspect(connection: apsw.Connection, scope: Scope, claim: Claim, policies: Sequence[Policy]) -> int:
+    """Count an attempt for what may have been running when the holder before died [C5]; how many it were."""
+    names = bindings(scope, seat=claim.seat, epoch=claim.epoch, error=_DIED)
+    counted = 0
+    for policy in policies:
+        names |= {"entity_type": policy.entity_type, "concurrency": policy.concurrency, "attempts": policy.attempts}
+        suspects = connection.execute(SQL["suspects"], names).fetchall()
+        connection.executemany(SQL["suspect"], [names | {"id": message} for (message,) in suspects])
+        counted += len(suspects)
+    return counted
+
+
+def _delivery(message: Any, *row: Any) -> Delivery:
+    seat, entity_type, entity_id, method, payload, key, due_at_ns, attempts, trace_id = row
+    return Delivery(
+        id=message,
+        seat=seat,
+        entity_type=entity_type,
+        entity_id=entity_id,
+        method=method,
+        payload=payload,
+        key=key,
+        due_at=to_datetime(due_at_ns),
+        attempts=attempts,
+        trace_id=trace_id,
+    )
+
+
+def _past(mark: Mark | None) -> dict[str, object]:
+    due_at, message = (None, "") if mark is None else mark
+    return {"after_ns": -1 if due_at is None else to_ns(due_at), "after_id": message}

@@ -1,0 +1,132 @@
+"""The messages of a cluster in a SQLite file: the face for the rest of coterie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coterie.storage.messages import Insert
+from coterie.storage.sqlite import deliveries, records, states
+from coterie.storage.sqlite.kv import Scope
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import Callable, Mapping, Sequence
+
+    import apsw
+
+    from coterie.kernel.clock import Clock
+    from coterie.storage.interface import Claim, Write
+    from coterie.storage.messages import (
+        Commit,
+        Committed,
+        Delivery,
+        Due,
+        Filter,
+        Mark,
+        Message,
+        MessageRow,
+        Policy,
+        Receipt,
+        Setback,
+        Suffered,
+    )
+    from coterie.storage.sqlite.database import Database
+
+T = TypeVar("T")
+
+
+class SqliteMessages:
+    """The messages of one cluster. See `storage.messages.Messages`."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        submit: Callable[[Write], Future[Any]],
+        cluster: str,
+        clock: Clock,
+        audit: bool = False,
+    ) -> None:
+        self._database = database
+        self._submit = submit
+        self._cluster = cluster
+        self._clock = clock
+        self._audit = audit
+
+    def insert(self, message: Message) -> Future[Receipt]:
+        """Store a message."""
+        return self._submit(Insert(message))
+
+    def commit(self, write: Commit) -> Future[Committed]:
+        """Durable when it says "written"."""
+        return self._submit(write)
+
+    def setback(self, write: Setback) -> Future[Suffered]:
+        """Count a failed attempt."""
+        return self._submit(write)
+
+    async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
+        """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
+        return await self._read(lambda c, s: deliveries.due(c, s, after, ahead_s=ahead_s, most=most))
+
+    async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
+        """Those of these messages that are pending."""
+        return await self._read(lambda c, s: deliveries.fetch(c, s, ids))
+
+    async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
+        """Count an attempt for what may have been running when the holder before died."""
+        return await self._fenced(
+            claim, lambda c, s: deliveries.suspect(c, s, claim, policies), about="suspects", lost=0
+        )
+
+    async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
+        """What is known about these messages."""
+        return await self._read(lambda c, s: records.look(c, s, ids))
+
+    async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
+        """The message that has a key."""
+        names = {"entity_type": entity_type, "entity_id": entity_id, "method": method, "key": key}
+        return await self._read(lambda c, s: records.find(c, s, **names))
+
+    async def cancel(self, id: str, claim: Claim | None) -> bool:
+        """Delete a pending message; False: there is none. With a claim only under the fence."""
+        return await self._fenced(claim, lambda c, s: records.cancel(c, s, id), about=id, lost=False)
+
+    async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
+        """Messages in order of their ids, past the id `after`."""
+        return await self._read(lambda c, s: records.listed(c, s, chosen, after=after, most=most))
+
+    async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
+        """Make a dead message, or all dead ones of an entity, pending again; how many."""
+        return await self._transact(
+            lambda c, s: records.revive(c, s, id=id, entity_type=entity_type, entity_id=entity_id)
+        )
+
+    async def remove(self, chosen: Filter, *, most: int) -> int:
+        """Delete up to `most` messages that are done or dead; how many it were."""
+        return await self._transact(lambda c, s: records.remove(c, s, chosen, most=most))
+
+    async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
+        """Delete what was done longer ago than that, among the next `most` ids past `after`."""
+        kept = {"retention_s": retention_s, "key_retention_s": key_retention_s}
+        return await self._transact(lambda c, s: records.purge(c, s, after=after, **kept, most=most))
+
+    async def _read(self, work: Callable[[apsw.Connection, Scope], T]) -> T:
+        return await self._database.read(lambda c: work(c, self._scope()), doing="read messages")
+
+    async def _transact(self, work: Callable[[apsw.Connection, Scope], T]) -> T:
+        return await self._database.transact(lambda c: work(c, self._scope()), doing="write messages")
+
+    async def _fenced(
+        self, claim: Claim | None, work: Callable[[apsw.Connection, Scope], T], *, about: str, lost: T
+    ) -> T:
+        def run(connection: apsw.Connection, scope: Scope) -> T:
+            audit = self._audit
+            if claim is not None and not states.proven(connection, scope, claim, about=about, audit=audit):
+                return lost
+            return work(connection, scope)
+
+        return await self._transact(run)
+
+    def _scope(self) -> Scope:
+        return Scope(self._cluster, self._clock.wall_ns())

@@ -1,0 +1,170 @@
+"""What is known about messages: plain functions that look at them, list, revive and remove them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coterie.kernel.clock import to_datetime
+from coterie.storage import statements
+from coterie.storage.messages import Attempt, MessageRow, Receipt, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import apsw
+
+    from coterie.storage.messages import Filter
+    from coterie.storage.sqlite.kv import Scope
+
+SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
+
+STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
+"""By the number that is stored."""
+
+LAST_NS = (2**63 - 1) // 1000 * 1000
+"""The end of time."""
+
+_PAST_ALL = "\U0010ffff"
+"""No id comes after it."""
+
+
+class Error(msgspec.Struct, frozen=True):
+    """An attempt that failed, as it is stored."""
+
+    number: int
+    at_ns: int
+    error: str
+
+
+_ERRORS = msgspec.json.Decoder(tuple[Error, ...])
+
+
+def later_ns(scope: Scope, seconds: float = 0.0) -> int:
+    """An instant in whole microseconds: a mark that is made of it as a datetime must compare the same."""
+    at_ns = scope.expires_at_ns(seconds) if seconds else scope.now_ns
+    assert at_ns is not None
+    return at_ns - at_ns % 1000
+
+
+def bindings(scope: Scope, **more: object) -> dict[str, Any]:
+    """Parameters of a statement."""
+    return {"cluster": scope.cluster, "now_ns": later_ns(scope), **more}
+
+
+def receipt(connection: apsw.Connection, scope: Scope, id: str) -> Receipt | None:
+    """What its sender learns of a message that is there already: it is its own."""
+    return _receipt(connection.execute(SQL["receipt"], bindings(scope, id=id)), scope, fresh=True)
+
+
+def find(
+    connection: apsw.Connection, scope: Scope, *, entity_type: str, entity_id: str, method: str, key: str
+) -> Receipt | None:
+    """What a sender learns of the message that has a key."""
+    names = bindings(scope, entity_type=entity_type, entity_id=entity_id, method=method, key=key)
+    return _receipt(connection.execute(SQL["find"], names), scope, fresh=False)
+
+
+def _receipt(rows: Iterable[Sequence[Any]], scope: Scope, *, fresh: bool) -> Receipt | None:
+    for message, due_at_ns, status, digest, reply in rows:
+        now = to_datetime(scope.now_ns)
+        return Receipt(message, fresh, to_datetime(due_at_ns), now, STATUSES[status], digest, reply)
+    return None
+
+
+def look(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[MessageRow]:
+    """All about these messages."""
+    return [_row(row) for row in connection.execute(SQL["look"], bindings(scope, ids=encoded(ids)))]
+
+
+def listed(
+    connection: apsw.Connection, scope: Scope, chosen: Filter, *, after: str | None, most: int
+) -> list[MessageRow]:
+    """The next messages in the order of their ids."""
+    ids = _chosen(connection, scope, chosen, after=after or "", most=most)
+    return sorted(look(connection, scope, ids), key=lambda row: row.id)
+
+
+def cancel(connection: apsw.Connection, scope: Scope, id: str) -> bool:
+    """Delete a pending message; False: there is none."""
+    return _changed(connection, "cancel", bindings(scope, id=id)) == 1
+
+
+def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_type: str, entity_id: str) -> int:
+    """Make a dead message, or all dead ones of an entity, pending again; how many."""
+    if id is not None:
+        return _changed(connection, "revive", bindings(scope, id=id))
+    names = bindings(scope, entity_type=entity_type, entity_id=entity_id)
+    connection.execute(SQL["hasten"], names)
+    return _changed(connection, "revive_entity", names)
+
+
+def remove(connection: apsw.Connection, scope: Scope, chosen: Filter, *, most: int) -> int:
+    """Delete some messages that have ended; how many."""
+    ids = _chosen(connection, scope, chosen, after="", most=most, ended=True)
+    return _changed(connection, "remove", bindings(scope, ids=encoded(ids)))
+
+
+def purge(
+    connection: apsw.Connection, scope: Scope, *, after: str, retention_s: float, key_retention_s: float, most: int
+) -> tuple[int, str]:
+    """Delete what was done long ago among the next messages; how many, and where to go on [m17]."""
+    before_ns, keys_before_ns = later_ns(scope, -retention_s), later_ns(scope, -key_retention_s)
+    last, sent_at_ns = _last_of(connection, scope, after=after, most=most)
+    names = bindings(scope, after=after, last=last or _PAST_ALL, before_ns=before_ns, keys_before_ns=keys_before_ns)
+    removed = _changed(connection, "purge", names)
+    # Ids begin with the time at which they were drawn: behind one that was sent lately are more such.
+    is_young = sent_at_ns > max(before_ns, keys_before_ns)
+    return removed, "" if last is None or is_young else last
+
+
+def _last_of(connection: apsw.Connection, scope: Scope, *, after: str, most: int) -> tuple[str | None, int]:
+    for message, sent_at_ns in connection.execute(SQL["last_of"], bindings(scope, after=after, most=most)):
+        return message, sent_at_ns
+    return None, 0
+
+
+def encoded(ids: Sequence[str]) -> str:
+    """A list of ids as a parameter."""
+    return msgspec.json.encode(ids).decode()
+
+
+def _chosen(
+    connection: apsw.Connection, scope: Scope, chosen: Filter, *, after: str, most: int, ended: bool = False
+) -> list[str]:
+    before_ns = None if chosen.older_than_s is None else later_ns(scope, -chosen.older_than_s)
+    names = bindings(scope, after=after, most=most, ended=ended, before_ns=before_ns, method=chosen.method)
+    names |= {"entity_type": chosen.entity_type, "entity_id": chosen.entity_id}
+    names["status"] = None if chosen.status is None else STATUSES.index(chosen.status)
+    name = "chosen_dead" if chosen.status == "dead" else "chosen"
+    if chosen.status == "pending" and not ended:
+        name = "chosen_pending"
+    return [message for (message,) in connection.execute(SQL[name], names)]
+
+
+def _changed(connection: apsw.Connection, name: str, names: dict[str, Any]) -> int:
+    connection.execute(SQL[name], names)
+    return connection.changes()
+
+
+def _row(row: Sequence[Any]) -> MessageRow:
+    message, seat, entity_type, entity_id, method, status, key, *rest = row
+    sent_at_ns, due_at_ns, completed_at_ns, attempts, errors, payload, reply, trace_id = rest
+    return MessageRow(
+        id=message,
+        seat=seat,
+        entity_type=entity_type,
+        entity_id=entity_id,
+        method=method,
+        status=STATUSES[status],
+        key=key,
+        sent_at=to_datetime(sent_at_ns),
+        due_at=to_datetime(due_at_ns),
+        completed_at=None if completed_at_ns is None else to_datetime(completed_at_ns),
+        attempts=attempts,
+        errors=tuple(Attempt(each.number, to_datetime(each.at_ns), each.error) for each in _ERRORS.decode(errors)),
+        payload=payload,
+        reply=reply,
+        trace_id=trace_id,
+    )

@@ -1,0 +1,168 @@
+-- Stored calls. The guard of what ends a message is `completed_at_ns is null`, which never matches the index of the
+-- pending ones: a message is found by its id.
+
+-- name: insert
+-- A new message; touches nothing if its id or its key is there. Without names: the hottest one, with the most columns.
+insert into messages (
+    cluster, id, seat, entity_type, entity_id, method, key, digest, trace_id, sent_at_ns, due_at_ns, payload
+)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict do nothing;
+
+-- name: receipt
+-- What a sender learns of the message with an id.
+select id, due_at_ns, status, digest, reply from messages where cluster = :cluster and id = :id;
+
+-- name: find
+-- What a sender learns of the message that has a key.
+select id, due_at_ns, status, digest, reply from messages
+where cluster = :cluster and entity_type = :entity_type and entity_id = :entity_id and method = :method and key = :key;
+
+-- name: pending
+-- Whether a message waits or runs: one row if so.
+select 1 from messages where cluster = :cluster and id = :id and completed_at_ns is null;
+
+-- name: complete
+-- A message is done.
+update messages set status = 1, completed_at_ns = :now_ns, reply = :reply, epoch = :epoch
+where cluster = :cluster and id = :id and completed_at_ns is null;
+
+-- name: completed
+-- Whether a message was done by an epoch with a reply: one row if so.
+select 1 from messages
+where cluster = :cluster and id = :id and status = 1 and epoch = :epoch and reply = :reply;
+
+-- name: fail
+-- An attempt has failed: the next one is due later, or there is none. Of the errors the last 20 are kept.
+update messages set
+    attempts = :attempt,
+    due_at_ns = coalesce(:again_at_ns, due_at_ns),
+    status = iif(:again_at_ns is null, 2, 0),
+    completed_at_ns = iif(:again_at_ns is null, :now_ns, null),
+    epoch = iif(:again_at_ns is null, :epoch, epoch),
+    errors = json_insert(
+        iif(json_array_length(errors) < 20, errors, json_remove(errors, '$[0]')), '$[#]', json(:error)
+    )
+where cluster = :cluster and id = :id and completed_at_ns is null and attempts < :attempt;
+
+-- name: failed
+-- Whether an attempt has been counted: one row if so, and if the message is pending or was set aside by this epoch.
+select 1 from messages
+where cluster = :cluster and id = :id and attempts >= :attempt
+and (completed_at_ns is null or (status = 2 and epoch = :epoch));
+
+-- name: due
+-- The first pending messages of a seat past a mark.
+select id, due_at_ns, entity_type, entity_id from messages
+where cluster = :cluster and seat = :seat and status = 0
+and due_at_ns <= :until_ns and (due_at_ns, id) > (:after_ns, :after_id)
+order by due_at_ns, id limit :most;
+
+-- name: fetch
+-- The pending ones of these messages.
+select id, seat, entity_type, entity_id, method, payload, key, due_at_ns, attempts, trace_id from messages
+where cluster = :cluster and id in (select value from json_each(:ids)) and completed_at_ns is null;
+
+-- name: suspects
+-- Of each entity of a type the first due pending messages of a seat, those left out that this epoch has suspected
+-- before. What it has set aside before still has its place, so that those behind do not move up.
+with ranked as (
+    select id, epoch, row_number() over (partition by entity_id order by due_at_ns, id) as place
+    from (
+        select id, entity_id, due_at_ns, epoch from messages
+        where cluster = :cluster and seat = :seat and status = 0 and entity_type = :entity_type
+        and due_at_ns <= :now_ns
+        union all
+        select id, entity_id, due_at_ns, epoch from messages
+        where cluster = :cluster and seat = :seat and status = 2 and entity_type = :entity_type and epoch = :epoch
+    )
+)
+select id from ranked where place <= :concurrency and epoch <> :epoch;
+
+-- name: suspect
+-- Count an attempt that may have been running when its process died, and set the message aside if it was the last.
+update messages set
+    attempts = attempts + 1,
+    status = iif(attempts + 1 < :attempts, 0, 2),
+    completed_at_ns = iif(attempts + 1 < :attempts, null, :now_ns),
+    epoch = :epoch,
+    errors = json_insert(
+        iif(json_array_length(errors) < 20, errors, json_remove(errors, '$[0]')),
+        '$[#]', json_object('number', attempts + 1, 'at_ns', :now_ns, 'error', :error)
+    )
+where cluster = :cluster and id = :id and completed_at_ns is null;
+
+-- name: look
+-- All about these messages.
+select
+    id, seat, entity_type, entity_id, method, status, key, sent_at_ns, due_at_ns, completed_at_ns, attempts, errors,
+    payload, reply, trace_id
+from messages
+where cluster = :cluster and id in (select value from json_each(:ids));
+
+-- name: chosen
+-- The next ids of messages that are wanted, in order; of those that have ended only, if so asked.
+select id from messages
+where cluster = :cluster and id > :after
+and (:status is null or status = :status)
+and (not :ended or completed_at_ns is not null)
+and (:entity_type is null or entity_type = :entity_type)
+and (:entity_id is null or entity_id = :entity_id)
+and (:method is null or method = :method)
+and (:before_ns is null or coalesce(completed_at_ns, sent_at_ns) <= :before_ns)
+order by id limit :most;
+
+-- name: chosen_pending
+-- The same of pending ones, which may be few among many: the planner would walk along all ids, as they are in order.
+select id from messages indexed by messages_pending
+where cluster = :cluster and id > :after and status = 0
+and (:entity_type is null or entity_type = :entity_type)
+and (:entity_id is null or entity_id = :entity_id)
+and (:method is null or method = :method)
+and (:before_ns is null or sent_at_ns <= :before_ns)
+order by id limit :most;
+
+-- name: chosen_dead
+-- The same of dead ones.
+select id from messages indexed by messages_dead
+where cluster = :cluster and id > :after and status = 2
+and (:entity_type is null or entity_type = :entity_type)
+and (:entity_id is null or entity_id = :entity_id)
+and (:method is null or method = :method)
+and (:before_ns is null or completed_at_ns <= :before_ns)
+order by id limit :most;
+
+-- name: cancel
+-- Delete a pending message.
+delete from messages where cluster = :cluster and id = :id and completed_at_ns is null;
+
+-- name: revive
+-- A dead message is pending again, and due.
+update messages set status = 0, completed_at_ns = null, attempts = 0, due_at_ns = :now_ns
+where cluster = :cluster and id = :id and completed_at_ns is not null and status = 2;
+
+-- name: revive_entity
+-- All dead messages of an entity are pending again, and due.
+update messages indexed by messages_dead set status = 0, completed_at_ns = null, attempts = 0, due_at_ns = :now_ns
+where cluster = :cluster and entity_type = :entity_type and entity_id = :entity_id and status = 2;
+
+-- name: hasten
+-- What waits for another attempt is due.
+update messages indexed by messages_pending set due_at_ns = :now_ns
+where cluster = :cluster and entity_type = :entity_type and entity_id = :entity_id and status = 0
+and attempts > 0 and due_at_ns > :now_ns;
+
+-- name: remove
+-- Delete messages that have ended.
+delete from messages
+where cluster = :cluster and id in (select value from json_each(:ids)) and completed_at_ns is not null;
+
+-- name: last_of
+-- The last one of the next so many messages in the order of their ids; no row: they are fewer.
+select id, sent_at_ns from messages where cluster = :cluster and id > :after order by id limit 1 offset :most - 1;
+
+-- name: purge
+-- Delete what was done long ago in a range of ids.
+delete from messages
+where cluster = :cluster and id > :after and id <= :last and status = 1
+and completed_at_ns <= iif(key is null, :before_ns, :keys_before_ns);

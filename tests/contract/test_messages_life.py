@@ -1,0 +1,323 @@
+"""Suspects, the dead, lists and retention, on every engine [C5, M4, m15, m17]."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coterie.storage.interface import Claim
+from coterie.storage.messages import Commit, Filter, Policy, Setback
+from tests.contract.messages import S1, S2, A, B, due_ids, evict, id_of, joined, look, message, statuses, take
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from coterie.storage.interface import Ownership, Storage
+    from coterie.storage.messages import MessageRow, Status
+    from tests.contract.conftest import Passing
+
+
+@pytest.fixture
+async def a(storage: Storage) -> AsyncIterator[Ownership]:
+    async with joined(storage, A) as session:
+        yield session
+
+
+@pytest.fixture
+async def b(storage: Storage, a: Ownership) -> AsyncIterator[Ownership]:
+    async with joined(storage, B) as session:
+        yield session
+
+
+async def attempts(storage: Storage, *numbers: int) -> list[int]:
+    rows = {row.id: row.attempts for row in await storage.messages.look([id_of(number) for number in numbers])}
+    return [rows[id_of(number)] for number in numbers]
+
+
+async def filled(storage: Storage, *numbers: int, entity: str = "alice", **more: str) -> None:
+    at = await storage.now() - timedelta(seconds=60)
+    for number in numbers:
+        await storage.messages.insert(message(number, entity=entity, due_at=at, **more))
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_what_may_have_been_running_is_counted_once_per_take_over(
+    storage: Storage, a: Ownership, b: Ownership, concurrency: int
+) -> None:
+    """C5: the first due ones of each entity; twice under one epoch counts once."""
+    await filled(storage, 1, 2, 3, 4, 5)
+    await filled(storage, 11, 12, entity="bob")
+    await filled(storage, 21, seat=S2)
+    await filled(storage, 31, entity_type="Other")
+    await storage.messages.insert(message(41, entity="later", delay_s=60))
+    claim = await take(a, A)
+    policies = [Policy("Account", concurrency, 9), Policy("Nobody", 1, 1)]
+    expected = 2 if concurrency == 1 else 5
+    assert await storage.messages.suspect(claim, policies) == expected
+    assert await storage.messages.suspect(claim, policies) in (0, expected)
+    counted = [1] * concurrency + [0] * (5 - concurrency)
+    assert await attempts(storage, 1, 2, 3, 4, 5) == counted
+    assert await attempts(storage, 11, 12, 21, 31, 41) == [1, int(concurrency > 1), 0, 0, 0]
+    await evict(b, A)
+    later = await take(b, B)
+    assert await storage.messages.suspect(later, policies) == expected
+    assert await attempts(storage, 1, 2, 3, 4, 5) == [2 * each for each in counted]
+    row = await look(storage, 1)
+    assert row is not None
+    assert [each.number for each in row.errors] == [1, 2]
+    assert "died" in row.errors[0].error
+    assert row.status == "pending"
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_message_that_has_had_all_its_attempts_is_set_aside(
+    storage: Storage, a: Ownership, b: Ownership, concurrency: int
+) -> None:
+    """C5: and done twice under one epoch, those behind it do not inherit its place."""
+    await filled(storage, 1, 2, 3, 4)
+    policies = [Policy("Account", concurrency, 2)]
+    first = await take(a, A)
+    assert await storage.messages.suspect(first, policies) == concurrency
+    await evict(b, A)
+    second = await take(b, B)
+    assert await storage.messages.suspect(second, policies) == concurrency
+    assert await storage.messages.suspect(second, policies) in (0, concurrency)
+    ended = ["dead"] * concurrency + ["pending"] * (4 - concurrency)
+    assert await statuses(storage, 1, 2, 3, 4) == ended
+    assert await attempts(storage, 1, 2, 3, 4) == [2] * concurrency + [0] * (4 - concurrency)
+    row = await look(storage, 1)
+    assert row is not None
+    assert row.completed_at is not None
+    assert await storage.messages.commit(Commit(second, id_of(1))) == "gone"
+    assert (await due_ids(storage))[0] == concurrency + 1
+
+
+async def test_suspicion_is_fenced(storage: Storage, a: Ownership) -> None:
+    """C1."""
+    await filled(storage, 1)
+    claim = await take(a, A)
+    assert await storage.messages.suspect(Claim(A, S1, claim.epoch + 1), [Policy("Account", 1, 1)]) == 0
+    assert await storage.messages.suspect(Claim(B, S1, claim.epoch), [Policy("Account", 1, 1)]) == 0
+    assert await storage.messages.suspect(claim, []) == 0
+    assert await attempts(storage, 1) == [0]
+
+
+async def test_attempts_of_both_kinds_add_up(storage: Storage, a: Ownership, b: Ownership) -> None:
+    await filled(storage, 1)
+    claim = await take(a, A)
+    await storage.messages.setback(Setback(claim, id_of(1), 1, "boom", 0.0))
+    await evict(b, A)
+    later = await take(b, B)
+    assert await storage.messages.suspect(later, [Policy("Account", 1, 3)]) == 1
+    assert await storage.messages.setback(Setback(later, id_of(1), 3, "boom", None)) == "written"
+    row = await look(storage, 1)
+    assert row is not None
+    assert [each.number for each in row.errors] == [1, 2, 3]
+    assert row.status == "dead"
+
+
+async def dead(storage: Storage, claim: Claim, *numbers: int) -> None:
+    for number in numbers:
+        assert await storage.messages.setback(Setback(claim, id_of(number), 4, "boom", None)) == "written"
+
+
+async def test_a_dead_message_lives_again_without_attempts(storage: Storage, a: Ownership) -> None:
+    claim = await take(a, A)
+    await storage.messages.insert(message(1, key="k"))
+    await dead(storage, claim, 1)
+    found = await storage.messages.find("Account", "alice", "add", "k")
+    assert found is not None
+    assert found.status == "dead", "a dead one keeps its key"
+    assert await storage.messages.revive(id=id_of(1)) == 1
+    assert await storage.messages.revive(id=id_of(1)) == 0
+    row = await look(storage, 1)
+    assert row is not None
+    assert (row.status, row.attempts, row.completed_at) == ("pending", 0, None)
+    assert row.due_at <= await storage.now()
+    assert await due_ids(storage) == [1]
+    assert await storage.messages.setback(Setback(claim, id_of(1), 1, "boom", 0.0)) == "written"
+    assert await storage.messages.commit(Commit(claim, id_of(1), b"ok")) == "written"
+    assert await storage.messages.revive(id=id_of(1)) == 0
+    assert await storage.messages.revive(id=id_of(2)) == 0
+
+
+async def test_all_dead_messages_of_an_entity_live_again(storage: Storage, a: Ownership) -> None:
+    """Those that wait for another attempt are due now; those that were sent for later are not."""
+    claim = await take(a, A)
+    await filled(storage, 1, 2, 3, 4)
+    await filled(storage, 11, entity="bob")
+    await storage.messages.insert(message(5, delay_s=60))
+    await dead(storage, claim, 1, 2, 11)
+    await storage.messages.setback(Setback(claim, id_of(3), 1, "boom", 60.0))
+    assert await due_ids(storage) == [4]
+    assert await storage.messages.revive(entity_type="Account", entity_id="alice") == 2
+    assert sorted(await due_ids(storage)) == [1, 2, 3, 4]
+    assert await attempts(storage, 1, 2, 3) == [0, 0, 1]
+    assert await statuses(storage, 5, 11) == ["pending", "dead"]
+    assert await storage.messages.revive(entity_type="Account", entity_id="alice") == 0
+
+
+async def of_all_kinds(storage: Storage, a: Ownership) -> Claim:
+    """1, 2 pending, 3, 4 done, 5, 6 dead; 7 done of bob's, 8 of another method."""
+    claim = await take(a, A)
+    await filled(storage, 1, 2, 3, 4, 5, 6)
+    await filled(storage, 7, entity="bob")
+    await filled(storage, 8, method="take")
+    for number in (3, 4, 7):
+        await storage.messages.commit(Commit(claim, id_of(number)))
+    await dead(storage, claim, 5, 6)
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (Filter(), [1, 2, 3, 4, 5, 6, 7, 8]),
+        (Filter(status="pending"), [1, 2, 8]),
+        (Filter(status="done"), [3, 4, 7]),
+        (Filter(status="dead"), [5, 6]),
+        (Filter(entity_type="Account", entity_id="bob"), [7]),
+        (Filter(entity_type="Other"), []),
+        (Filter(method="take"), [8]),
+        (Filter(status="done", entity_id="alice", method="add"), [3, 4]),
+        (Filter(older_than_s=3600), []),
+        (Filter(older_than_s=0), [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+async def test_messages_are_listed_by_what_is_asked_in_order_of_their_ids(
+    storage: Storage, a: Ownership, passing: Passing, chosen: Filter, expected: list[int]
+) -> None:
+    await of_all_kinds(storage, a)
+    await passing(0.005)
+    rows = await storage.messages.list(chosen)
+    assert [int(row.id, 16) for row in rows] == expected
+    pages: list[MessageRow] = []
+    after: str | None = None
+    while page := await storage.messages.list(chosen, after=after, most=2):
+        assert len(page) <= 2
+        pages += page
+        after = page[-1].id
+    assert pages == rows
+
+
+async def aged(storage: Storage, number: int, seconds: float) -> bool:
+    """Whether a message ended longer ago than that: on a slow machine it may have, meanwhile."""
+    row = await look(storage, number)
+    assert row is not None
+    assert row.completed_at is not None
+    return await storage.now() - row.completed_at >= timedelta(seconds=seconds)
+
+
+async def test_age_counts_from_the_end_if_there_was_one(storage: Storage, a: Ownership, passing: Passing) -> None:
+    claim = await take(a, A)
+    await filled(storage, 1, 2)
+    await passing(0.5)
+    await storage.messages.commit(Commit(claim, id_of(1)))
+    rows = await storage.messages.list(Filter(older_than_s=0.4))
+    assert [row.id for row in rows] == [id_of(2)] or await aged(storage, 1, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("status", "left"),
+    [(None, [1, 2, 8]), ("pending", [1, 2, 3, 4, 5, 6, 7, 8]), ("done", [1, 2, 5, 6, 8]), ("dead", [1, 2, 3, 4, 7, 8])],
+)
+async def test_only_what_has_ended_is_removed(
+    storage: Storage, a: Ownership, status: Status | None, left: list[int]
+) -> None:
+    await of_all_kinds(storage, a)
+    removed = 0
+    while count := await storage.messages.remove(Filter(status=status), most=2):
+        assert count <= 2
+        removed += count
+    assert removed == 8 - len(left)
+    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == left
+
+
+async def test_removing_goes_by_the_filter(storage: Storage, a: Ownership) -> None:
+    await of_all_kinds(storage, a)
+    assert await storage.messages.remove(Filter(older_than_s=3600), most=10) == 0
+    assert await storage.messages.remove(Filter(entity_type="Account", entity_id="bob"), most=10) == 1
+    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == [1, 2, 3, 4, 5, 6, 8]
+
+
+async def purged(
+    storage: Storage, *, retention_s: float = 0.0, key_retention_s: float = 0.0, most: int = 2
+) -> tuple[int, int]:
+    """How many were purged in all steps, and how many steps it took."""
+    total, after = 0, ""
+    for step in range(1, 20):
+        count, after = await storage.messages.purge(
+            after=after, retention_s=retention_s, key_retention_s=key_retention_s, most=most
+        )
+        total += count
+        if not after:
+            return total, step
+    raise AssertionError("it never ends")
+
+
+async def test_what_was_done_long_enough_ago_is_purged_and_nothing_else(
+    storage: Storage, a: Ownership, passing: Passing
+) -> None:
+    """Dead and pending ones stay."""
+    await of_all_kinds(storage, a)
+    await passing(0.005)
+    assert (await purged(storage, retention_s=3600, key_retention_s=3600))[0] == 0
+    assert (await purged(storage))[0] == 3
+    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == [1, 2, 5, 6, 8]
+    assert await purged(storage, most=100) == (0, 1)
+
+
+async def test_messages_with_a_key_have_a_retention_of_their_own(
+    storage: Storage, a: Ownership, passing: Passing
+) -> None:
+    """A key is unique for the retention time, counted from the end of its message; a purged one is free."""
+    claim = await take(a, A)
+    await storage.messages.insert(message(1))
+    await storage.messages.insert(message(2, key="k"))
+    for number in (1, 2):
+        await storage.messages.commit(Commit(claim, id_of(number)))
+    await passing(0.005)
+    assert (await purged(storage, retention_s=0, key_retention_s=3600))[0] == 1
+    assert await statuses(storage, 1, 2) == [None, "done"]
+    assert not (await storage.messages.insert(message(3, key="k"))).fresh
+    assert (await purged(storage, retention_s=3600, key_retention_s=0))[0] == 1
+    assert await statuses(storage, 2) == [None]
+    assert (await storage.messages.insert(message(4, key="k"))).fresh
+
+
+async def test_retention_counts_from_the_end(storage: Storage, a: Ownership, passing: Passing) -> None:
+    claim = await take(a, A)
+    await storage.messages.insert(message(1))
+    await passing(0.5)
+    await storage.messages.commit(Commit(claim, id_of(1)))
+    row = await look(storage, 1)
+    assert row is not None
+    assert row.completed_at is not None
+    count, _ = await purged(storage, retention_s=0.45, key_retention_s=0.45)
+    if await storage.now() - row.completed_at < timedelta(seconds=0.45):
+        assert count == 0
+    await passing(0.5)
+    count += (await purged(storage, retention_s=0.45, key_retention_s=0.45))[0]
+    assert count == 1
+
+
+async def test_a_purge_walks_in_steps_and_stops_where_all_is_too_young(
+    storage: Storage, a: Ownership, passing: Passing
+) -> None:
+    """m17: ids begin with the time they were drawn, so what comes later is younger still."""
+    claim = await take(a, A)
+    for number in range(6):
+        await storage.messages.insert(message(number))
+        await storage.messages.commit(Commit(claim, id_of(number)))
+    await passing(2.0)
+    for number in range(6, 12):
+        await storage.messages.insert(message(number))
+        await storage.messages.commit(Commit(claim, id_of(number)))
+    total, steps = await purged(storage, retention_s=1.9, key_retention_s=1.9)
+    assert total == 6
+    assert steps <= 4, "it did not stop"
+    count, after = await storage.messages.purge(after=id_of(7), retention_s=0, key_retention_s=0, most=2)
+    assert (count, after) == (2, id_of(9)), "past the id that it was given"
+    assert await statuses(storage, 6, 7, 8, 9, 10) == ["done", "done", None, None, "done"]

@@ -1,0 +1,108 @@
+"""Transactions of users on a database that fails: all or nothing, and never beside a group's writes (D4, C3)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coterie.cluster import Cluster
+from coterie.errors import PersistenceError, TransactionTimeout
+from coterie.kernel.chance import Chance
+from coterie.settings import Settings
+from coterie.storage.interface import Claim, Declaration, KvPut, Registration
+from coterie.storage.messages import Commit, StateChange
+from coterie.storage.sqlite import SqliteStorage
+from coterie.testing.simulation import simulate
+
+if TYPE_CHECKING:
+    from coterie.testing.simulation import Simulation
+
+CREATE = "create table if not exists counts (seat text primary key, n integer not null)"
+ADD = "insert into counts values ($1, 1) on conflict (seat) do update set n = n + 1"
+
+
+def storage_on(sim: Simulation, me: str) -> SqliteStorage:
+    return SqliteStorage(
+        Settings.load({"url": "sqlite://"}, environ={}),
+        incarnation=me,
+        clock=sim.database.clock,
+        chance=Chance(1),
+        executors=sim.database.executors(me),
+        witness=sim.database.witness,
+    )
+
+
+async def claimed(storage: SqliteStorage, me: str) -> Claim:
+    session = await storage.ownership(me).__aenter__()
+    row = Registration(id=me, name=me, address="", host_id="", groups=("default",))
+    await session.register(row, [Declaration(f"seat:{me}", "default")], ttl_s=600)
+    (grant,) = await session.acquire([f"seat:{me}"])
+    return Claim(me, grant.name, grant.epoch)
+
+
+async def add(storage: SqliteStorage, claim: Claim) -> str:
+    """Count one more in a table and in the state, in the way that a handler does."""
+    loaded = await storage.states.load(claim, claim.seat)
+    assert loaded is not None
+    transaction = storage.transaction(limit_s=2.0)
+    try:
+        await transaction.fetch("select n from counts where seat = $1", claim.seat)
+        await transaction.execute(ADD, claim.seat)
+        return await transaction.commit(Commit(claim, state=StateChange(claim.seat, b"", loaded.version)))
+    finally:
+        await transaction.rollback()
+
+
+@pytest.mark.simulated(seeds=20)
+async def test_rows_and_state_agree_whatever_is_lost_on_the_way() -> None:
+    """D4: answers get lost before and after the commit, links are cut, others write; the two counts are the same."""
+    async with simulate(Cluster("sqlite://"), runners=0) as sim:
+        storages = [storage_on(sim, me) for me in ("a", "b")]
+        claims = []
+        for storage, me in zip(storages, ("a", "b"), strict=True):
+            await storage.start()
+            claims.append(await claimed(storage, me))
+            first = storage.transaction(limit_s=2.0)
+            await first.execute(CREATE)
+            assert await first.commit(Commit(claims[-1])) == "written"
+        weather = sim.database.weather
+        weather.error_before = weather.error_after = 0.03
+        told: list[str] = []
+
+        async def work(storage: SqliteStorage, claim: Claim) -> None:
+            for number in range(30):
+                try:
+                    told.append(await add(storage, claim))
+                    await storage.kv.put(KvPut(claim.seat, b"%d" % number, number))
+                except (PersistenceError, TransactionTimeout) as error:
+                    told.append(error.code)
+
+        await asyncio.gather(*(work(storage, claim) for storage, claim in zip(storages, claims, strict=True)))
+        weather.error_before = weather.error_after = 0.0
+        for storage, claim in zip(storages, claims, strict=True):
+            loaded = await storage.states.load(claim, claim.seat)
+            assert loaded is not None
+            counted = sim.database.main.execute("select n from counts where seat = ?", (claim.seat,)).get
+            assert counted == loaded.version > 10
+        assert told.count("written") > 30
+
+
+@pytest.mark.simulated(seeds=4)
+async def test_one_that_hangs_holds_up_nobody_and_ends_at_its_limit() -> None:
+    """C3, m18, in virtual time."""
+    async with simulate(Cluster("sqlite://"), runners=0) as sim:
+        storage = storage_on(sim, "a")
+        await storage.start()
+        claim = await claimed(storage, "a")
+        transaction = storage.transaction(limit_s=2.0)
+        await transaction.execute(CREATE)
+        await transaction.execute(ADD, "x")
+        before_ns = sim.loop.now_ns
+        await storage.kv.put(KvPut("k", b"v", 1))
+        assert sim.loop.now_ns - before_ns < 2e9
+        await asyncio.sleep(2.1)
+        with pytest.raises(TransactionTimeout):
+            await transaction.commit(Commit(claim))
+        assert sim.database.main.execute("select count(*) from sqlite_schema where name = 'counts'").get == 0

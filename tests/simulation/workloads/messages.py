@@ -1,0 +1,297 @@
+"""Workload: clients send and await stored messages to accounts with state, while everything breaks.
+
+Keys are repeated on purpose, also with other amounts. Handlers send (a transfer), await other stored calls (a relay),
+write SQL of their own (a record), raise declared errors after they changed their state, and have defects now and then;
+some always. Volatile calls change state too. Some messages are for later, some are taken back. What comes of it is
+judged in `mail`: by the order of commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from coterie import Cluster, CoterieError, Entity, KeyConflict, Retry, current, rpc
+from coterie.testing.running import current_loop
+from coterie.testing.seeds import stream
+from coterie.testing.simulation import Simulation, simulate
+
+from .calls import EVERYTHING
+from .mail import ATTEMPTS, Began, Book, Mail, book_of, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coterie.testing.seeds import Stream
+
+RUNNERS = 5
+CLIENTS = 8
+LASTING_S = 120
+ENTITIES = 10
+SHARDS = 6
+TIMEOUTS_S = (0.5, 3.0, 10.0)
+QUIET_S = 180
+"""By when after the last fault every message has ended: leases, five attempts, and what is for later."""
+
+
+class Overdrawn(Exception):
+    """Declared."""
+
+
+class Defect(Exception):
+    """Not declared."""
+
+
+@dataclass
+class Stage:
+    """A cluster with its accounts, and what was noted."""
+
+    cluster: Cluster
+    account: type[Any] = Entity
+    mail: Mail = field(default_factory=Mail)
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    sim: Simulation | None = None
+
+    def watch(self, sim: Simulation) -> None:
+        """Before the first runner starts."""
+        self.sim = sim
+        self.mail.watch(sim)
+
+    @contextmanager
+    def running(self, entity: Entity[Book], number: str, *, is_stored: bool = True) -> Iterator[None]:
+        """A handler of an account runs."""
+        here = current()
+        assert here.runner_id is not None
+        assert here.epoch is not None
+        owner, id_ = (here.runner_id, here.epoch), str(here.message_id)
+        began = Began(id_, number, entity.id, *owner, here.attempt, is_stored, self.mail.clock_ns())
+        self.mail.note("began", id_, entity.id, began)
+        self._compare(entity, number, owner, here.seat)
+        try:
+            yield
+            self._have_defects(number, here.attempt)
+        finally:
+            self.mail.note("ended", id_, entity.id, owner)
+
+    def _compare(self, entity: Entity[Book], number: str, owner: tuple[str, int], seat: str | None) -> None:
+        """While the seat is held, what is in memory when a handler begins is what is committed [M7]."""
+        assert self.sim is not None
+        main = self.sim.database.main
+        if main.execute("select holder, epoch from seats where name = ?", (seat,)).fetchone() != owner:
+            return
+        stored = main.execute("select value from states where key = ?", (f"entity-state:Account/{entity.id}",)).get
+        committed = Book() if stored is None else book_of(stored)
+        if entity.state != committed:
+            self.mail.note("strange", number, entity.id, entity.state, committed)
+
+    def _have_defects(self, number: str, attempt: int) -> None:
+        """After all that a handler does, so that there is something to undo."""
+        if current().key is not None and crc32(f"{number}".encode()) % 97 == 0:
+            raise Defect(f"{number} always fails")
+        if crc32(f"{current_loop().seed} {number} {attempt}".encode()) % 13 == 0:
+            raise Defect(f"{number} fails this time")
+
+
+def new_stage(**settings: Any) -> Stage:
+    """A fresh program."""
+    stage = Stage(Cluster("sqlite://", **{"shards": SHARDS, "drain": "3s", **settings}))
+    cluster = stage.cluster
+
+    @cluster.entity(mailbox=4, max_idle="20s", retry=Retry(attempts=ATTEMPTS, base="200ms"))
+    class Account(Entity[Book]):
+        @rpc(persisted=True, key="number", errors=[Overdrawn])
+        async def deposit(self, number: str, cents: int, think_s: float = 0.0) -> list[Any]:
+            with stage.running(self, number):
+                return await self.apply(number, cents, think_s)
+
+        @rpc(persisted=True)
+        async def grant(self, number: str, cents: int) -> list[Any]:
+            """The same without a key."""
+            with stage.running(self, number):
+                return await self.apply(number, cents, 0.0)
+
+        @rpc(persisted=True, key="number")
+        async def record(self, number: str, cents: int) -> list[Any]:
+            """The same with SQL."""
+            with stage.running(self, number):
+                async with self.transaction() as transaction:
+                    await transaction.execute("insert into effects (number) values ($1)", number)
+                return await self.apply(number, cents, 0.0)
+
+        @rpc(persisted=True, key="number", errors=[Overdrawn])
+        async def transfer(self, number: str, cents: int, to: str) -> list[Any]:
+            """Withdraw here, deposit there."""
+            with stage.running(self, number):
+                applied = await self.apply(number, -cents, 0.0)
+                await cluster.send(cluster.ref(Account, to).deposit(f"{number}+", cents))
+                return applied
+
+        @rpc(persisted=True, key="number")
+        async def relay(self, number: str, cents: int, to: str) -> list[Any]:
+            """Await another account's call, under a key that follows from this message."""
+            with stage.running(self, number):
+                await cluster.ref(Account, to, timeout="5s").grant(f"{number}+", cents)
+                return await self.apply(number, -cents, 0.0)
+
+        @rpc
+        async def bump(self, number: str) -> int:
+            """A volatile call that changes state."""
+            with stage.running(self, number, is_stored=False):
+                self.state.extra += 1
+                self.state.last = str(current().message_id)
+                return self.state.extra
+
+        async def apply(self, number: str, cents: int, think_s: float) -> list[Any]:
+            book = self.state
+            book.balance += cents
+            book.count += 1
+            book.last = str(current().message_id)
+            await asyncio.sleep(think_s)
+            if book.balance < -500:
+                raise Overdrawn(self.id)
+            return [number, cents, book.balance]
+
+    stage.account = Account
+    return stage
+
+
+async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
+    """One seed: faults throughout, then calm, in which every message ends, then judgement."""
+    stage = new_stage()
+    async with simulate(stage.cluster, runners=0, faults=EVERYTHING) as sim:
+        stage.watch(sim)
+        await sim.start(runners)
+        async with asyncio.TaskGroup() as group:
+            for client in range(CLIENTS):
+                group.create_task(Client(stage, client).act(until_s=sim.loop.time() + lasting_s))
+        await sim.calm()
+        for runner in sim.runners:
+            sim.network.heal(sim.loop.test.name, runner.name)
+        await all_quiet(stage)
+        history = stage.mail.history()
+    judged = judge(history)
+    done = sum(event.what == "done" for event in history)
+    assert done > 50, f"only {done} messages are done: the run shows nothing"
+    return judged
+
+
+async def all_quiet(stage: Stage) -> None:
+    """Wait until nothing is pending; what never ends is found by the judge."""
+    assert stage.sim is not None
+    main = stage.sim.database.main
+    for _ in range(QUIET_S):
+        if not main.execute("select count(*) from messages where status = 0").get:
+            return
+        await asyncio.sleep(1)
+
+
+class Client:
+    """One of those who send, one call after the other."""
+
+    def __init__(self, stage: Stage, number: int) -> None:
+        self._stage = stage
+        self._cluster = stage.cluster
+        self._random: Stream = stream(current_loop().seed, f"client {number}")
+        self._deposits: list[tuple[str, str, int]] = []
+
+    async def act(self, *, until_s: float) -> None:
+        """Until that time."""
+        acts = (self.deposit, self.deposit, self.repeat, self.repeat, self.send, self.send, self.move, self.relay)
+        acts = (*acts, self.record, self.bump, self.send_later, self.conflict)
+        while current_loop().time() < until_s:
+            await asyncio.sleep(self._random.expovariate(1.0))
+            try:
+                await self._random.choice(acts)()
+            except (CoterieError, Overdrawn):
+                continue  # what came of it is in the database
+
+    async def deposit(self) -> None:
+        """Await one."""
+        await self._await(*self._new_deposit())
+
+    async def repeat(self) -> None:
+        """Await one that was sent before."""
+        if self._deposits:
+            await self._await(*self._random.choice(self._deposits[-4:]))
+
+    async def send(self) -> None:
+        """Send some, and wait for one of them."""
+        refs = [self._new_deposit() for _ in range(self._random.randint(1, 3))]
+        ids = [await self._send(*each) for each in refs]
+        await self._result(ids[-1])
+
+    async def move(self) -> None:
+        """Have money moved from one account to another."""
+        number, who, cents = self._new()
+        call = self._ref(who).transfer(number, cents, self._other())
+        self._told(number, await self._cluster.call(call, timeout=self._timeout_s()))
+
+    async def relay(self) -> None:
+        """Have one account await another: always a later one, or they would wait for each other."""
+        number, _, cents = self._new()
+        first, second = sorted(self._random.sample(range(ENTITIES), 2))
+        self._told(number, await self._ref(f"account-{first}").relay(number, cents, f"account-{second}"))
+
+    async def record(self) -> None:
+        """Have SQL committed together with a reply."""
+        number, who, cents = self._new()
+        self._told(number, await self._ref(who).record(number, cents))
+
+    async def bump(self) -> None:
+        """A volatile call."""
+        await self._ref(self._other()).bump(f"bump-{next(self._stage.numbers)}")
+
+    async def send_later(self) -> None:
+        """Send one for later, and perhaps take it back."""
+        number, who, cents = self._new()
+        delay_s = self._random.uniform(0.0, 20.0)
+        id_ = await self._cluster.send(self._ref(who).deposit(number, cents), delay=delay_s)
+        self._stage.mail.note("acknowledged", number, who, str(id_))
+        if self._random.random() < 0.4:
+            await asyncio.sleep(self._random.uniform(0.0, 10.0))
+            self._stage.mail.note("cancelled", str(id_))  # before it is known to be: its answer may be lost
+            await self._cluster.cancel(id_)
+
+    async def conflict(self) -> None:
+        """The same key with another amount must not do anything."""
+        if not self._deposits:
+            return
+        number, who, cents = self._random.choice(self._deposits)
+        try:
+            await self._ref(who).deposit(number, cents + 1)
+        except KeyConflict:
+            return
+
+    async def _await(self, number: str, who: str, cents: int) -> None:
+        self._told(number, await self._cluster.call(self._ref(who).deposit(number, cents), timeout=self._timeout_s()))
+
+    async def _send(self, number: str, who: str, cents: int) -> Any:
+        id_ = await self._cluster.send(self._ref(who).deposit(number, cents))
+        self._stage.mail.note("acknowledged", number, who, str(id_))
+        return id_
+
+    async def _result(self, id_: Any) -> None:
+        self._told(str(id_), await self._cluster.result(id_, timeout=self._timeout_s()))
+
+    def _told(self, id_: str, reply: Any) -> None:
+        self._stage.mail.note("told", id_, "", reply)
+
+    def _new_deposit(self) -> tuple[str, str, int]:
+        self._deposits.append(self._new())
+        return self._deposits[-1]
+
+    def _new(self) -> tuple[str, str, int]:
+        return f"n{next(self._stage.numbers)}", self._other(), self._random.randint(1, 99)
+
+    def _other(self) -> str:
+        return f"account-{self._random.randrange(ENTITIES)}"
+
+    def _ref(self, who: str) -> Any:
+        return self._stage.cluster.ref(self._stage.account, who)
+
+    def _timeout_s(self) -> float:
+        return self._random.choice(TIMEOUTS_S)

@@ -1,0 +1,182 @@
+"""Plans of messages' statements: rows by key whatever the planner believes, and nothing written past the fence."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coterie.storage.postgres import folding
+from coterie.storage.postgres.commits import SQL
+from coterie.storage.postgres.connections import session_settings
+from tests.unit.postgres.conftest import SHORT, new_storage, stranger
+from tests.unit.postgres.test_states_plans import nodes
+
+if TYPE_CHECKING:
+    import asyncpg
+
+pytestmark = pytest.mark.postgres
+
+FENCED = [*sorted(folding.FENCED & {"end_messages", "commit_handlers", "set_back"}), "suspect", "cancel_fenced"]
+STATEMENTS = [
+    "insert_messages", "read_back", *FENCED, "due", "fetch", "look", "find", "cancel", "revive", "revive_all", "list",
+    "list_dead", "remove_messages", "remove_dead", "purge_messages",
+]  # fmt: skip
+
+BY_ID, BY_KEY = ("messages_pkey", " id "), ("messages_key", " key ")
+PENDING, FAILED, WALK = ("messages_pending", " seat "), ("messages_failed", " entity_id "), ("messages_pkey", "cluster")
+FINDS = {
+    "read_back": {BY_ID, BY_KEY},
+    "end_messages": {BY_ID},
+    "commit_handlers": {BY_ID, BY_KEY},
+    "set_back": {BY_ID},
+    "due": {PENDING},
+    "fetch": {BY_ID},
+    "look": {BY_ID},
+    "find": {BY_KEY},
+    "suspect": {PENDING, FAILED},
+    "cancel": {BY_ID},
+    "cancel_fenced": {BY_ID},
+    "revive": {BY_ID},
+    "revive_all": {FAILED, BY_ID},
+    "list": {BY_ID},  # in order of ids, past one
+    "list_dead": {("messages_failed", "cluster")},
+    "remove_messages": {WALK, BY_ID},
+    "remove_dead": {("messages_failed", "cluster"), BY_ID},
+    "purge_messages": {BY_ID},
+}
+"""By which index, and which of its columns, a statement may look for messages. By their place it always may."""
+
+FILL = """
+insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)
+select 'default', 'r' || i, '', '', '', '{}', 1, '', '{}' from generate_series(1, 10) as i;
+insert into coterie.seats (cluster, name, "group", holder, epoch)
+select 'default', 's' || i, 'default', 'r' || i % 10 + 1, 1 from generate_series(1, 300) as i;
+insert into coterie.states
+select 'default', 'k' || i, 's' || i % 300, 'value', 1, 1 from generate_series(1, 20000) as i;
+insert into coterie.messages
+    (cluster, id, seat, entity_type, entity_id, method, key, sent_at, due_at, digest, payload, attempts)
+select 'default', lpad(to_hex(i), 32, '0'), 's' || i % 300, 'Account', 'e' || i % 5000, 'add',
+    case when i % 3 = 0 then 'k' || i end, now(), now(), '', 'payload', case when i % 1000 = 0 then 1 else 0 end
+from generate_series(1, 100000) as i;
+"""
+END = "update coterie.messages set status = 1, completed_at = now();"
+ANALYZE = "vacuum analyze"
+TABLES = {
+    "empty": [],
+    "empty and analyzed": [ANALYZE],
+    "100,000 pending, unknown to the planner": [FILL],
+    "100,000 pending": [FILL, ANALYZE],
+    "100,000 done": [FILL, END, ANALYZE],
+    "just bloated": [FILL, ANALYZE, END, "delete from coterie.messages where due_at > '-infinity' and key is null"],
+    "bloated and analyzed": [FILL, END, "delete from coterie.messages where id < lpad('18000', 32, '0')", "analyze"],
+}
+WALKED = {"suspect", "revive_all", "remove_messages", "remove_dead", "purge_messages"}
+"""Those that find by `id = any(…)`: before 17 that may be a walk as long as the table looks empty, see kv.sql."""
+
+
+async def plan_of(connection: asyncpg.Connection[Any], sql: str) -> dict[str, Any]:
+    """The plan that serves every value: our sessions ask for no other."""
+    count = len((await connection.prepare(sql)).get_parameters())
+    await connection.execute(f"prepare hot as {sql}")
+    text = await connection.fetchval(f"explain (format json) execute hot({', '.join(['null'] * count)})")
+    await connection.execute("deallocate hot")
+    plan: dict[str, Any] = json.loads(text)[0]["Plan"]
+    return plan
+
+
+def problems(name: str, plan: dict[str, Any]) -> list[str]:
+    """Scans of messages and states that walk more than the rows that were asked for."""
+    found = []
+    for node in nodes(plan):
+        table, kind = node.get("Relation Name"), node["Node Type"]
+        if table not in ("messages", "states") or kind in ("ModifyTable", "Tid Scan"):
+            continue
+        ways = {("states_pkey", " key ")} if table == "states" else FINDS[name]
+        condition = f"{node.get('Index Cond', '')}".replace("(", " ").replace(")", " ")
+        if not any(node.get("Index Name") == index and f" {column.strip()} " in condition for index, column in ways):
+            found.append(f"{kind} of {table} by {node.get('Index Name')}, {condition or 'nothing'}")
+    return found
+
+
+@pytest.mark.parametrize("tables", TABLES)
+async def test_messages_are_found_by_key(postgres_url: str, tables: str) -> None:
+    """STACK's trap: an end is found by its id and never through what is pending, a sweep only there; M3."""
+    async with new_storage(postgres_url):
+        pass
+    async with stranger(postgres_url) as connection:
+        await connection.execute("alter table coterie.messages set (autovacuum_enabled = off)")
+        for statement in TABLES[tables]:
+            await connection.execute(statement)
+        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        exempt = WALKED if tables.startswith("empty") and connection.get_server_version() < (17,) else set()
+        for name in STATEMENTS:
+            plan = await plan_of(connection, SQL[name])
+            assert name in exempt or problems(name, plan) == [], f"{name}: {json.dumps(plan, indent=1)}"
+
+
+@pytest.mark.parametrize("tables", ["empty", "100,000 pending"])
+async def test_nothing_is_written_that_does_not_come_through_the_fence(postgres_url: str, tables: str) -> None:
+    """C1, M3: each part that writes reads `held`, or what was made of it; both are locked, the runner first."""
+    async with new_storage(postgres_url):
+        pass
+    async with stranger(postgres_url) as connection:
+        for statement in TABLES[tables]:
+            await connection.execute(statement)
+        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        for name in FENCED:
+            plan = await plan_of(connection, SQL[name])
+            assert unfenced(plan) == [], name
+            parts = named(plan)
+            assert (parts["held"]["Node Type"], parts["me"]["Node Type"]) == ("LockRows", "LockRows"), name
+            assert "me" in read_by(parts["held"], parts), name
+
+
+def named(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parts of a statement by name."""
+    found = ((node.get("Subplan Name", ""), node) for node in nodes(plan))
+    return {name.removeprefix("CTE "): node for name, node in found if name.startswith("CTE ")}
+
+
+def read_by(node: dict[str, Any], parts: dict[str, dict[str, Any]]) -> set[str]:
+    """The parts that a node reads, those that they read among them."""
+    seen: set[str] = set()
+    waiting = [node]
+    while waiting:
+        direct = {each["CTE Name"] for each in nodes(waiting.pop()) if "CTE Name" in each} - seen
+        seen |= direct
+        waiting += [parts[name] for name in direct]
+    return seen
+
+
+def unfenced(plan: dict[str, Any]) -> list[str]:
+    """The tables that are written without reading the fence."""
+    parts = named(plan)
+    writers = [node for node in nodes(plan) if node["Node Type"] == "ModifyTable"]
+    assert writers, "it writes nothing"
+    return [
+        node["Relation Name"]
+        for node in writers
+        if "held" not in {name for part in node["Plans"] for name in read_by(part, parts)}
+    ]
+
+
+async def test_a_part_that_joins_no_fence_and_a_walk_are_seen(postgres_url: str) -> None:
+    """That the tests above can fail."""
+    async with new_storage(postgres_url):
+        pass
+    async with stranger(postgres_url) as connection:
+        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        careless = SQL["commit_handlers"].replace(
+            "from sends as s join judged as j on j.n = s.n\n", "from sends as s\n"
+        )
+        careless = careless.replace("where j.outcome is null\n    order by s.entity_type", "order by s.entity_type")
+        assert careless != SQL["commit_handlers"]
+        assert unfenced(await plan_of(connection, careless)) == ["messages"]
+        walking = SQL["fetch"].replace(" offset 0", "")
+        assert walking != SQL["fetch"]
+        assert problems("fetch", await plan_of(connection, walking)) != []
+        trapped = SQL["end_messages"].replace("id = i.message offset 0", "seat = i.seat and status = 0 offset 0")
+        assert trapped != SQL["end_messages"]
+        assert problems("end_messages", await plan_of(connection, trapped)) != []

@@ -1,0 +1,269 @@
+"""Messages in a file: how their rows are found, what the audit notes, and instants between two microseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import apsw
+import pytest
+
+from coterie.storage import migrations
+from coterie.storage.interface import Claim, Registration
+from coterie.storage.messages import Commit, Filter, Insert, Message, Policy, Setback, StateChange
+from coterie.storage.sqlite import completions, deliveries, records, seats, states
+from coterie.storage.sqlite.connection import open_memory
+from coterie.storage.sqlite.kv import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.unit.sqlite.conftest import Opener
+
+NOW = Scope("c", 1_800_000_000_123_456_789)
+RUNNER, SEAT = "a" * 32, "shard:default:1"
+CLAIM = Claim(RUNNER, SEAT, 1)
+LOST = Claim(RUNNER, SEAT, 2)
+
+FILL = """
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n < 2 * :each + 999)
+insert into messages (
+    cluster, id, seat, entity_type, entity_id, method, key, digest, status, sent_at_ns, due_at_ns, completed_at_ns,
+    payload
+)
+select
+    'c', printf('%032x', n), 'shard:default:' || (n % 100), 'Account', n % 500, 'add', iif(n % 5, null, n), x'', status,
+    n * 1000, n * 1000, iif(status = 0, null, n * 1000), zeroblob(50)
+from (select n, iif(n < :each, 1, iif(n < 2 * :each, 0, 2)) as status from numbers);
+"""
+
+
+@pytest.fixture
+def connection() -> Iterator[apsw.Connection]:
+    """Our tables in memory, with a runner that holds a seat."""
+    opened = open_memory()
+    for migration in migrations.load("coterie.storage.sqlite.migrations"):
+        opened.execute(migration.sql)
+    me = Registration(id=RUNNER, name="a", address="", host_id="", groups=("default",))
+    seats.register(opened, NOW, me)
+    opened.execute(
+        'insert into seats (cluster, name, "group", holder, epoch, effective_from_ns) values (?, ?, ?, ?, 1, 0)',
+        ("c", SEAT, "default", RUNNER),
+    )
+    yield opened
+    opened.close()
+
+
+def message(number: int, *, key: str | None = None, due_at: datetime | None = None, delay_s: float = 0.0) -> Message:
+    return Message(
+        id=f"{number:032x}",
+        seat=SEAT,
+        entity_type="Account",
+        entity_id="alice",
+        method="add",
+        payload=b"",
+        key=key,
+        due_at=due_at,
+        delay_s=delay_s,
+    )
+
+
+def inserted(connection: apsw.Connection, *numbers: int, scope: Scope = NOW) -> None:
+    for number in numbers:
+        assert completions.insert(connection, scope, Insert(message(number))).fresh
+
+
+# How rows are found
+
+BY_ID = {
+    "receipt",
+    "pending",
+    "complete",
+    "completed",
+    "fail",
+    "failed",
+    "fetch",
+    "suspect",
+    "look",
+    "cancel",
+    "revive",
+    "remove",
+}
+BY_OTHERS = {
+    "find": ["INDEX messages_key (cluster=? AND entity_type=? AND entity_id=? AND method=? AND key=?)"],
+    "due": ["COVERING INDEX messages_pending (cluster=? AND seat=? AND (due_at_ns,id)>(?,?) AND due_at_ns<?)"],
+    "suspects": [
+        "INDEX messages_pending (cluster=? AND seat=? AND due_at_ns<?)",
+        "INDEX messages_dead (cluster=? AND seat=? AND entity_type=?)",
+    ],
+    "chosen": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>?)"],
+    "chosen_pending": ["INDEX messages_pending (cluster=?)"],
+    "chosen_dead": ["INDEX messages_dead (cluster=?)"],
+    "revive_entity": ["INDEX messages_dead (cluster=?)"],
+    "hasten": ["INDEX messages_pending (cluster=?)"],
+    "last_of": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>?)"],
+    "purge": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>? AND id<?)"],
+    "insert": [],
+}
+
+
+def plan(connection: apsw.Connection, name: str) -> list[str]:
+    """How a statement reaches the messages."""
+    statement = records.SQL[name]
+    given = dict.fromkeys(re.findall(r":(\w+)", statement), 1) | {"ids": "[]"}
+    bindings = ("",) * 12 if name == "insert" else given
+    steps = [str(row[3]) for row in connection.execute(f"explain query plan {statement}", bindings)]
+    assert not [step for step in steps if step.startswith("SCAN messages")], (name, steps)
+    return [step.removeprefix("SEARCH messages USING ") for step in steps if step.startswith("SEARCH")]
+
+
+@pytest.mark.parametrize(("each", "analyzed"), [(0, False), (100_000, False), (100_000, True)])
+def test_every_statement_finds_its_messages_by_an_index(connection: apsw.Connection, each: int, analyzed: bool) -> None:
+    """STACK's trap: what ends a message finds it by its id, never among the pending ones. SQLite by itself never
+    analyzes, so the plans of a backlog are those of an empty table; should somebody analyze, they stay."""
+    if each:
+        connection.execute(FILL, {"each": each})
+    if analyzed:
+        connection.execute("analyze")
+    assert {*BY_ID, *BY_OTHERS} == {*records.SQL}
+    for name in BY_ID:
+        assert plan(connection, name) == ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id=?)"], name
+    for name, searches in BY_OTHERS.items():
+        assert plan(connection, name) == searches, name
+
+
+def test_plans_do_not_depend_on_values(connection: apsw.Connection) -> None:
+    """Otherwise the fence is prepared anew for each seat, which takes longer than all the rest of a commit."""
+    prepared: list[int] = []
+
+    def note(*_: object) -> int:
+        prepared.append(1)
+        return apsw.SQLITE_OK
+
+    connection.set_authorizer(note)  # it is asked about each part of a statement that is prepared
+    states.held(connection, "c", CLAIM)
+    assert prepared
+    prepared.clear()
+    for number in range(5):
+        states.held(connection, "c", Claim(f"{number}", f"shard:default:{number}", number))
+    assert not prepared
+
+
+# Commits of unknown outcome
+
+
+@pytest.mark.parametrize("part", ["reply", "state", "sends"])
+def test_what_another_run_of_the_handler_left_behind_is_not_this_commit(connection: apsw.Connection, part: str) -> None:
+    """0.6, INV-D2: "written" means that these bytes are stored, not others under the same epoch."""
+    inserted(connection, 1)
+    first = Commit(CLAIM, message(1).id, b"one", StateChange("e", b"one", 0), (message(11),))
+    assert completions.commit(connection, NOW, first) == "written"
+    assert completions.commit(connection, NOW, first) == "written"
+    other = {
+        "reply": Commit(CLAIM, first.message, b"two", first.state, first.sends),
+        "state": Commit(CLAIM, first.message, first.reply, StateChange("e", b"two", 0), first.sends),
+        "sends": Commit(CLAIM, first.message, first.reply, first.state, (message(12),)),
+    }
+    assert completions.commit(connection, NOW, other[part]) == "gone"
+
+
+def test_a_commit_that_happened_is_written_also_after_later_ones(connection: apsw.Connection) -> None:
+    inserted(connection, 1, 2)
+    commits = [Commit(CLAIM, message(n + 1).id, b"", StateChange("e", b"%d" % n, n)) for n in range(2)]
+    assert [completions.commit(connection, NOW, each) for each in commits * 2] == ["written"] * 4
+
+
+# The audit
+
+
+@pytest.mark.parametrize("audit", [True, False])
+async def test_what_the_fence_refuses_is_noted_if_that_is_set(new: Opener, audit: bool) -> None:
+    async with new(settings={"audit": audit}) as storage:
+        await storage.messages.insert(message(1))
+        first = message(1).id
+        assert await storage.messages.commit(Commit(LOST, first)) == "fenced"
+        assert await storage.messages.commit(Commit(LOST, state=StateChange("e", b"", 0))) == "fenced"
+        assert await storage.messages.setback(Setback(LOST, first, 1, "boom", None)) == "fenced"
+        assert not await storage.messages.cancel(first, LOST)
+        assert await storage.messages.suspect(LOST, [Policy("Account", 1, 1)]) == 0
+        sql = "select kind, runner, seat, epoch, note from audit order by id"
+        rows = await storage._main.read(lambda connection: connection.execute(sql).fetchall(), doing="look")
+    noted = [("refused", RUNNER, SEAT, 2, about) for about in (first, "e", first, first, "suspects")]
+    assert rows == (noted if audit else [])
+
+
+def test_a_commit_that_happened_is_no_refusal_for_the_audit(connection: apsw.Connection) -> None:
+    """The seat is lost by now, and an earlier try did it."""
+    inserted(connection, 1)
+    write = Commit(CLAIM, message(1).id, b"ok")
+    assert completions.commit(connection, NOW, write, audit=True) == "written"
+    connection.execute("update seats set epoch = 2")
+    assert completions.commit(connection, NOW, write, audit=True) == "written"
+    assert completions.commit(connection, NOW, Commit(CLAIM, message(1).id, b"other"), audit=True) == "fenced"
+    assert connection.execute("select count(*) from audit").get == 1
+
+
+# Instants
+
+
+def test_a_mark_is_exact_although_datetimes_know_microseconds_only(connection: apsw.Connection) -> None:
+    """A message that was seen is not seen again, and none is left out."""
+    inserted(connection, 1, 2)
+    inserted(connection, 3, scope=Scope("c", NOW.now_ns + 200))
+    after, seen = None, []
+    while rows := deliveries.due(connection, NOW, {SEAT: after}, ahead_s=0, most=1).rows:
+        seen.append(int(rows[0].id, 16))
+        after = (rows[0].due_at, rows[0].id)
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("due_at", "delay_s"),
+    [
+        (datetime.max.replace(tzinfo=UTC), 0.0),
+        (datetime.min.replace(tzinfo=UTC), 0.0),
+        (None, 1e300),
+        (None, float("inf")),
+    ],
+)
+def test_an_instant_that_the_file_cannot_hold_is_the_last_or_first_that_it_can(
+    connection: apsw.Connection, due_at: datetime | None, delay_s: float
+) -> None:
+    receipt = completions.insert(connection, NOW, Insert(message(1, due_at=due_at, delay_s=delay_s)))
+    is_due = bool(deliveries.due(connection, NOW, {SEAT: None}, ahead_s=0, most=1).rows)
+    assert is_due == (due_at is not None and due_at.year == 1)
+    assert receipt.due_at.year in (1970, 2262)
+
+
+def test_what_is_revived_is_due_in_whole_microseconds_too(connection: apsw.Connection) -> None:
+    inserted(connection, 1)
+    completions.setback(connection, NOW, Setback(CLAIM, message(1).id, 1, "boom", None))
+    assert records.revive(connection, NOW, id=None, entity_type="Account", entity_id="alice") == 1
+    due_at_ns = connection.execute("select due_at_ns from messages").get
+    assert due_at_ns % 1000 == 0
+    assert due_at_ns <= NOW.now_ns
+
+
+# Retention
+
+
+def test_a_purge_looks_no_further_than_it_is_told(connection: apsw.Connection) -> None:
+    """m17: also past what is done and old."""
+    connection.execute(FILL, {"each": 1000})
+    count, after = records.purge(connection, NOW, after="", retention_s=0, key_retention_s=0, most=100)
+    assert (count, int(after, 16)) == (100, 99)
+    assert len(records.listed(connection, NOW, Filter(status="done"), after=None, most=5000)) == 900
+    count, after = records.purge(connection, NOW, after=after, retention_s=0, key_retention_s=0, most=10_000)
+    assert (count, after) == (900, "")
+
+
+def test_a_dead_message_that_this_epoch_set_aside_keeps_its_place_among_the_suspects(
+    connection: apsw.Connection,
+) -> None:
+    """C5: asked again after an unknown outcome, those behind it are not counted."""
+    inserted(connection, 1, 2, scope=Scope("c", NOW.now_ns - 1_000_000_000))
+    policies = [Policy("Account", 1, 1)]
+    assert [deliveries.suspect(connection, NOW, CLAIM, policies) for _ in range(3)] == [1, 0, 0]
+    rows = records.look(connection, NOW, [message(1).id, message(2).id])
+    assert sorted((row.status, row.attempts) for row in rows) == [("dead", 1), ("pending", 0)]
