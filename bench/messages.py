@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import asyncpg
@@ -113,7 +113,8 @@ async def _client(url: str) -> AsyncIterator[Cluster]:
 
 
 def _spread(cluster: Cluster, entity: type, method: str) -> Work:
-    refs = itertools.cycle([cluster.ref(entity, f"{method}-{number}") for number in range(ENTITIES)])
+    entities = [cluster.ref(entity, f"{method}-{number}") for number in range(ENTITIES)]
+    refs: itertools.cycle[Any] = itertools.cycle(entities)
     return lambda: getattr(next(refs), method)(BODY)
 
 
@@ -133,7 +134,7 @@ async def _on_time(cluster: Cluster, engine: str) -> Row:
     times = [begin + timedelta(seconds=number * OVER_S / SCHEDULED) for number in range(SCHEDULED)]
     sends = [cluster.send(refs[n % 100].lateness(at.timestamp()), at=at) for n, at in enumerate(times)]
     sent = await asyncio.gather(*sends)
-    late = sorted([1e3 * each for each in await asyncio.gather(*(cluster.result(id, timeout="2m") for id in sent))])
+    late = sorted([1e3 * each for each in await asyncio.gather(*(cluster.result(each, timeout="2m") for each in sent))])
     p50, p99 = (late[len(late) * part // 100] for part in (50, 99))
     ratio = LATE_MOST_MS / p99 if late[0] >= 0 else 0.0  # none may be early
     return Limit(f"scheduled: late, {engine}", SCHEDULED, 0, 0, ratio, 1, p50, p99, "ms")

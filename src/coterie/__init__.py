@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from coterie.durable.keyvalue import KeyValueStore
     from coterie.entities.broadcasting import Replies
     from coterie.entities.entity import Entity
-    from coterie.entities.mail import MessageInfo, Messages
+    from coterie.entities.mail import FailedAttempt, MessageInfo, Messages
     from coterie.entities.rpcs import rpc
+    from coterie.entities.transacting import Transaction
     from coterie.errors import (
         AlreadyProcessing,
         AlreadyResolved,
@@ -75,6 +76,7 @@ __all__ = [
     "Duration",
     "Entity",
     "EntityNotAssigned",
+    "FailedAttempt",
     "Forked",
     "HeartbeatFailed",
     "KeyConflict",
@@ -108,6 +110,7 @@ __all__ = [
     "StateLoadFailed",
     "StatePersistFailed",
     "StepDiverged",
+    "Transaction",
     "TransactionTimeout",
     "UnknownEntity",
     "WorkflowError",
@@ -124,6 +127,7 @@ _HOMES = {
     "ClusterContext": "kernel.context",
     "Duration": "kernel.durations",
     "Entity": "entities.entity",
+    "FailedAttempt": "entities.mail",
     "KeyValueStore": "durable.keyvalue",
     "MessageId": "kernel.addresses",
     "MessageInfo": "entities.mail",
@@ -133,6 +137,7 @@ _HOMES = {
     "Settings": "settings",
     "ShardId": "kernel.addresses",
     "Snowflake": "kernel.snowflakes",
+    "Transaction": "entities.transacting",
     "current": "kernel.context",
     "rpc": "entities.rpcs",
     "within_cluster": "kernel.context",

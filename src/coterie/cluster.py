@@ -12,8 +12,10 @@ from coterie.connection import Connection, Doors, system_doors
 from coterie.durable.keyvalue import KeyValueStore, claim_here
 from coterie.entities.calls import require_call
 from coterie.entities.mail import Messages
+from coterie.entities.outcomes import refuse_inside_transaction
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
+from coterie.entities.work import handling
 from coterie.errors import Forked, NotStarted
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.codec import codec_for
@@ -431,9 +433,17 @@ class Cluster:
         return self._inside() or self._running
 
     def _claim(self) -> Claim | None:
-        """What the work that runs here must prove when it writes; nothing, if it is another cluster's work."""
-        inside = acting.get()
-        return claim_here() if inside is None or inside[0] is self else None
+        """What the work that runs here must prove when it writes; nothing, if it is another cluster's work.
+
+        Raises:
+            RuntimeError: It has a transaction open.
+        """
+        inside, work = acting.get(), handling.get()
+        if inside is not None and inside[0] is not self:
+            return None
+        if work is not None:
+            refuse_inside_transaction("a write to cluster.kv", work, instead="or write a table of your own in it")
+        return claim_here()
 
     def _acting(self) -> Connection:
         """Each call asks this, so it is written out."""

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from coterie.storage.interface import Storage
+    from tests.postgres import Server
 
-SERVERS = ["postgres", "pooled"]
+SESSIONS = ["test_ownership", "test_transactions", "test_messages_commits"]
+"""What has transactions of several statements is checked behind a pooler each time, the rest every night [GAP-07]."""
 
 Passing = Callable[[float], Awaitable[None]]
 
@@ -33,9 +35,18 @@ def new_storage(url: str, *, name: str = "default", check_schema: bool = True) -
     return open_storage(settings, incarnation="0" * 31 + "1", clock=clock, chance=chance, check_schema=check_schema)
 
 
-@pytest.fixture(params=["memory", "file", *(pytest.param(kind, marks=pytest.mark.postgres) for kind in SERVERS)])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "url" not in metafunc.fixturenames:
+        return
+    each_time = metafunc.module.__name__.rpartition(".")[2] in SESSIONS
+    pooled = [pytest.mark.postgres, *(() if each_time else (pytest.mark.nightly,))]
+    kinds = pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("pooled", marks=pooled)
+    metafunc.parametrize("url", ["memory", "file", *kinds], indirect=True)
+
+
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A fresh database of each kind; a pooled one is behind a pooler that lends sessions per transaction [GAP-07]."""
+    """An empty database of each kind; a pooled one is behind a pooler that lends sessions per transaction."""
     if request.param == "memory":
         yield "sqlite://"
     elif request.param == "file":
@@ -43,8 +54,24 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     elif request.param == "postgres":
         yield request.getfixturevalue("postgres_url")
     else:
-        with Pooler(request.getfixturevalue("postgres_url")) as pooler:
+        with Pooler(request.getfixturevalue("swept_url")) as pooler:
             yield pooler.url
+
+
+@pytest.fixture(scope="session")
+def shared_database(postgres_server: Server) -> Iterator[str]:
+    name = postgres_server.create_database()
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def swept_url(postgres_server: Server, shared_database: str) -> str:
+    """A database that was emptied, which takes half the time of a new one."""
+    postgres_server.execute(
+        "drop schema if exists coterie, public cascade", "create schema public", database=shared_database
+    )
+    return postgres_server.url(shared_database)
 
 
 @asynccontextmanager

@@ -95,7 +95,7 @@ async def test_a_new_holder_claims_what_it_loads(database: Database) -> None:
     await database.do("release", "a", "s1", 1)
     assert await database.do("acquire", "b", ["s1"]) == [("s1", 2, True)]
     loaded = await database.do("claim_states", "b", ["s1", "s1"], [2, 2], ["k", "none"])
-    assert sorted(loaded) == [("k", True, b"x", 1), ("none", True, None, 0)]
+    assert sorted(loaded) == [("k", True, b"x", 1, False), ("none", True, None, 0, False)]
     assert await database.connection.fetchval("select epoch from coterie.states") == 2
 
 
@@ -125,7 +125,7 @@ async def test_clusters_in_one_database_are_strangers(database: Database) -> Non
     for each, me, value in ((database, "a", b"1"), (other, "b", b"2")):
         assert await each.do("write_states", me, ["s1"], [1], ["k"], [value], [0]) == [("k", True, True)]
         assert await each.do("put_kv", me, ["s1"], [1], ["k"], [value], [1], [None]) == [("k", True, True)]
-    assert await database.do("claim_states", "a", ["s1"], [1], ["k"]) == [("k", True, b"1", 1)]
+    assert await database.do("claim_states", "a", ["s1"], [1], ["k"]) == [("k", True, b"1", 1, False)]
     assert (await database.do("renew", "a", 6.0))[0][2] == []
     assert await database.do("seats_without_runner") == await other.do("seats_without_runner") == []
 

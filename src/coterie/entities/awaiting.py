@@ -60,7 +60,10 @@ class Awaiting:
             if body and body != LOOK:
                 return read_reply(body, rpc)
             is_new, slice_s = False, min(slice_s * 2, _SLICE_MOST_S)
-            row = await self.seek(message.id, until_s=until_s)
+            try:
+                row = await self.seek(message.id, until_s=until_s)
+            except PersistenceError as error:  # of the look, not of the message, which is stored
+                raise too_late(message, until_s - began_s) from error
             if row is None:
                 raise MessageExpired(message_id=message.id)
             if row.status != "pending":

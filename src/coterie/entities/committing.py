@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.envelopes import FAILED
 from coterie.entities.failures import pack_failure
+from coterie.entities.ledgers import ENDED, ledger_of
+from coterie.entities.outcomes import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
 from coterie.kernel import chaos
 from coterie.kernel.tasks import Tasks
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from coterie.entities.answers import Answers
     from coterie.entities.residents import Resident
     from coterie.entities.work import Work
-    from coterie.storage.messages import Committed, Message, Messages, StateChange
+    from coterie.storage.messages import Committed, Message, Messages, StateChange, Transaction
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 """Between two tries to save, while the database is away: a blip delays a reply, nothing more."""
@@ -57,6 +59,7 @@ class Committing:
         answers: By what calls are answered.
         handles: Told what comes of them.
         hand_over: Brings a message that was stored to its owner.
+        most_bytes: Of a reply or a state that is stored.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class Committing:
         answers: Answers,
         handles: Handles,
         hand_over: Callable[[Message], None],
+        most_bytes: int,
     ) -> None:
         self._messages = messages
         self._answers = answers
         self._handles = handles
         self._hand_over = hand_over
+        self._most_bytes = most_bytes
         self._tasks = Tasks("entities/commits")
 
     def returned(self, work: Work, value: Any) -> None:
@@ -77,7 +82,8 @@ class Committing:
         try:
             body = b"" if work.rpc.is_stream else work.rpc.encode_result(value)
             change = _change(work)
-        except MalformedMessage as error:  # result or state does not fit its type: the handler's mistake
+            self._require_small(work, body, change)
+        except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler's mistake
             self._handles.raised(work, error)
             return
         self._save(work, body, change)
@@ -93,16 +99,15 @@ class Committing:
 
     def undo(self, work: Work) -> None:
         """Take back what a handler did: state, messages, SQL. What it changed elsewhere is its own affair."""
-        resident, ledger = work.resident, work.ledger
+        resident, ledger = work.resident, ledger_of(work)  # one that it has from now on takes nothing any more
         if resident.kept is not None and resident.entity is not None:
             resident.entity.state = resident.kept.restored()
-        if ledger is not None:
-            ledger.is_open = False
-            ledger.sends.clear()
-            ledger.forgets = False
-            transaction, ledger.transaction = ledger.transaction, None
-            if transaction is not None:
-                self._tasks.spawn(transaction.rollback(), name=f"roll back {work.target}")
+        ledger.is_open = False
+        ledger.sends.clear()
+        ledger.forgets = False
+        transaction, ledger.transaction = ledger.transaction, None
+        if transaction is not None:
+            self._tasks.spawn(transaction.rollback(), name=f"roll back {work.target}")
 
     async def stop(self) -> None:
         """Commit nothing more."""
@@ -110,17 +115,29 @@ class Committing:
 
     # The commit
 
+    def _require_small(self, work: Work, body: bytes, change: StateChange | None) -> None:
+        if work.is_stored:
+            require_small(body, what=work.rpc.result_what, most_bytes=self._most_bytes)
+        if change is not None and change.value is not None:
+            require_small(change.value, what=f"the state of {work.address}", most_bytes=self._most_bytes)
+
     def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
         ledger = work.ledger
-        if ledger is not None:
+        if ledger is None:
+            work.ledger = ENDED
+        else:
             ledger.is_open = False
         transaction = None if ledger is None else ledger.transaction
+        if transaction is not None and ledger.in_block:
+            problem = f"{work.target} has ended inside of its transaction: leave the block before"
+            self._handles.raised(work, RuntimeError(problem))
+            return
         sends = () if ledger is None else tuple(ledger.sends)
         write = Commit(
             work.resident.shard.tenure.claim, work.message_id if work.is_stored else None, body, change, sends
         )
         if transaction is not None:
-            self._tasks.spawn(self._with_transaction(work, write), name=f"commit {work.target}")
+            self._tasks.spawn(self._with_transaction(work, write, transaction), name=f"commit {work.target}")
         elif self._messages is None or not (work.is_stored or change or sends):
             self._written(work, write)
         else:
@@ -158,7 +175,7 @@ class Committing:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
             try:
-                self._judge(work, write, await self._messages.commit(write))
+                self._judge(work, write, await self._messages.commit(write), is_new=False)
             except PersistenceError as error:
                 if error.outcome != "refused":
                     continue
@@ -166,7 +183,7 @@ class Committing:
             return
         self._lost(work, "it lost the shard before the reply was saved")
 
-    async def _with_transaction(self, work: Work, write: Commit) -> None:
+    async def _with_transaction(self, work: Work, write: Commit, transaction: Transaction) -> None:
         """An unknown outcome is not asked for again: the SQL cannot be repeated without the handler.
 
         Nothing is doubted for long: the message, or the state, tells whoever runs or loads it next.
@@ -174,15 +191,15 @@ class Committing:
         if chaos.on:
             await chaos.point("committing.before_transaction")
         try:
-            told = await work.ledger.transaction.commit(write)
+            told = await transaction.commit(write)
         except Exception as error:  # noqa: BLE001 our own errors, and a user's statement that failed
             self._handles.raised(work, error)
         else:
             self._judge(work, write, told)
 
-    def _judge(self, work: Work, write: Commit, told: Committed) -> None:
+    def _judge(self, work: Work, write: Commit, told: Committed, *, is_new: bool = True) -> None:
         if told == "written":
-            self._written(work, write)
+            self._written(work, write, is_new=is_new)
         elif told == "stale":
             problem = "its state is of another version than the one that was loaded"
             self._handles.raised(work, PersistenceError(doing=f"save the state of {work.address}", problem=problem))
@@ -191,7 +208,7 @@ class Committing:
         else:
             self._lost(work, "it lost the shard before the reply was saved")
 
-    def _written(self, work: Work, write: Commit) -> None:
+    def _written(self, work: Work, write: Commit, *, is_new: bool = True) -> None:
         resident, change = work.resident, write.state
         if change is not None and resident.kept is not None:
             resident.kept.committed(change)
@@ -200,7 +217,7 @@ class Committing:
             work.reply(write.reply)
         else:
             self._answers.say(work, write.reply)
-        for message in write.sends:
+        for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner knows
             self._hand_over(message)
         if work.ledger is not None and work.ledger.forgets:
             self._handles.dropped(resident)

@@ -46,7 +46,10 @@ AHEAD_S = 60.0
 MEMORY_MOST = 20_000
 """Stored messages in memory: beyond it they stay in storage until there is room."""
 _ENDED_MOST = 50_000
-_REMEMBER_S = 5.0
+_REMEMBER_S = 15.0
+"""For how long at least it is remembered that a message has ended here."""
+_FRESH_S = 4.0
+"""How old a hand-over may be to be believed: well within what is remembered, though clocks are set back."""
 _STEP_S = 0.001
 """A change of the database's clock against ours that is worth another look at what is due next."""
 _SUSPECT_S = 5.0
@@ -124,7 +127,7 @@ class Deliveries:
     def forget_ended(self) -> None:
         """A sweep begins: what ended before the last one began cannot be in its answer any more.
 
-        It is remembered a while longer, for hand-overs that were long on their way.
+        It is remembered longer, for hand-overs that were long on their way.
         """
         now_s = self._loop.time()
         if now_s - self._forgot_s > _REMEMBER_S or len(self._ended) > _ENDED_MOST // 2:
@@ -179,6 +182,9 @@ class Deliveries:
             shelf.later.add(address)  # those behind it stay, too, until a whole round has passed
         elif address in shelf.blocked:
             return
+        elif not swept and late_s > _FRESH_S:
+            shelf.blocked.add(address)  # it may have run since, by a sweep: storage knows
+            self._wake()
         elif late_s < -AHEAD_S or len(self.inbox) >= MEMORY_MOST:
             if late_s >= 0:
                 shelf.blocked.add(address)
@@ -200,23 +206,24 @@ class Deliveries:
             self.arrived(shelf.early.popleft())
 
     def _work(self, delivery: Delivery, shelf: Shelf) -> StoredWork:
-        return self._put(
-            shelf,
+        work = StoredWork(
             delivery.entity_type,
             delivery.entity_id,
             delivery.method,
             delivery.payload,
-            message_id=delivery.id,
+            math.inf,
+            math.inf,
+            delivery.id,
             key=delivery.key,
             trace_id=delivery.trace_id or delivery.id,
             attempt=delivery.attempts + 1,
         )
+        return self._put(shelf, work)
 
-    def _put(self, shelf: Shelf, *facts: Any, message_id: str, **more: Any) -> StoredWork:
-        """A work for an attempt, in memory."""
-        work = StoredWork(*facts, math.inf, math.inf, message_id, (), **more)
+    def _put(self, shelf: Shelf, work: StoredWork) -> StoredWork:
+        """A work for an attempt, into memory."""
         work.ledger, work.deliveries, work.shelf = Ledger(), self, shelf
-        self.inbox[message_id] = shelf.works[message_id] = work
+        self.inbox[work.message_id] = shelf.works[work.message_id] = work
         return work
 
     # What is due later
@@ -357,18 +364,19 @@ class Deliveries:
         shelf = self.shelves.get(work.shelf.tenure.seat)
         if shelf is work.shelf and shelf is not None:
             # Another work for another attempt: the host is done with this one.
-            following = self._put(
-                shelf,
+            following = StoredWork(
                 work.entity_type,
                 work.entity_id,
                 work.method,
                 work.payload,
-                message_id=work.message_id,
+                math.inf,
+                math.inf,
+                work.message_id,
                 key=work.key,
                 trace_id=work.trace_id,
                 attempt=work.attempt + 1,
             )
-            self._later(following, self.now_s() + again_s)
+            self._later(self._put(shelf, following), self.now_s() + again_s)
 
 
 def _tell(waiter: Any, body: bytes) -> None:

@@ -57,6 +57,7 @@ class Handlers:
         rest: Told of an entity that has nothing to do.
         messages: Where what handlers leave behind is committed; None for a probe.
         hand_over: Brings a message that a handler sent to its owner.
+        most_bytes: Of a reply or a state that is stored.
 
     Promise:
         Of one entity no more handlers run at once than its concurrency says. A call whose deadline has passed does
@@ -72,6 +73,7 @@ class Handlers:
         rest: Callable[[Resident], None],
         messages: Messages | None,
         hand_over: Callable[[Message], None],
+        most_bytes: int,
     ) -> None:
         self.waiting: dict[Work, None] = {}
         """Calls that wait for something: those that a cancellation can reach."""
@@ -82,7 +84,7 @@ class Handlers:
         self._time = self._loop.time
         self._deadlines = Deadlines(self._loop, self._sweep)
         self.serving = Serving(self)
-        self._committing = Committing(messages, answers, self, hand_over)
+        self._committing = Committing(messages, answers, self, hand_over, most_bytes)
 
     def admit(self, work: Work) -> None:
         """Let a call run: its entity has room for it."""

@@ -87,7 +87,13 @@ class Host:
         self.idling = Idling(self._loop, lambda: self._hosted.values(), self._evict)
         messages = None if storage is None else storage.messages
         self.handlers = Handlers(
-            self, self.answers, counts=self.counts, rest=self.idling.rest, messages=messages, hand_over=hand_over
+            self,
+            self.answers,
+            counts=self.counts,
+            rest=self.idling.rest,
+            messages=messages,
+            hand_over=hand_over,
+            most_bytes=settings.frame_limit,
         )
         self._push = self.handlers.serving.push
         self.farewells = Farewells()

@@ -14,12 +14,15 @@ class Ledger:
     Most volatile calls have none. A stored message has one from the beginning, since it has an end to commit.
     """
 
-    __slots__ = ("calls", "forgets", "is_open", "sends", "transaction")
+    __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "transaction")
 
     def __init__(self) -> None:
         self.sends: list[Message] = []
         """Messages that the handler sent: stored when it has ended well, then handed over."""
         self.transaction: Transaction | None = None
+        """SQL of the handler's own, begun and not undone."""
+        self.in_block = False
+        """Whether the handler is inside of `async with self.transaction()`."""
         self.forgets = False
         """Whether the entity's state is to be deleted."""
         self.calls = 0
@@ -31,6 +34,18 @@ class Ledger:
         """The number of the next persisted call that the handler awaits, from 1."""
         self.calls += 1
         return self.calls
+
+
+def has_ended(work: Any) -> bool:
+    """Whether the handler of a work that has begun runs no more: what asks now is something that it left running."""
+    if work.ledger is None:  # a volatile call: it is closed when it has ended, or when nobody waits and it is stopped
+        return not work.is_open and not work.is_stopped
+    return not work.ledger.is_open
+
+
+ENDED = Ledger()
+"""Of a volatile call that has ended and left nothing behind but its state: closed while that is committed."""
+ENDED.is_open = False
 
 
 def ledger_of(work: Any) -> Ledger:

@@ -114,6 +114,7 @@ class Messages:
         """
         chosen = _filter(status=status, entity=entity, older_than=older_than)
         found: list[MessageInfo] = []
+        after = after if after is None else str(after)  # plain text: that is what databases take
         while len(found) < limit:
             most = min(_PAGE, limit - len(found))
             rows = await self._source().list(chosen, after=after, most=most)
@@ -138,7 +139,7 @@ class Messages:
             MessageExpired: It is not there.
         """
         row = await self._row(id)
-        revived = await self._source().revive(id=id)
+        revived = await self._source().revive(id=row.id)
         if revived:
             self._hint(row.seat)
         return revived > 0
@@ -175,7 +176,7 @@ class Messages:
         return total
 
     async def _row(self, id: str) -> MessageRow:
-        rows = await self._source().look([id])
+        rows = await self._source().look([str(id)])
         if not rows:
             raise MessageExpired(message_id=id)
         return rows[0]

@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 from coterie.entities.envelopes import MARK, read_marked
 from coterie.entities.failures import read_failure
 from coterie.entities.keys import shown_key
-from coterie.errors import KeyConflict, MessageDead, ReentrantCall, SendTimeout
+from coterie.errors import KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from coterie.entities.calls import Call
     from coterie.entities.definitions import EntityType
     from coterie.entities.rpcs import Rpc
     from coterie.entities.work import Work
     from coterie.storage.messages import Message, MessageRow, Receipt
+
+_LATEST_YEAR, _DELAY_MOST_S = 2200, 36_525 * 86_400.0
+"""A century ahead: not every database can count much further."""
 
 
 def read_reply(body: bytes, rpc: Rpc) -> Any:
@@ -58,10 +63,29 @@ def refuse_waiting_for_itself(call: Call[Any], entity_type: EntityType[Any], out
         raise ReentrantCall(target=repr(call), chain=" → ".join([*(each for each, _ in chain), address]))
 
 
-def refuse_inside_transaction(call: Call[Any], outer: Work) -> None:
-    """Refuse to wait for another entity while the database's locks are held [C3]."""
-    if outer.ledger is not None and outer.ledger.transaction is not None:
+def refuse_far_future(call: Call[Any], *, at: datetime | None, delay_s: float) -> None:
+    """Refuse an instant that not every database can hold."""
+    if delay_s > _DELAY_MOST_S:
+        days, most = delay_s / 86_400, _DELAY_MOST_S / 86_400
+        raise ValueError(f"{call!r} is delayed by {days:,.0f} days, more than the {most:,.0f} that a message can wait")
+    if at is not None and at.year >= _LATEST_YEAR:
+        raise ValueError(f"{call!r} is to run at {at}: a message can wait until the year {_LATEST_YEAR}")
+
+
+def require_small(data: bytes, *, what: str, most_bytes: int) -> None:
+    """Refuse what is too large to be stored: it would hold up its neighbours."""
+    if len(data) > most_bytes:
+        raise MalformedMessage(
+            what=what,
+            problem=f"{len(data):,} bytes, more than the {most_bytes:,} that are allowed",
+            hint="put large data elsewhere and keep its name, or raise frame_limit on all runners",
+        )
+
+
+def refuse_inside_transaction(what: str, outer: Work, *, instead: str = "or give it to cluster.send(…)") -> None:
+    """Refuse to wait for another commit while the database's locks are held: on SQLite it needs the same one [C3]."""
+    if outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
         raise RuntimeError(
-            f"{call!r} is awaited while {outer.target} has a transaction open, which would hold its locks: "
-            "await it before the transaction, or give it to cluster.send(…)"
+            f"{what} is awaited while {outer.target} has a transaction open, which holds locks until the rpc ends: "
+            f"await it before the transaction, {instead}"
         )

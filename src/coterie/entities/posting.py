@@ -20,14 +20,16 @@ from coterie.entities.awaiting import Awaiting
 from coterie.entities.deliveries import AHEAD_S
 from coterie.entities.handovers import Kind, delivery_of, pack, read_cancelled
 from coterie.entities.keys import derived_key, key_of
-from coterie.entities.ledgers import ledger_of
+from coterie.entities.ledgers import has_ended, ledger_of
 from coterie.entities.outcomes import (
     conflict,
     dead,
     read_reply,
+    refuse_far_future,
     refuse_inside_transaction,
     refuse_waiting_for_itself,
     require_same,
+    require_small,
 )
 from coterie.entities.work import handling
 from coterie.errors import MessageExpired, PersistenceError, SendTimeout
@@ -76,7 +78,7 @@ class Posting:
         """Store a call and wait for its reply."""
         outer = handling.get()
         if outer is not None:
-            refuse_inside_transaction(call, outer)
+            refuse_inside_transaction(repr(call), outer)
             refuse_waiting_for_itself(call, entity_type, outer)
         until_s = _now_s() + self._calling.within_s(call.timeout_s)
         message = self._message(call, entity_type, outer, derives=True)
@@ -97,8 +99,10 @@ class Posting:
         """Store a call; inside a handler, together with all that the handler leaves behind, once it has ended well."""
         outer = handling.get()
         message = self._message(call, entity_type, outer, at=at, delay_s=delay_s)
-        if outer is not None and outer.has_begun and (outer.ledger is None or outer.ledger.is_open):
-            return await self._collect(call, message, outer)
+        if outer is not None and outer.has_begun and not has_ended(outer):
+            collected = await self._collect(call, message, outer)
+            if collected is not None:
+                return collected
         until_s = _now_s() + self._calling.within_s(call.timeout_s)
         receipt = await self._stored(message, until_s=until_s)
         if receipt.fresh:
@@ -152,8 +156,9 @@ class Posting:
 
     def hand_over(self, message: Message) -> None:
         """Bring a message that a handler sent, and that is stored now, to its owner; nobody waits for the answer."""
-        due_s = 0.0 if message.due_at is None else message.due_at.timestamp()
-        if due_s - self._storage_now_s() <= AHEAD_S:
+        now_s = self._storage_now_s()
+        due_s = now_s if message.due_at is None else message.due_at.timestamp()
+        if due_s - now_s <= AHEAD_S:
             self._bring(message, due_s)
 
     def hint(self, seat: str) -> None:
@@ -184,6 +189,8 @@ class Posting:
         at: datetime | None = None,
         delay_s: float = 0.0,
     ) -> Message:
+        refuse_far_future(call, at=at, delay_s=delay_s)
+        require_small(call.payload, what=repr(call), most_bytes=self._calling.here.settings.frame_limit)
         message_id = self._ids.draw()
         key, digest = key_of(call.rpc, call.payload, call.key)
         if derives and key is None and outer is not None and outer.is_stored and outer.ledger.is_open:
@@ -205,19 +212,24 @@ class Posting:
 
     async def _stored(self, message: Message, *, until_s: float) -> Receipt:
         """Store a message. While the database is away it is tried again, under the same id, until the deadline."""
-        pause_s = _PAUSE_S
+        pause_s, doubt = _PAUSE_S, None
         while True:
             try:
                 return await self._storage.messages.insert(message)
             except PersistenceError as error:
+                doubt = error if error.outcome == "unknown" else doubt
                 if error.outcome == "refused" or _now_s() + pause_s >= until_s:
-                    raise
+                    raise doubt or error from None  # an earlier try may have worked, whatever became of this one
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
-    async def _collect(self, call: Call[Any], message: Message, outer: Work) -> MessageId[Any]:
-        """A key that is used already is found now: when the handler commits, it would be a conflict [M6]."""
-        sends = ledger_of(outer).sends
+    async def _collect(self, call: Call[Any], message: Message, outer: Work) -> MessageId[Any] | None:
+        """For the handler's commit; None: it has ended meanwhile, and this is something that it left running.
+
+        A key that is used already is found now: in the commit it would be a conflict [M6].
+        """
+        ledger = ledger_of(outer)
+        sends = ledger.sends
         if message.key is not None:
             same = next((each for each in sends if _has_same_key(each, message)), None)
             if same is not None and same.digest != message.digest:
@@ -229,6 +241,8 @@ class Posting:
                 require_same(call, message, found)
             if same is not None or found is not None:
                 return MessageId(same.id if same is not None else found.id if found is not None else "")
+        if not ledger.is_open:
+            return None
         if message.delay_s:
             due_at = to_datetime(int((self._storage_now_s() + message.delay_s) * 1e9))
             message = msgspec.structs.replace(message, due_at=due_at, delay_s=0.0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.entities.entity import Entity
-from coterie.entities.ledgers import ledger_of
+from coterie.entities.ledgers import has_ended, ledger_of
 from coterie.entities.resources import Resources
+from coterie.entities.transacting import Block
 from coterie.entities.work import handling
 from coterie.errors import NotStarted
 from coterie.kernel.addresses import MessageId
@@ -18,7 +19,7 @@ from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import ClusterContext, enter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
     from contextvars import Context
     from datetime import datetime
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from coterie.entities.occupancy import ShardOccupant
     from coterie.entities.work import Work
     from coterie.settings import Settings
-    from coterie.storage.messages import Transaction
 
 R = TypeVar("R")
 
@@ -152,24 +152,12 @@ class Resident:
     def _spawn_resource(self, work: Any) -> asyncio.Task[None]:
         return self.shard.tasks.spawn(work, name=f"{self.address} resource", context=self.new_context())
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Transaction]:
+    def transaction(self) -> Block:
         """SQL of the user's own, committed when the handler that runs here has ended."""
-        work = self._handled(what="a transaction")
-        if self.shard.storage is None:
+        work, storage = self._handled(what="a transaction"), self.shard.storage
+        if storage is None:
             raise NotStarted(what=f"the database of {self.address}", hint="a probe has none: use simulate(…)")
-        ledger = ledger_of(work)
-        if ledger.transaction is None:
-            limit_s = self.shard.transaction_limit_s
-            ledger.transaction = self.shard.storage.transaction(limit_s=limit_s)
-        transaction = ledger.transaction
-        try:
-            yield transaction
-        except BaseException:
-            if ledger.transaction is transaction:
-                ledger.transaction = None
-                await transaction.rollback()
-            raise
+        return Block(work, partial(storage.transaction, limit_s=self.shard.transaction_limit_s))
 
     def forget(self) -> None:
         """Delete its state with the commit of the handler that runs here."""
@@ -184,7 +172,7 @@ class Resident:
         work = handling.get()
         if work is None or work.resident is not self or not work.has_begun:
             raise RuntimeError(f"{what} of {self.address} belongs to one of its rpcs: use it inside of one")
-        if work.ledger is not None and not work.ledger.is_open:
+        if has_ended(work):
             raise RuntimeError(f"{work.target} has ended: {what} cannot be used by what it left running")
         return work
 

@@ -1,7 +1,8 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
-The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages` (in a file of
-their own), ownership, the schema and the cluster's secret. Each part speaks in plain values: texts, bytes, whole numbers; encoding is the caller's business.
+The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages` and `executions`
+(in files of their own), ownership, the schema and the cluster's secret. Each part speaks in plain values: texts, bytes,
+whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke while the commit was under way).
@@ -17,12 +18,14 @@ import msgspec
 
 from coterie.errors import LeadershipLost
 from coterie.kernel.service import Service
+from coterie.storage.executions import Stamp
 from coterie.storage.messages import Commit, Insert, Setback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from coterie.storage.executions import Executions
     from coterie.storage.messages import Messages, Transaction
     from coterie.storage.migrations import Migration, Phase
 
@@ -99,6 +102,10 @@ class StateSave(msgspec.Struct, frozen=True, gc=False):
     key: str
     value: bytes
     version: int
+    ttl_s: float | None = None
+    """After how long without another save it expires; None: never."""
+    keep: int = 0
+    """How many of the last states stay in its history."""
 
 
 Written = Literal["written", "fenced", "conflict"]
@@ -110,9 +117,28 @@ class StateLoaded(msgspec.Struct, frozen=True, gc=False):
 
     value: bytes | None
     version: int
+    expired: bool = False
+    """Whether its time is over: as good as none, but the next state follows its version."""
 
 
-Write = KvPut | KvSwap | KvRemove | StateSave | Insert | Commit | Setback
+class StateRow(msgspec.Struct, frozen=True):
+    """A state as it was saved, for those who look at it from outside."""
+
+    value: bytes
+    version: int
+    epoch: int
+    runner: str
+    """The name of the runner that saved it."""
+    saved_at: datetime
+    reason: str = ""
+    """Why it was set aside; empty: it was not, it is part of the history."""
+
+
+ASIDE_MOST = 5
+"""How many states of a key are kept aside: the last ones."""
+
+
+Write = KvPut | KvSwap | KvRemove | StateSave | Stamp | Insert | Commit | Setback
 """What goes through the group writer: concurrent writes share transactions, each stays independent."""
 
 
@@ -185,6 +211,22 @@ class States(Protocol):
 
     async def verify(self, claim: Claim) -> bool:
         """Whether the seat is held at this epoch just now."""
+        ...
+
+    async def set_aside(self, claim: Claim, key: str, reason: str) -> bool:
+        """Keep a copy of what is stored, before something else takes its place; False: the seat is not held."""
+        ...
+
+    async def peek(self, key: str) -> StateRow | None:
+        """The state as it is, for those who hold nothing. Expired ones are not there."""
+        ...
+
+    async def history(self, key: str) -> Sequence[StateRow]:
+        """What `StateSave.keep` has kept, and what was set aside: the newest first."""
+        ...
+
+    async def purge(self, *, most: int) -> int:
+        """Delete up to `most` states that have expired, with their histories; how many it were."""
         ...
 
 
@@ -396,6 +438,7 @@ class Storage(Service):
 
     kv: Kv
     states: States
+    executions: Executions
     machines: Machines
     messages: Messages
     schema: Schema

@@ -11,7 +11,7 @@ counts. All instants are the database's.
 
 from __future__ import annotations
 
-from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec

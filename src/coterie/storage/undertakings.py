@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _FAILED = "an earlier statement of it failed"
 _ENDED = "it has ended"
+_BACK = "it was rolled back"
 
 UNDONE = "the transaction is rolled back, nothing of it is written"
 """The hint of an error that has ended a transaction."""
@@ -122,9 +123,9 @@ class Undertaking:
     async def rollback(self) -> None:
         """Undo all of it. Never raises."""
         if self._began is None:
-            self._ended = self._ended or _ENDED
+            self._ended = self._ended or _BACK
         else:
-            await asyncio.shield(asyncio.gather(self._end(_ENDED), return_exceptions=True))
+            await asyncio.shield(asyncio.gather(self._end(_BACK), return_exceptions=True))
 
     async def _run(self, work: Callable[[], Awaitable[T]]) -> T:
         async with self._turn:

@@ -15,18 +15,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from coterie import Cluster, CoterieError, Entity, KeyConflict, Retry, current, rpc
+from coterie import Cluster, CoterieError, Entity, KeyConflict, PersistenceError, Retry, current, rpc
+from coterie.testing.message_events import Over, Sent
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
 from coterie.testing.simulation import Simulation, simulate
 
 from .calls import EVERYTHING
-from .mail import ATTEMPTS, Began, Book, Mail, book_of, judge
+from .mail import ATTEMPTS, Asked, Book, Mail, Strange, book_of, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from coterie.testing.seeds import Stream
+
+    from .mail import Outcome
 
 RUNNERS = 5
 CLIENTS = 8
@@ -62,20 +65,19 @@ class Stage:
         self.mail.watch(sim)
 
     @contextmanager
-    def running(self, entity: Entity[Book], number: str, *, is_stored: bool = True) -> Iterator[None]:
+    def running(self, entity: Entity[Book], number: str) -> Iterator[None]:
         """A handler of an account runs."""
         here = current()
         assert here.runner_id is not None
         assert here.epoch is not None
-        owner, id_ = (here.runner_id, here.epoch), str(here.message_id)
-        began = Began(id_, number, entity.id, *owner, here.attempt, is_stored, self.mail.clock_ns())
-        self.mail.note("began", id_, entity.id, began)
-        self._compare(entity, number, owner, here.seat)
+        id_ = str(here.message_id)
+        self.mail.began(id_, entity.id, epoch=here.epoch, attempt=here.attempt)
+        self._compare(entity, number, (here.runner_id, here.epoch), here.seat)
         try:
             yield
             self._have_defects(number, here.attempt)
         finally:
-            self.mail.note("ended", id_, entity.id, owner)
+            self.mail.note(Over(id_, entity.id, here.epoch))
 
     def _compare(self, entity: Entity[Book], number: str, owner: tuple[str, int], seat: str | None) -> None:
         """While the seat is held, what is in memory when a handler begins is what is committed [M7]."""
@@ -86,7 +88,7 @@ class Stage:
         stored = main.execute("select value from states where key = ?", (f"entity-state:Account/{entity.id}",)).get
         committed = Book() if stored is None else book_of(stored)
         if entity.state != committed:
-            self.mail.note("strange", number, entity.id, entity.state, committed)
+            self.mail.note(Strange(entity.id, number, entity.state, committed))
 
     def _have_defects(self, number: str, attempt: int) -> None:
         """After all that a handler does, so that there is something to undo."""
@@ -140,16 +142,13 @@ def new_stage(**settings: Any) -> Stage:
         @rpc
         async def bump(self, number: str) -> int:
             """A volatile call that changes state."""
-            with stage.running(self, number, is_stored=False):
+            with stage.running(self, number):
                 self.state.extra += 1
-                self.state.last = str(current().message_id)
                 return self.state.extra
 
         async def apply(self, number: str, cents: int, think_s: float) -> list[Any]:
             book = self.state
             book.balance += cents
-            book.count += 1
-            book.last = str(current().message_id)
             await asyncio.sleep(think_s)
             if book.balance < -500:
                 raise Overdrawn(self.id)
@@ -173,10 +172,9 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
             sim.network.heal(sim.loop.test.name, runner.name)
         await all_quiet(stage)
         history = stage.mail.history()
-    judged = judge(history)
-    done = sum(event.what == "done" for event in history)
+    done = judge(history)
     assert done > 50, f"only {done} messages are done: the run shows nothing"
-    return judged
+    return done
 
 
 async def all_quiet(stage: Stage) -> None:
@@ -195,8 +193,11 @@ class Client:
     def __init__(self, stage: Stage, number: int) -> None:
         self._stage = stage
         self._cluster = stage.cluster
-        self._random: Stream = stream(current_loop().seed, f"client {number}")
+        self._name = f"client {number}"
+        self._random: Stream = stream(current_loop().seed, self._name)
         self._deposits: list[tuple[str, str, int]] = []
+        self._sending = ""
+        """The number of what is being stored."""
 
     async def act(self, *, until_s: float) -> None:
         """Until that time."""
@@ -204,42 +205,46 @@ class Client:
         acts = (*acts, self.record, self.bump, self.send_later, self.conflict)
         while current_loop().time() < until_s:
             await asyncio.sleep(self._random.expovariate(1.0))
+            self._sending = ""
             try:
                 await self._random.choice(acts)()
+            except PersistenceError as error:
+                self._note("unknown" if error.outcome == "unknown" else "failed")
             except (CoterieError, Overdrawn):
-                continue  # what came of it is in the database
+                self._note("unknown")  # what came of it is in the database
 
     async def deposit(self) -> None:
         """Await one."""
-        await self._await(*self._new_deposit())
+        number, who, cents = self._new_deposit()
+        await self._await(number, self._ref(who).deposit(number, cents))
 
     async def repeat(self) -> None:
         """Await one that was sent before."""
         if self._deposits:
-            await self._await(*self._random.choice(self._deposits[-4:]))
+            number, who, cents = self._random.choice(self._deposits[-4:])
+            await self._await(number, self._ref(who).deposit(number, cents))
 
     async def send(self) -> None:
         """Send some, and wait for one of them."""
-        refs = [self._new_deposit() for _ in range(self._random.randint(1, 3))]
-        ids = [await self._send(*each) for each in refs]
-        await self._result(ids[-1])
+        for _ in range(self._random.randint(1, 3)):
+            id_ = await self._send(*self._new_deposit())
+        self._stage.mail.told(str(id_), await self._cluster.result(id_, timeout=self._timeout_s()))
 
     async def move(self) -> None:
         """Have money moved from one account to another."""
         number, who, cents = self._new()
-        call = self._ref(who).transfer(number, cents, self._other())
-        self._told(number, await self._cluster.call(call, timeout=self._timeout_s()))
+        await self._await(number, self._ref(who).transfer(number, cents, self._other()))
 
     async def relay(self) -> None:
         """Have one account await another: always a later one, or they would wait for each other."""
         number, _, cents = self._new()
         first, second = sorted(self._random.sample(range(ENTITIES), 2))
-        self._told(number, await self._ref(f"account-{first}").relay(number, cents, f"account-{second}"))
+        await self._await(number, self._ref(f"account-{first}").relay(number, cents, f"account-{second}"))
 
     async def record(self) -> None:
         """Have SQL committed together with a reply."""
         number, who, cents = self._new()
-        self._told(number, await self._ref(who).record(number, cents))
+        await self._await(number, self._ref(who).record(number, cents))
 
     async def bump(self) -> None:
         """A volatile call."""
@@ -247,13 +252,10 @@ class Client:
 
     async def send_later(self) -> None:
         """Send one for later, and perhaps take it back."""
-        number, who, cents = self._new()
-        delay_s = self._random.uniform(0.0, 20.0)
-        id_ = await self._cluster.send(self._ref(who).deposit(number, cents), delay=delay_s)
-        self._stage.mail.note("acknowledged", number, who, str(id_))
+        id_ = await self._send(*self._new(), delay=self._random.uniform(0.0, 20.0))
         if self._random.random() < 0.4:
             await asyncio.sleep(self._random.uniform(0.0, 10.0))
-            self._stage.mail.note("cancelled", str(id_))  # before it is known to be: its answer may be lost
+            self._stage.mail.note(Asked(str(id_)))  # before it is known: its answer may be lost
             await self._cluster.cancel(id_)
 
     async def conflict(self) -> None:
@@ -266,19 +268,21 @@ class Client:
         except KeyConflict:
             return
 
-    async def _await(self, number: str, who: str, cents: int) -> None:
-        self._told(number, await self._cluster.call(self._ref(who).deposit(number, cents), timeout=self._timeout_s()))
+    async def _await(self, number: str, call: Any) -> None:
+        self._sending = number
+        self._stage.mail.told(number, await self._cluster.call(call, timeout=self._timeout_s()))
+        self._note("ok")
 
-    async def _send(self, number: str, who: str, cents: int) -> Any:
-        id_ = await self._cluster.send(self._ref(who).deposit(number, cents))
-        self._stage.mail.note("acknowledged", number, who, str(id_))
+    async def _send(self, number: str, who: str, cents: int, **when: Any) -> Any:
+        self._sending = number
+        id_ = await self._cluster.send(self._ref(who).deposit(number, cents), **when)
+        self._sending = ""
+        self._stage.mail.note(Sent(str(id_), who, self._name, number))
         return id_
 
-    async def _result(self, id_: Any) -> None:
-        self._told(str(id_), await self._cluster.result(id_, timeout=self._timeout_s()))
-
-    def _told(self, id_: str, reply: Any) -> None:
-        self._stage.mail.note("told", id_, "", reply)
+    def _note(self, outcome: Outcome) -> None:
+        if self._sending:
+            self._stage.mail.sent(self._sending, outcome)
 
     def _new_deposit(self) -> tuple[str, str, int]:
         self._deposits.append(self._new())

@@ -117,9 +117,7 @@ class FakeMessages:
     def _insert(self, message: Message) -> Receipt:
         first = None if message.key is None else self._keyed(message)
         row = first or self.rows.get(message.id) or self.add(message)
-        return Receipt(
-            row.id, row.id == message.id, row.due_at, now_at(), row.status, self.digests[row.id], row.reply
-        )
+        return Receipt(row.id, row.id == message.id, row.due_at, now_at(), row.status, self.digests[row.id], row.reply)
 
     def _keyed(self, message: Message) -> MessageRow | None:
         wanted = (message.entity_type, message.entity_id, message.method, message.key)
@@ -157,9 +155,7 @@ class FakeMessages:
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
         limit_s = now_at().timestamp() + ahead_s
-        pending = sorted(
-            (row.seat, row.due_at, row.id) for row in self._pending() if row.due_at.timestamp() <= limit_s
-        )
+        pending = sorted((row.seat, row.due_at, row.id) for row in self._pending() if row.due_at.timestamp() <= limit_s)
         found: list[Waiting] = []
         for seat, mark in after.items():
             mine = [(at, id_) for name, at, id_ in pending if name == seat and (mark is None or (at, id_) > mark)]
@@ -198,7 +194,9 @@ class FakeMessages:
         return found
 
     async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
-        wanted = Message(id="", seat="", entity_type=entity_type, entity_id=entity_id, method=method, payload=b"", key=key)
+        wanted = Message(
+            id="", seat="", entity_type=entity_type, entity_id=entity_id, method=method, payload=b"", key=key
+        )
         row = self._keyed(wanted)
         await self._passing("find", key)
         return None if row is None else Receipt(row.id, False, row.due_at, now_at(), row.status, self.digests[row.id])
@@ -306,9 +304,7 @@ class StoredGround(Ground):
     def bring(self, message: Message, *, epoch: int = 0, again: bool = False, store: bool = True) -> str:
         """Store a message and hand it over; what comes of it is in `told`."""
         row = self.messages.add(message) if store else self.messages.rows[message.id]
-        self.deliveries.hand_over(
-            _delivery(row), epoch=epoch, again=again, waiter=self.told[message.id].append
-        )
+        self.deliveries.hand_over(_delivery(row), epoch=epoch, again=again, waiter=self.told[message.id].append)
         return message.id
 
     def send(self, entity_id: str, method: str, *args: Any, **more: Any) -> str:
@@ -328,7 +324,9 @@ class StoredGround(Ground):
 
 
 @asynccontextmanager
-async def stored(*classes: type[Entity[Any]] | tuple[type[Entity[Any]], dict[str, Any]], **settings: Any) -> AsyncIterator[StoredGround]:
+async def stored(
+    *classes: type[Entity[Any]] | tuple[type[Entity[Any]], dict[str, Any]], **settings: Any
+) -> AsyncIterator[StoredGround]:
     """A host with a database, whose shards have been read."""
     ground = StoredGround(*classes, **settings)
     await ground.read()

@@ -129,7 +129,6 @@ async def test_what_cannot_work_is_said_before_anything_is_sent(url: str) -> Non
         cluster.shard_of("Acount", "a")
 
 
-
 async def test_shard_of_and_is_local(url: str) -> None:
     cluster, client = program(url, "anna"), program(url, "client")
     assert cluster.shard_of(Account, "a") == cluster.shard_of("Account", "a") == client.shard_of(Account, "a")

@@ -531,5 +531,3 @@ async def test_a_cancellation_that_storage_does_not_know_of_leaves_the_message_t
             await ground.host.cancel_stored(sent, ground.messages.rows[sent].seat)
         await passed(15)
         assert ground.status(sent) == ["done"], "nobody deleted it"
-
-

@@ -33,10 +33,21 @@ FENCE = statements.load("coterie.storage.postgres.sql", "fence.sql")["verify"]
 PATIENT = Limits(transaction_s=600)
 """The server ends no idle transaction before a test does."""
 
-SETTINGS = (
-    "application_name,search_path,TimeZone,transaction_isolation,statement_timeout,lock_timeout,synchronous_commit,"
-    "idle_in_transaction_session_timeout,jit,plan_cache_mode,enable_seqscan,enable_bitmapscan,enable_mergejoin"
-).split(",")
+SETTINGS = [
+    "application_name",
+    "search_path",
+    "TimeZone",
+    "transaction_isolation",
+    "statement_timeout",
+    "lock_timeout",
+    "synchronous_commit",
+    "idle_in_transaction_session_timeout",
+    "jit",
+    "plan_cache_mode",
+    "enable_seqscan",
+    "enable_bitmapscan",
+    "enable_mergejoin",
+]
 ASKED = "select name, setting from pg_settings where name = any($1) order by name"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SQL = {
     name: sql
-    for file in ("kv.sql", "fence.sql", "messages.sql", "audit.sql")
+    for file in ("kv.sql", "fence.sql", "leading.sql", "messages.sql", "audit.sql")
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from coterie.storage.executions import Stamp
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
 from coterie.storage.messages import Insert
 from coterie.storage.postgres import posting
@@ -21,28 +22,41 @@ if TYPE_CHECKING:
 
 Shape = (
     Literal[
-        "put", "insert", "replace", "discard", "present", "remove", "write_states", "put_kv", "swap_kv", "remove_kv"
+        "put",
+        "insert",
+        "replace",
+        "discard",
+        "present",
+        "remove",
+        "put_kv",
+        "swap_kv",
+        "remove_kv",
+        "write_states",
+        "save_states",
+        "stamp_executions",
     ]
     | posting.Shape
 )
-"""The statement that carries a write; its name in kv.sql, fence.sql or messages.sql."""
+"""The statement that carries a write; its name in kv.sql, fence.sql, leading.sql or messages.sql."""
 
-FENCED = frozenset[Shape](
-    {"write_states", "put_kv", "swap_kv", "remove_kv", "end_messages", "commit_handlers", "set_back"}
-)
+_LEADING = frozenset[Shape]({"write_states", "save_states", "stamp_executions"})
+
+FENCED = _LEADING | frozenset[Shape]({"put_kv", "swap_kv", "remove_kv", "end_messages", "commit_handlers", "set_back"})
 """Those in the name of seats. They tell of each write whether its seat was held."""
 
-_ONCE = frozenset[Shape]({"write_states", "swap_kv", "end_messages", "commit_handlers", "set_back"})
+_ONCE = _LEADING | frozenset[Shape]({"swap_kv", "end_messages", "commit_handlers", "set_back"})
 """Those that cannot carry a row twice: each save builds on the version that the one before it wrote."""
 
 _FENCED_COLUMNS: dict[Shape, tuple[str, ...]] = {
     "write_states": ("key", "value", "version"),
+    "save_states": ("key", "value", "version", "ttl_s", "keep"),
+    "stamp_executions": ("key", "runs", "ran_s", "progress_s", "error", "error_s", "note", "done", "total"),
     "put_kv": ("key", "value", "stamp", "ttl_s"),
     "swap_kv": ("key", "expected", "value", "stamp", "ttl_s"),
     "remove_kv": ("key",),
 }
 
-Keyed = KvPut | KvSwap | KvRemove | StateSave
+Keyed = KvPut | KvSwap | KvRemove | StateSave | Stamp
 _Spot = tuple[int, Shape, str]
 
 
@@ -79,7 +93,9 @@ def _spot(write: Write, before: Sequence[tuple[_Spot, Write]]) -> _Spot:
 
 def rows_of(write: Write) -> Sequence[Hashable]:
     """What a write touches: two that have a row in common go one after another."""
-    return posting.rows_of(write) if isinstance(write, posting.Post) else [(isinstance(write, StateSave), write.key)]
+    if isinstance(write, posting.Post):
+        return posting.rows_of(write)
+    return [("execution", write.key) if isinstance(write, Stamp) else (isinstance(write, StateSave), write.key)]
 
 
 def shape_of(write: Write) -> Shape:
@@ -87,7 +103,9 @@ def shape_of(write: Write) -> Shape:
     if isinstance(write, posting.Post):
         return posting.shape_of(write)
     if isinstance(write, StateSave):
-        return "write_states"
+        return "save_states" if write.keep or write.ttl_s is not None else "write_states"
+    if isinstance(write, Stamp):
+        return "stamp_executions"
     if isinstance(write, KvPut):
         return "put" if write.claim is None else "put_kv"
     if isinstance(write, KvRemove):
@@ -124,7 +142,7 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iterable[Any
         return posting.results(bucket.shape, _posts(bucket, writes), rows)
     if bucket.shape == "put":
         return [None] * len(bucket.places)
-    if bucket.shape == "write_states":
+    if bucket.shape in _LEADING:
         told = {key: _written(held=held, written=written) for key, held, written in rows}
         return [told[_keyed(writes[place]).key] for place in bucket.places]
     if bucket.shape in FENCED:

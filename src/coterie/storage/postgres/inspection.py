@@ -20,7 +20,9 @@ SQL = statements.load("coterie.storage.postgres.sql", "server.sql")
 
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "migrations": ("select",),
-    **dict.fromkeys(("kv", "runners", "leases", "seats", "states", "messages"), ("select", "insert", "update", "delete")),
+    **dict.fromkeys(
+        ("kv", "runners", "leases", "seats", "states", "messages"), ("select", "insert", "update", "delete")
+    ),
     "generations": ("select", "insert", "update"),
     **dict.fromkeys(("secrets", "agreements", "fingerprints"), ("select", "insert")),
     "machines": ("select", "insert", "update"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from coterie.storage.interface import StateLoaded
+from coterie.storage.interface import ASIDE_MOST, StateLoaded, StateRow
 from coterie.storage.postgres.commits import SQL
 
 if TYPE_CHECKING:
@@ -36,11 +36,33 @@ class PostgresStates:
         """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
         rows = await self._read("claim_states", claim, [key])
         row = rows[0]
-        return StateLoaded(row["value"], row["version"]) if row["held"] else None
+        return StateLoaded(row["value"], row["version"], row["expired"]) if row["held"] else None
 
     async def verify(self, claim: Claim) -> bool:
         """Whether the seat is held at this epoch just now. Waits for a hand-over that is under way."""
         return bool(await self._read("verify", claim))
+
+    async def set_aside(self, claim: Claim, key: str, reason: str) -> bool:
+        """Keep a copy of what is stored, before something else takes its place; False: the seat is not held."""
+        (row,) = await self._read("set_aside", claim, [key], [reason], ASIDE_MOST)
+        return bool(row["held"])
+
+    async def peek(self, key: str) -> StateRow | None:
+        """The state as it is, for those who hold nothing."""
+        self._check()
+        rows = await self._pool.read(SQL["peek_state"], self._cluster, key)
+        return StateRow(*rows[0]) if rows else None
+
+    async def history(self, key: str) -> Sequence[StateRow]:
+        """The last states, and what was set aside: the newest first."""
+        self._check()
+        return [StateRow(*row) for row in await self._pool.read(SQL["history_of_state"], self._cluster, key)]
+
+    async def purge(self, *, most: int) -> int:
+        """Delete up to `most` expired states, with their histories; how many it were."""
+        self._check()
+        (row,) = await self._pool.read(SQL["purge_states"], self._cluster, most)
+        return int(row[0])
 
     async def _read(self, name: str, claim: Claim, *values: object) -> Sequence[asyncpg.Record]:
         self._check()

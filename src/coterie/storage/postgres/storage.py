@@ -11,6 +11,7 @@ from coterie.storage.interface import Storage
 from coterie.storage.postgres import inspection, secrets
 from coterie.storage.postgres.commits import Committer
 from coterie.storage.postgres.connections import Connector, Limits
+from coterie.storage.postgres.executions import PostgresExecutions
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
 from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machines import PostgresMachines
@@ -49,6 +50,7 @@ class PostgresStorage(Storage):
 
     kv: PostgresKv
     states: PostgresStates
+    executions: PostgresExecutions
     machines: PostgresMachines
     messages: PostgresMessages
     schema: PostgresSchema
@@ -80,6 +82,9 @@ class PostgresStorage(Storage):
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
         self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.states = PostgresStates(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
+        self.executions = PostgresExecutions(
+            cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin
+        )
         self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.undertakings = Undertakings(

@@ -1,4 +1,4 @@
-"""State under the fence: plain functions to be run inside a transaction, and the face for the rest of coterie.
+"""State under the fence: plain functions to be run inside a transaction.
 
 The fence is a look at the seat inside the same `BEGIN IMMEDIATE` as the write: writers take turns, so nothing can
 change between the two [C1].
@@ -6,20 +6,17 @@ change between the two [C1].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from coterie.storage import statements
 from coterie.storage.interface import StateLoaded
 from coterie.storage.sqlite import seats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     import apsw
 
-    from coterie.storage.interface import Claim, StateSave, Write, Written
+    from coterie.storage.interface import Claim, StateSave, Written
     from coterie.storage.messages import StateChange
-    from coterie.storage.sqlite.database import Database
     from coterie.storage.sqlite.kv import Scope
 
 SQL = dict(statements.load(f"{__package__}.sql", "states.sql"))
@@ -81,35 +78,15 @@ def differs(connection: apsw.Connection, cluster: str, state: StateChange) -> bo
     return any(version == state.version + 1 and value != state.value for version, _, value in current)
 
 
-def load(connection: apsw.Connection, cluster: str, claim: Claim, key: str) -> StateLoaded | None:
+def load(connection: apsw.Connection, scope: Scope, claim: Claim, key: str) -> StateLoaded | None:
     """The state for a new holder, whose epoch marks the row; None: the seat is not held."""
-    if not held(connection, cluster, claim):
+    if not held(connection, scope.cluster, claim):
         return None
-    for value, version in connection.execute(SQL["claim"], _bindings(cluster, claim) | {"key": key}):
-        return StateLoaded(value, version)
+    names = _bindings(scope.cluster, claim) | {"key": key, "now_ns": scope.now_ns}
+    for value, version, expired in connection.execute(SQL["claim"], names):
+        return StateLoaded(value, version, bool(expired))
     return StateLoaded(None, 0)
 
 
 def _bindings(cluster: str, claim: Claim) -> dict[str, Any]:
     return {"cluster": cluster, "runner": claim.runner, "seat": claim.seat, "epoch": claim.epoch}
-
-
-class SqliteStates:
-    """State that is written in the name of seats. See `storage.interface.States`."""
-
-    def __init__(self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str) -> None:
-        self._database = database
-        self._write = write
-        self._cluster = cluster
-
-    async def save(self, write: StateSave) -> Written:
-        """Durable when it returns "written"."""
-        return cast("Written", await self._write(write))
-
-    async def load(self, claim: Claim, key: str) -> StateLoaded | None:
-        """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
-        return await self._database.transact(lambda c: load(c, self._cluster, claim, key), doing=f"load {key!r}")
-
-    async def verify(self, claim: Claim) -> bool:
-        """Whether the seat is held at this epoch just now."""
-        return await self._database.read(lambda c: held(c, self._cluster, claim), doing=f"look at {claim.seat!r}")

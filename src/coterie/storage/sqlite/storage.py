@@ -6,10 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime
+from coterie.storage.executions import Stamp
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
 from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.sqlite import completions, secrets, states
+from coterie.storage.sqlite import completions, leading, secrets
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
@@ -79,13 +80,16 @@ class SqliteStorage(Storage):
         super().__init__(what=f"storage {self.address}")
         self.groups = GroupWriter(self._commit)
         self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
-        self.states = states.SqliteStates(self._main, write=self.write, cluster=settings.name)
+        named: Any = {"write": self.write, "cluster": settings.name, "clock": clock}
+        self.states = leading.SqliteStates(self._main, **named)
+        self.executions = leading.SqliteExecutions(self._main, **named)
         self.machines = SqliteMachines(self._main, cluster=settings.name, clock=clock)
         audit = settings.audit
         self.messages = SqliteMessages(self._main, submit=self.submit, cluster=settings.name, clock=clock, audit=audit)
         self._handlers: dict[type, Handler] = {
             **{kind: partial(handler, audit=audit) for kind, handler in HANDLERS.items()},
-            StateSave: partial(states.save, audit=audit),
+            StateSave: partial(leading.save, audit=audit),
+            Stamp: partial(leading.stamp, audit=audit),
             Insert: completions.insert,
             Commit: partial(completions.commit, audit=audit),
             Setback: partial(completions.setback, audit=audit),

@@ -66,7 +66,7 @@ from items as i
 
 -- name: claim_states
 -- Load states for a new holder, marking the rows with its epoch. Per key: is the seat held, then value and version
--- (null and 0: none yet).
+-- (null and 0: none yet), and whether it has expired.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[]) as u (seat, epoch, key)
 ), me as materialized (
@@ -84,9 +84,10 @@ with items as materialized (
     set epoch = i.epoch, seat = i.seat
     from items as i join held on held.name = i.seat and held.epoch = i.epoch
     where t.cluster = $1 and t.key = any($5::text[]) and t.key = i.key and t.epoch <= i.epoch
-    returning t.key, t.value, t.version
+    returning t.key, t.value, t.version, coalesce(t.expires_at <= clock_timestamp(), false) as expired
 )
-select i.key, held.name is not null as held, claimed.value, coalesce(claimed.version, 0) as version
+select i.key, held.name is not null as held, claimed.value, coalesce(claimed.version, 0) as version,
+    coalesce(claimed.expired, false) as expired
 from items as i
     left join held on held.name = i.seat and held.epoch = i.epoch
     left join claimed on claimed.key = i.key;

@@ -18,7 +18,7 @@ where cluster = :cluster and key = :key and version = :version and epoch <= :epo
 -- The state of a key for a new holder, marked with its epoch.
 update states set epoch = :epoch, seat = :seat
 where cluster = :cluster and key = :key and epoch <= :epoch
-returning value, version;
+returning value, version, coalesce(expires_at_ns <= :now_ns, 0);
 
 -- name: delete
 -- No state any more, if its version is the expected one and nobody newer has claimed it.

@@ -1,0 +1,188 @@
+-- What leaders write: states with their history, and what they say of their work. Fenced as in fence.sql [C1, m14].
+
+-- name: save_states
+-- As `write_states`, and each state into its history. Per key, once each: was the seat held, was it written.
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::bigint[], $8::float8[], $9::int[])
+        as u (seat, epoch, key, value, version, ttl_s, keep)
+), me as materialized (
+    select id, name from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch, me.name as runner
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), inserted as (
+    insert into coterie.states (cluster, key, seat, value, version, epoch, runner, saved_at, expires_at)
+    select $1, i.key, i.seat, i.value, 1, i.epoch, held.runner, clock_timestamp(),
+        clock_timestamp() + make_interval(secs => i.ttl_s)
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    where i.version = 0
+    order by i.key
+    on conflict (cluster, key) do nothing
+    returning key, version
+), updated as (
+    insert into coterie.states as t (cluster, key, seat, value, version, epoch, runner, saved_at, expires_at)
+    select $1, i.key, i.seat, i.value, i.version + 1, i.epoch, i.runner, clock_timestamp(),
+        clock_timestamp() + make_interval(secs => i.ttl_s)
+    from (
+        select i.*, held.runner
+        from items as i join held on held.name = i.seat and held.epoch = i.epoch
+        where i.version > 0
+        offset 0 -- keeps it apart from what follows: no state is locked before the fence has given its row
+    ) as i
+    cross join lateral ( -- one lookup per key, see kv.sql
+        select from coterie.states as s
+        where s.cluster = $1 and s.key = i.key and s.version = i.version and s.epoch <= i.epoch
+        for no key update
+    ) as found
+    on conflict (cluster, key) do update -- always: the row is there, and locked
+    set value = excluded.value, version = excluded.version, epoch = excluded.epoch, seat = excluded.seat,
+        runner = excluded.runner, saved_at = excluded.saved_at, expires_at = excluded.expires_at
+    returning t.key, t.version
+), written as (
+    select key, version from inserted union all select key, version from updated
+), kept as (
+    insert into coterie.state_history as t (cluster, key, slot, version, epoch, runner, saved_at, value)
+    select $1, i.key, written.version % nullif(i.keep, 0), written.version, i.epoch, held.runner, clock_timestamp(), i.value
+    from items as i
+        join held on held.name = i.seat and held.epoch = i.epoch
+        join written on written.key = i.key
+    where i.keep > 0
+    order by i.key
+    on conflict (cluster, key, slot) do update
+    set version = excluded.version, epoch = excluded.epoch, runner = excluded.runner, saved_at = excluded.saved_at,
+        value = excluded.value, reason = ''
+)
+select i.key, held.name is not null as held, written.key is not null as written
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join written on written.key = i.key;
+
+-- name: set_aside
+-- Keep a copy of states before something else takes their place. Per key: was the seat held.
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::text[]) as u (seat, epoch, key, reason)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), kept as (
+    insert into coterie.state_history as t (cluster, key, slot, version, epoch, runner, saved_at, reason, value)
+    select $1, i.key, -1 - s.version % $7::int, s.version, s.epoch, coalesce(s.runner, ''),
+        coalesce(s.saved_at, clock_timestamp()), i.reason, s.value
+    from items as i
+        join held on held.name = i.seat and held.epoch = i.epoch
+        join coterie.states as s on s.cluster = $1 and s.key = i.key
+    order by i.key
+    on conflict (cluster, key, slot) do update
+    set version = excluded.version, epoch = excluded.epoch, runner = excluded.runner, saved_at = excluded.saved_at,
+        reason = excluded.reason, value = excluded.value
+)
+select i.key, held.name is not null as held
+from items as i left join held on held.name = i.seat and held.epoch = i.epoch;
+
+-- name: peek_state
+-- A state as it is, unless it has expired.
+select value, version, epoch, coalesce(runner, '') as runner, coalesce(saved_at, clock_timestamp()) as saved_at
+from coterie.states
+where cluster = $1 and key = $2 and (expires_at is null or expires_at > clock_timestamp());
+
+-- name: history_of_state
+-- The last states of a key and what was set aside, the newest first.
+select value, version, epoch, runner, saved_at, reason
+from coterie.state_history
+where cluster = $1 and key = $2
+order by version desc, slot desc;
+
+-- name: purge_states
+-- Delete some expired states, and their histories. How many states it were.
+with expired as materialized (
+    select key from coterie.states
+    where cluster = $1 and expires_at <= clock_timestamp()
+    order by expires_at limit $2
+    for update skip locked
+), gone as (
+    delete from coterie.states as s using expired where s.cluster = $1 and s.key = expired.key returning s.key
+), forgotten as (
+    delete from coterie.state_history as h using gone where h.cluster = $1 and h.key = gone.key
+)
+select count(*) from gone;
+
+-- name: begin_execution
+-- A new holder introduces itself. Whether it holds the seat, and what was known.
+with items as materialized (
+    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::float8[]) as u (seat, epoch, leader, expected_s)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), begun as (
+    insert into coterie.executions as x (cluster, seat, epoch, leader, since_at, alive_at, expected_s)
+    select $1, i.seat, i.epoch, i.leader, clock_timestamp(), clock_timestamp(), i.expected_s
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    on conflict (cluster, seat) do update
+    set epoch = excluded.epoch, leader = excluded.leader, expected_s = excluded.expected_s,
+        since_at = case when x.epoch = excluded.epoch then x.since_at else excluded.since_at end,
+        alive_at = excluded.alive_at
+    returning x.*
+)
+select held.name is not null as held, begun.*, clock_timestamp() as now
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join begun on begun.seat = i.seat;
+
+-- name: stamp_executions
+-- What leaders say of their work. Per seat, once each: was it held, was it written.
+with items as materialized (
+    select * from unnest(
+        $3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::float8[], $8::float8[], $9::text[], $10::float8[],
+        $11::text[], $12::bigint[], $13::bigint[]
+    ) as u (seat, epoch, key, runs, ran_s, progress_s, error, error_s, note, done, total)
+), me as materialized (
+    select id from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), written as (
+    update coterie.executions as x
+    set alive_at = clock_timestamp(), runs = i.runs, note = i.note, done = i.done, total = i.total,
+        ran_at = coalesce(clock_timestamp() - make_interval(secs => i.ran_s), x.ran_at),
+        progress_at = coalesce(clock_timestamp() - make_interval(secs => i.progress_s), x.progress_at),
+        error = coalesce(i.error, x.error),
+        error_at = coalesce(clock_timestamp() - make_interval(secs => i.error_s), x.error_at)
+    from items as i join held on held.name = i.seat and held.epoch = i.epoch
+    where x.cluster = $1 and x.seat = any($3::text[]) and x.seat = i.seat and x.epoch = i.epoch
+    returning x.seat
+)
+select i.key, held.name is not null as held, written.seat is not null as written
+from items as i
+    left join held on held.name = i.seat and held.epoch = i.epoch
+    left join written on written.seat = i.seat;
+
+-- name: list_executions
+-- What is known about the work on seats whose names begin with $2.
+select *, clock_timestamp() as now
+from coterie.executions
+where cluster = $1 and starts_with(seat, $2)
+order by seat;

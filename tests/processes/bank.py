@@ -1,0 +1,149 @@
+"""A bank whose accounts pay each other by persisted calls: `python bank.py` is a runner of it, or a client that pays.
+
+An account keeps the numbers of all payments that it has seen, in its state: what was done twice is there twice.
+
+Variables:
+    BANK_JOURNAL: The folder of the journals.
+    BANK_PAYS: How many payments a client has under way at once; without it this process is a runner.
+    BANK_PAUSE_S: How long it waits before the next one, at most.
+    BANK_DIE: The moment at which to die by SIGKILL, see `dying`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie import Cluster, Entity, current, rpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SHARDS = 12
+ACCOUNTS = 60
+OPENING = 200
+EARLY_S = 0.005
+"""By how much a handler may run too early: two clocks are read, one of them by the database."""
+
+
+@dataclass
+class Book:
+    """The state of an account."""
+
+    cents: int = OPENING
+    paid: list[int] = field(default_factory=list)
+    got: list[int] = field(default_factory=list)
+    early: list[int] = field(default_factory=list)
+
+
+class Overdrawn(Exception):
+    """There is not enough in it."""
+
+
+class Account(Entity[Book]):
+    """An account."""
+
+    @rpc
+    async def book(self) -> Book:
+        """All that it knows."""
+        return self.state
+
+    @rpc(persisted=True, key="number", errors=[Overdrawn])
+    async def transfer(
+        self, number: int, to: str, cents: int, *, strict: bool = False, not_before: float = 0.0, think_s: float = 0.0
+    ) -> str:
+        """Pay another account, in one commit with the message to it; the runner that did."""
+        note("began", number=number)
+        if time.time() < not_before - EARLY_S:
+            self.state.early.append(number)
+        self._pay(number, cents, strict=strict)
+        await self.cluster.send(self.cluster.ref(Account, to).receive(number, cents))
+        await asyncio.sleep(think_s)
+        return current().runner_id or ""
+
+    @rpc(persisted=True, errors=[Overdrawn])
+    async def withdraw(self, number: int, cents: int) -> None:
+        """Give money to a desk."""
+        self._pay(number, cents, strict=True)
+
+    @rpc(persisted=True)
+    async def receive(self, number: int, cents: int) -> None:
+        """Get money."""
+        self.state.cents += cents
+        self.state.got.append(number)
+
+    def _pay(self, number: int, cents: int, *, strict: bool) -> None:
+        self.state.cents -= cents
+        self.state.paid.append(number)
+        if strict and self.state.cents < 0:
+            raise Overdrawn(self.id)
+
+
+class Desk(Entity):
+    """Pays for others, by calls that it awaits: run again, it finds their replies [M6]."""
+
+    @rpc(persisted=True, key="number", errors=[Overdrawn])
+    async def pay(self, number: int, payer: str, to: str, cents: int) -> str:
+        """Take from one account, then give to the other; the runner that did."""
+        note("began", number=number)
+        await self.cluster.ref(Account, payer).withdraw(number, cents)
+        await self.cluster.ref(Account, to).receive(number, cents)
+        return current().runner_id or ""
+
+
+def program(cluster: Cluster) -> Cluster:
+    """Define the bank."""
+    cluster.entity(Account)
+    cluster.entity(concurrency=8)(Desk)
+    return cluster
+
+
+class Journal:
+    """Lines of JSON, each written at once: what was noted before a kill is there."""
+
+    def __init__(self) -> None:
+        path = Path(os.environ["BANK_JOURNAL"]) / f"{os.environ['COTERIE_RUNNER_NAME']}.{os.getpid()}.jsonl"
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def note(self, what: str, **fields: object) -> None:
+        os.write(self._file, json.dumps({"what": what, **fields}).encode() + b"\n")
+
+
+_journal: list[Journal] = []
+
+
+def note(what: str, **fields: object) -> None:
+    """Note something in the journal of this process."""
+    if not _journal:
+        _journal.append(Journal())
+    _journal[0].note(what, **fields)
+
+
+@asynccontextmanager
+async def noted_start() -> AsyncIterator[None]:
+    """Open the journal: this process works from now on."""
+    note("up")
+    yield
+
+
+def main() -> None:
+    from tests.processes import dying, payer
+
+    if moment := os.environ.get("BANK_DIE"):
+        dying.install(moment)
+    if pays := os.environ.get("BANK_PAYS"):
+        asyncio.run(payer.pay(int(pays), pause_s=float(os.environ.get("BANK_PAUSE_S", "0.1"))))
+    else:
+        cluster = program(Cluster())
+        cluster.setup(noted_start)
+        cluster.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A bank of real processes on a real database: runners, clients that pay, and what can be asked of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie import Cluster, CoterieError
+from coterie.testing import Process, processes
+from tests.processes.bank import ACCOUNTS, SHARDS, Account, program
+from tests.processes.books import Records, judge
+from tests.processes.stage import QUICK
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import AsyncIterator, Mapping
+
+    from coterie.testing import Processes
+
+BANK = Path(__file__).with_name("bank.py")
+ROOT = BANK.parent.parent.parent
+QUIET_S = 90.0
+
+
+class Branch:
+    """The processes of a bank, a client in this process, and what all have noted."""
+
+    def __init__(self, cluster: Processes, client: Cluster, records: Records) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.records = records
+        self.runners: list[Process] = []
+        self.clients: list[Process] = []
+        self.wait_until = cluster.wait_until
+        self.numbers = itertools.count(1)
+        self.retried = 0
+        """Messages that were dead at the end, and were run again."""
+
+    async def start_runners(self, n: int = 1, **variables: str) -> list[Process]:
+        """Start runners."""
+        new = await self._start(n, variables)
+        self.runners += new
+        return new
+
+    async def start_clients(self, n: int = 1, *, pays: int = 8, pause_s: float = 0.1, **variables: str) -> list[Process]:
+        """Start clients that pay."""
+        new = await self._start(n, {"BANK_PAYS": str(pays), "BANK_PAUSE_S": str(pause_s), **variables})
+        self.clients += new
+        return new
+
+    async def _start(self, n: int, variables: Mapping[str, str]) -> list[Process]:
+        await self.cluster.start(n, env=variables)
+        return self.cluster.runners[-n:]
+
+    async def working(self, *processes: Process, within: str = "60s") -> None:
+        """Wait until each of these runners has run a handler after this moment."""
+        before = dict(self.records.refresh().by)
+        names = [each.name for each in processes]
+        await self.wait_until(
+            lambda: all(self.records.refresh().by[name] > before.get(name, 0) for name in names), within=within
+        )
+
+    async def paying(self, more: int = 50, *, within: str = "60s") -> None:
+        """Wait until so many payments more were acknowledged that were asked for after this moment."""
+        now_s = time.monotonic()
+        await self.wait_until(
+            lambda: sum(told.at_s > now_s for told in self.records.refresh().told.values()) >= more, within=within
+        )
+
+    def account(self, name: str, *, timeout: float = 60.0) -> Account:
+        return self.client.ref(Account, name, timeout=timeout)
+
+    async def pending(self) -> int | None:
+        """How many messages have not ended, 1000 at most; None: the database is away."""
+        try:
+            return len(await self.client.messages.list(status="pending", limit=1000))
+        except CoterieError:
+            return None
+
+    async def close_day(self, *, within_s: float = QUIET_S) -> Counter[str]:
+        """Let clients and messages come to their end, and judge all of it; what there was."""
+        for each in self.clients:
+            if each.alive:
+                assert await each.stop(within=within_s) == 0, each.tail()
+        await self.wait_until(self._is_quiet, within=within_s)
+        books = {}
+        for number in range(ACCOUNTS):
+            books[f"account-{number}"] = await self.account(f"account-{number}").book()
+        counts = judge(self.records.refresh(), books)
+        counts["retried"] = self.retried
+        return counts
+
+    async def _is_quiet(self) -> bool:
+        """Nothing is pending; what is dead is run again: set aside is not lost."""
+        for message in await self.client.messages.list(status="dead", limit=100):
+            self.retried += await self.client.messages.retry(message.id)
+        return await self.pending() == 0
+
+
+@asynccontextmanager
+async def bank(
+    url: str,
+    folder: Path,
+    *,
+    runners: int = 3,
+    clients: int = 2,
+    pays: int = 8,
+    pause_s: float = 0.1,
+    times: Mapping[str, str] = QUICK,
+    directory: Path | None = None,
+) -> AsyncIterator[Branch]:
+    """A bank, open: all runners work, if somebody pays. Judged at the end."""
+    journals = folder / "journals"
+    journals.mkdir()
+    env = {
+        "BANK_JOURNAL": str(journals),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src",
+        "COTERIE_SHARDS": str(SHARDS),
+        "COTERIE_DRAIN": "5s",
+        **times,
+    }
+    client = program(Cluster(url, shards=SHARDS))
+
+    def ready(process: Process) -> object:
+        return (journals / f"{process.name}.{process.pid}.jsonl").exists()
+
+    opened = processes(BANK, runners=0, url=url, env=env, directory=directory, ready=ready)
+    async with opened as cluster, client.connect():
+        branch = Branch(cluster, client, Records(journals))
+        await branch.start_runners(runners)
+        await branch.start_clients(clients, pays=pays, pause_s=pause_s)
+        if clients:
+            await branch.working(*branch.runners)
+        yield branch
+        counts = await branch.close_day()
+        if clients:
+            assert counts["made"] > 50, f"hardly anything was paid: the test shows nothing: {counts}"
+

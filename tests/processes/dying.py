@@ -1,0 +1,72 @@
+"""A process that dies by SIGKILL at a moment of a message's path: "before commit 3", "during insert", "after load".
+
+Before: nothing of the statement has left. During: it was sent, and whatever came of it, no answer was read. After: the
+answer was read, and nobody has heard of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import coterie.cluster
+from coterie.connection import system_doors
+
+if TYPE_CHECKING:
+    from coterie.connection import Doors
+    from coterie.settings import Settings
+    from coterie.storage.interface import Storage
+
+DURING_S = 0.0005
+
+
+def install(moment: str) -> None:
+    """Let this process die at a moment."""
+    when, method, count = [*moment.split(), "1"][:3]
+    dying = Dying(when, method, int(count))
+
+    def doors(settings: Settings) -> Doors:
+        real = system_doors(settings)
+        return replace(real, open_storage=lambda incarnation: dying.storage(real.open_storage(incarnation)))
+
+    coterie.cluster.system_doors = doors
+
+
+class Dying:
+    """Counts the calls of one method and dies at one of them."""
+
+    def __init__(self, when: str, method: str, count: int) -> None:
+        self._when = when
+        self._method = method
+        self._left = count
+
+    def storage(self, storage: Storage) -> Storage:
+        """A storage on which this process dies."""
+        for part in (storage.messages, storage.states):
+            method = getattr(part, self._method, None)
+            if method is not None:
+                setattr(part, self._method, self._mortal(method))
+        return storage
+
+    def _mortal(self, method: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            self._left -= 1
+            if self._left:
+                return method(*args, **options)
+            if self._when == "before":
+                die()
+            if self._when == "during":
+                asyncio.get_running_loop().call_later(DURING_S, die)
+            doing = asyncio.ensure_future(method(*args, **options))
+            doing.add_done_callback(lambda _: die())  # the first to be told
+            return doing
+
+        return call
+
+
+def die() -> None:
+    """Like a power cut."""
+    os.kill(os.getpid(), signal.SIGKILL)
