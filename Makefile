@@ -7,9 +7,10 @@ UV := uv==0.13.7
 SEEDS ?= 200
 FRAMES ?= 1000000
 WORKLOAD ?= kv fenced seats calls
+MINUTES ?= 15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit simulation interleavings processes sim fuzz plants nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
+.PHONY: help demo test lint types unit simulation interleavings processes sim fuzz plants chaos nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -77,9 +78,14 @@ plants: .venv/dev.stamp ## plant every known bug and print which instrument foun
 	@$(PY) -m tests.simulation.plants
 	@$(PY) -m tests.interleavings plants
 
+chaos: .venv/dev.stamp ## real processes and their database broken at random on each engine: make chaos MINUTES=60
+	@$(PY) -m tests.processes.chaos_messages --engine postgres --minutes $(MINUTES)
+	@$(PY) -m tests.processes.chaos_messages --engine sqlite --minutes $(MINUTES)
+
 nightly: .venv/dev.stamp ## what takes too long for every change: all interleavings, 200 rounds of kill -9, 5,000 seeds
 	@$(PY) -m pytest -q tests -m nightly --timeout 3600
 	@$(MAKE) --no-print-directory plants
+	@$(MAKE) --no-print-directory chaos
 	@$(MAKE) --no-print-directory sim SEEDS=5000
 
 bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="--json" for machines

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.snowflakes import Snowflake
     from coterie.settings import Settings
+    from coterie.singletons.leader import Leader
+    from coterie.singletons.stamping import ExecutionMeta
+    from coterie.singletons.standing import SavedState, SingletonInfo, Singletons
 
 __all__ = [
     "AlreadyProcessing",
@@ -76,11 +79,13 @@ __all__ = [
     "Duration",
     "Entity",
     "EntityNotAssigned",
+    "ExecutionMeta",
     "FailedAttempt",
     "Forked",
     "HeartbeatFailed",
     "KeyConflict",
     "KeyValueStore",
+    "Leader",
     "LeaderHandoffFailed",
     "LeadershipLost",
     "MailboxFull",
@@ -99,6 +104,7 @@ __all__ = [
     "Retry",
     "RunnerFull",
     "RunnerUnavailable",
+    "SavedState",
     "ScheduleError",
     "SchemaDecodeFailed",
     "SendTimeout",
@@ -106,6 +112,8 @@ __all__ = [
     "ShardId",
     "ShuttingDown",
     "SingletonError",
+    "SingletonInfo",
+    "Singletons",
     "Snowflake",
     "StateLoadFailed",
     "StatePersistFailed",
@@ -127,15 +135,20 @@ _HOMES = {
     "ClusterContext": "kernel.context",
     "Duration": "kernel.durations",
     "Entity": "entities.entity",
+    "ExecutionMeta": "singletons.stamping",
     "FailedAttempt": "entities.mail",
     "KeyValueStore": "durable.keyvalue",
+    "Leader": "singletons.leader",
     "MessageId": "kernel.addresses",
     "MessageInfo": "entities.mail",
     "Messages": "entities.mail",
     "Replies": "entities.broadcasting",
     "Retry": "kernel.retry",
+    "SavedState": "singletons.standing",
     "Settings": "settings",
     "ShardId": "kernel.addresses",
+    "SingletonInfo": "singletons.standing",
+    "Singletons": "singletons.standing",
     "Snowflake": "kernel.snowflakes",
     "Transaction": "entities.transacting",
     "current": "kernel.context",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from coterie import signals
 from coterie.connection import Connection, Doors, system_doors
@@ -23,9 +23,11 @@ from coterie.kernel.durations import to_seconds
 from coterie.kernel.service import State
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
+from coterie.singletons.room import SingletonRoom
+from coterie.singletons.standing import Singletons
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from coterie.entities.broadcasting import Replies
@@ -33,14 +35,19 @@ if TYPE_CHECKING:
     from coterie.entities.entity import E, Entity
     from coterie.kernel.addresses import MessageId
     from coterie.kernel.durations import Duration
+    from coterie.kernel.retry import Retry
+    from coterie.kernel.versions import Migrations
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy
     from coterie.runner import Room
     from coterie.setups import Setup
+    from coterie.singletons.definitions import SingletonOptions
+    from coterie.singletons.leader import Leader
     from coterie.storage.interface import Claim, RunnerRow
 
 C = TypeVar("C", bound=Connection)
 T = TypeVar("T")
+R = TypeVar("R")
 P = ParamSpec("P")
 
 acting: ContextVar[tuple[Cluster, Connection] | None] = ContextVar("coterie_acting", default=None)
@@ -68,6 +75,7 @@ class Cluster:
     kv: KeyValueStore[Any]
     messages: Messages
     runners: Runners
+    singletons: Singletons
 
     def __init__(
         self,
@@ -86,7 +94,9 @@ class Cluster:
             lambda: self._acting().storage.messages, hint=lambda seat: self._acting().calling.posting.hint(seat)
         )
         self._entities = Entities(self, self._acting)
-        self._rooms: list[Room] = [self._entities]
+        self._singletons = SingletonRoom(self)
+        heartbeat_s = self.settings.heartbeat.total_seconds()
+        self.singletons = Singletons(self._acting, self._singletons.known, heartbeat_s=heartbeat_s)
         self._setups: list[Setup] = []
         self._running: Connection | None = None
 
@@ -130,6 +140,79 @@ class Cluster:
     def _add_entity(self, cls: Any, options: Any) -> Any:
         self._entities.add(cls, options)
         return cls
+
+    @overload
+    def singleton(
+        self,
+        name: str,
+        *,
+        state: type[R] | Callable[[], R],
+        group: str = ...,
+        every: Duration | None = ...,
+        ttl: Duration | None = ...,
+        version: int = ...,
+        migrations: Migrations | None = ...,
+        expected_interval: Duration | None = ...,
+        retry: Retry | None = ...,
+        takeover_delay: Duration | None = ...,
+        on_become_leader: Callable[[Leader[R]], Awaitable[None]] | None = ...,
+        on_lose_leadership: Callable[[Leader[R]], Awaitable[None]] | None = ...,
+    ) -> Callable[
+        [Callable[[Leader[R]], Coroutine[Any, Any, None]]], Callable[[Leader[R]], Coroutine[Any, Any, None]]
+    ]: ...
+    @overload
+    def singleton(
+        self,
+        name: str,
+        *,
+        state: None = ...,
+        group: str = ...,
+        every: Duration | None = ...,
+        expected_interval: Duration | None = ...,
+        retry: Retry | None = ...,
+        takeover_delay: Duration | None = ...,
+        on_become_leader: Callable[[Leader[None]], Awaitable[None]] | None = ...,
+        on_lose_leadership: Callable[[Leader[None]], Awaitable[None]] | None = ...,
+    ) -> Callable[
+        [Callable[[Leader[None]], Coroutine[Any, Any, None]]], Callable[[Leader[None]], Coroutine[Any, Any, None]]
+    ]: ...
+    def singleton(self, name: str, **options: Any) -> Any:
+        """Define a singleton: a body of work that one runner of the cluster runs, with state that survives it.
+
+        Example:
+            ```python
+            @cluster.singleton("importer", state=Progress)
+            async def importer(leader: Leader[Progress]) -> None:
+                while True:
+                    async with leader.update() as state:
+                        state.last_id += 1
+                    await leader.sleep("1s")
+            ```
+
+        Args:
+            name: Under which it is known in the cluster, and its state in the database.
+            options: By name:
+                state: The class of its state, or a function that makes the first one; none if left out.
+                group: The group whose runners may lead it.
+                every: Run the body again and again, from start to start; left out, it runs for as long as it likes.
+                ttl: After how long without a save the stored state is forgotten.
+                version: Of its state.
+                migrations: From each earlier version of its state to the next.
+                expected_interval: How often there should be progress; `every` if left out.
+                retry: How often a body that raises is tried here before another runner leads. Left out: for ever.
+                takeover_delay: How long to wait after a leader was lost without a farewell, for what cannot be fenced.
+                on_become_leader: Awaited before the body of each leadership; if it fails, another runner leads.
+                on_lose_leadership: Awaited after it, also when the lease is lost and when the runner stops.
+
+        Raises:
+            ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+        """
+
+        def add(body: Any) -> Any:
+            self._singletons.add(name, body, cast("SingletonOptions", options))
+            return body
+
+        return add
 
     def setup(self, fn: Setup, /) -> Setup:
         """Open what handlers need (a pool, a client) when a runner starts: before its first seat, until after its last.
@@ -414,8 +497,12 @@ class Cluster:
     ) -> Runner:
         """A runner of this cluster, not started yet."""
         settings = settings or self.settings
-        # Whoever brings occupants of his own has the shards for them, unless there are entities to sit there.
-        rooms = self._rooms if occupy is nobody or self._entities.types else []
+        # Whoever brings occupants of his own has the seats for them, unless a definition of ours sits there.
+        used: dict[Room, bool] = {
+            self._entities: bool(self._entities.types),
+            self._singletons: bool(self._singletons.known),
+        }
+        rooms = [room for room, is_used in used.items() if is_used or occupy is nobody]
         return Runner(
             settings,
             doors or system_doors(settings),

@@ -24,7 +24,7 @@ from coterie.setups import Setups
 from coterie.transport.routes import Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from coterie.connection import Doors
     from coterie.ownership.joining import Definition
@@ -127,6 +127,7 @@ class Runner(Connection):
         """Set when it has stopped, whoever stopped it."""
         self.left_behind: list[str] = []
         """The seats that it could not give back when it stopped: others take them when its lease has run out."""
+        self._last: list[Callable[[], Awaitable[None]]] = []
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
         self._occupiers = {room.kind: room.occupants(self) for room in rooms}
         self._occupy_rest = occupy(self)
@@ -148,6 +149,15 @@ class Runner(Connection):
     def tenure(self, seat: str) -> Tenure | None:
         """Our holding of a seat; None if it is not ours."""
         return None if self._life is None else self._life.membership.tenure(seat)
+
+    def at_end(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Have something awaited when it stops, after its last seat."""
+        self._last.append(last)
+
+    async def resign(self, seat: str, *, refuse: bool = False) -> None:
+        """Give up a seat now, to whoever is next. With `refuse` this runner does not take it again in this life."""
+        if self._life is not None:
+            await self._life.membership.resign(seat, refuse=refuse)
 
     async def _ready(self) -> None:
         await self._settled.wait()
@@ -173,6 +183,8 @@ class Runner(Connection):
             last.push_async_callback(self._close)
             last.push_async_callback(self._setups.close)
             last.push_async_callback(self.calling.stop)
+            for each in self._last:
+                last.push_async_callback(each)
             if self._life is not None:
                 last.push_async_callback(self._life.stop)
                 await self._leave(self._life.membership)

@@ -54,8 +54,23 @@ class Audit(Entity[Noted]):
         return sorted(self.state.numbers)
 
 
+class Clerk(Entity):
+    """Has no state, so that most of its calls have nothing to commit."""
+
+    @rpc
+    async def send_later(self, number: int) -> None:
+        stage.left.append(asyncio.create_task(self._send(number)))
+
+    async def _send(self, number: int) -> None:
+        await stage.go.wait()
+        await self.cluster.send(self.cluster.ref(Audit, "all").note(number))
+
+
 class Shop(Entity[Sold]):
-    """Sells: a row, a count in its state, a message to the audit. The words of `how` say what happens in the block."""
+    """Sells: a row, a count in its state, a message to the audit.
+
+    The words of `how` say what happens in the block, or "then …" after it.
+    """
 
     @rpc
     async def open(self) -> None:
@@ -114,12 +129,11 @@ class Shop(Entity[Sold]):
         async with self.transaction() as sql:
             await sql.execute(INSERT, number, self.id)
             self.state.count += 1
-        stage.left += [asyncio.create_task(self._later(lambda: _told(sql))), asyncio.create_task(self._later(self._new))]
+        stage.left += [
+            asyncio.create_task(self._later(lambda: _told(sql))),
+            asyncio.create_task(self._later(self._new)),
+        ]
         return await _told(sql)
-
-    @rpc
-    async def send_late(self, number: int) -> None:
-        stage.left.append(asyncio.create_task(self._later(lambda: self._send(number))))
 
     async def _sell(self, number: int, how: str = "") -> int:
         stage.runs += 1
@@ -130,8 +144,8 @@ class Shop(Entity[Sold]):
             assert await sql.execute(INSERT, number, self.id) == 1
             self.state.count += 1
             await self._send(number)
-            if how:
-                await self._act(how, sql)
+            await self._act(how, sql)
+        await self._act(how.removeprefix("then "), sql)
         return self.state.count
 
     async def _act(self, how: str, sql: Transaction) -> None:
@@ -184,8 +198,8 @@ async def _told(sql: Transaction) -> list[str]:
 def shops(url: str, **settings: Any) -> Cluster:
     """A cluster that knows them."""
     cluster = Cluster(url, shards=2, **{"retry": Retry(2, base="10ms"), "call_timeout": "30s", **settings})
-    cluster.entity(Shop)
-    cluster.entity(Audit)
+    for known in (Shop, Audit, Clerk):
+        cluster.entity(known)
     return cluster
 
 

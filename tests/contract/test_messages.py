@@ -207,12 +207,14 @@ async def test_what_has_ended_is_not_read_again(storage: Storage, a: Ownership) 
 
 
 async def test_a_pending_message_can_be_taken_back(storage: Storage, a: Ownership) -> None:
-    claim = await take(a, A)
+    """Without a claim only while nobody holds its seat: a holder may be running it."""
     await storage.messages.insert(message(1, key="k"))
     await storage.messages.insert(message(2))
     await storage.messages.insert(message(3))
     assert await storage.messages.cancel(id_of(1), None)
     assert not await storage.messages.cancel(id_of(1), None)
+    claim = await take(a, A)
+    assert not await storage.messages.cancel(id_of(2), None), "it is held"
     assert await storage.messages.cancel(id_of(2), claim)
     assert not await storage.messages.cancel(id_of(3), Claim(A, S1, claim.epoch + 1))
     await storage.messages.commit(Commit(claim, id_of(3)))

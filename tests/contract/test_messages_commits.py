@@ -116,7 +116,7 @@ async def refused(storage: Storage, claim: Claim) -> dict[str, Commit]:
     await storage.messages.insert(message(99, key="in use"))
     for number in (1, 2, 3, 4):
         await storage.messages.insert(message(number))
-    assert await storage.messages.cancel(id_of(2), None)
+    assert await storage.messages.cancel(id_of(2), claim)
     assert await storage.states.save(StateSave(claim, "e3", b"old", 0)) == "written"
     lost = Claim(claim.runner, claim.seat, claim.epoch + 1)
     return {
@@ -300,7 +300,7 @@ async def test_a_setback_counts_the_attempt_and_tries_again_later(
     assert [(each.number, each.error) for each in row.errors] == [(1, "boom")]
     assert before <= row.errors[0].at <= await storage.now()
     assert timedelta(seconds=0.19) <= row.due_at - row.errors[0].at <= timedelta(seconds=0.21)
-    assert await due_ids(storage) == []
+    assert await due_ids(storage) == [] or await storage.now() >= row.due_at, "it comes too early"
     await passing(0.25)
     assert await due_ids(storage) == [1]
     (delivery,) = await storage.messages.fetch([id_of(1)])

@@ -1,4 +1,4 @@
-"""`self.transaction()` in a handler, on every storage: the user's SQL commits with state, reply and sends, or not at all.
+"""`self.transaction()` in a handler: the user's SQL commits with state, reply and sends, or not at all.
 
 B3, D4, DUR-20, GAP-16; C1: the fence; C3, m18: the limit; M3: a connection of its own.
 """
@@ -14,11 +14,12 @@ from coterie import Cluster, Entity, MessageDead, PersistenceError, RemoteError,
 from coterie.storage.undertakings import Undertaking
 from coterie.testing import probe
 from tests.contract import shops
-from tests.contract.shops import Refused, Shop, Stage, audited, books, running
+from tests.contract.shops import Clerk, Refused, Shop, Stage, audited, books, running
 from tests.contract.test_states import evict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from coterie.storage.messages import Commit, Committed
 
@@ -30,9 +31,17 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
+@pytest.fixture(params=["memory", "file", pytest.param("postgres", marks=pytest.mark.postgres)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """What a pooler changes is below of all this."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return "sqlite://" if request.param == "memory" else f"sqlite:///{tmp_path}/work.db"
+
+
 @pytest.fixture
-async def cluster(url: str) -> AsyncIterator[Cluster]:
-    async with running(url) as cluster:
+async def cluster(place: str) -> AsyncIterator[Cluster]:
+    async with running(place) as cluster:
         yield cluster
 
 
@@ -58,6 +67,17 @@ async def test_a_handler_that_raises_leaves_nothing_and_the_next_one_works(clust
     assert await order(1) == 1
     assert await books(cluster) == (1, [1])
     assert await audited(cluster) == [1]
+
+
+@pytest.mark.parametrize("how", ["then raise", "then refuse"])
+async def test_a_handler_that_raises_behind_its_block_holds_nothing_any_more(place: str, how: str) -> None:
+    """C3: it is rolled back at once, not when its time is over."""
+    async with running(place, transaction_limit="10m") as cluster, asyncio.timeout(60):
+        with pytest.raises((Refused, RemoteError)):
+            await cluster.ref(Shop, "a").order_volatile(1, how)
+        assert await cluster.ref(Shop, "b").order(1) == 1
+        assert await books(cluster) == (0, [])
+        assert await audited(cluster) == [1]
 
 
 async def test_a_block_left_by_an_exception_never_was_and_the_rest_of_the_handler_counts(cluster: Cluster) -> None:
@@ -124,7 +144,7 @@ async def test_outside_of_its_block_and_of_its_handler_it_cannot_be_used(cluster
 
 async def test_what_a_volatile_handler_left_running_sends_by_itself(cluster: Cluster, stage: Stage) -> None:
     """No commit comes any more with which it could be stored: it must not be lost."""
-    await cluster.ref(Shop, "a").send_late(1)
+    await cluster.ref(Clerk, "a").send_later(1)
     stage.go.set()
     async with asyncio.timeout(20):
         await asyncio.gather(*stage.left)
@@ -151,9 +171,9 @@ async def test_only_an_rpc_has_one(cluster: Cluster) -> None:
 # What goes wrong
 
 
-async def test_past_the_limit_nothing_is_written_and_a_stored_message_is_tried_again(url: str, stage: Stage) -> None:
+async def test_past_the_limit_nothing_is_written_and_a_stored_message_is_tried_again(place: str, stage: Stage) -> None:
     """C3, m18: the handler hangs inside of its block."""
-    async with running(url, transaction_limit="300ms") as cluster:
+    async with running(place, transaction_limit="300ms") as cluster:
         ordering = asyncio.create_task(cluster.ref(Shop, "a").order(1, "wait"))
         async with asyncio.timeout(20):
             await stage.inside.wait()
@@ -228,14 +248,14 @@ async def test_a_connection_that_breaks_inside_of_the_block_costs_an_attempt(pos
         assert await audited(cluster) == [1]
 
 
-async def test_a_former_owner_commits_nothing(url: str, stage: Stage) -> None:
+async def test_a_former_owner_commits_nothing(place: str, stage: Stage) -> None:
     """C1, INV-F2: its shard went to another runner while its handler was inside of the block.
 
     It has only read until then: on SQLite what moves a seat waits for whoever writes.
     """
-    if url == "sqlite://":
+    if place == "sqlite://":
         pytest.skip("memory is one process's: see tests/simulation")
-    async with running(url, runner_name="one") as one, shops.shops(url, runner_name="two") as two:
+    async with running(place, runner_name="one") as one, shops.shops(place, runner_name="two") as two:
         await asyncio.gather(one.ready(timeout="30s"), two.ready(timeout="30s"))
         who = await held_by(one, "one")
         ordering = asyncio.create_task(two.ref(Shop, who).order(1, "wait first"))
@@ -269,11 +289,11 @@ async def take_away(winner: Cluster, victim: Cluster) -> None:
 # Room
 
 
-async def test_more_handlers_than_connections_take_turns(url: str) -> None:
+async def test_more_handlers_than_connections_take_turns(place: str) -> None:
     """F9: no more connections than `pool_size`, and nobody fails for want of one."""
-    if url == "sqlite://":
+    if place == "sqlite://":
         pytest.skip("in memory there is nothing to be opened")
-    async with running(url, pool_size=2, transaction_limit="20s", retry=Retry.never) as cluster:
+    async with running(place, pool_size=2, transaction_limit="20s", retry=Retry.never) as cluster:
         refs = [cluster.ref(Shop, f"shop-{number}") for number in range(12)]
         assert await asyncio.gather(*(ref.order(number) for number, ref in enumerate(refs))) == [1] * 12
         assert await audited(cluster) == list(range(12))

@@ -5,8 +5,10 @@ An account keeps the numbers of all payments that it has seen, in its state: wha
 Variables:
     BANK_JOURNAL: The folder of the journals.
     BANK_PAYS: How many payments a client has under way at once; without it this process is a runner.
+    BANK_HOW: In which ways it pays; all if left out.
+    BANK_TIMEOUT_S: How long it waits for an answer; now shortly, now long, if left out.
     BANK_PAUSE_S: How long it waits before the next one, at most.
-    BANK_DIE: The moment at which to die by SIGKILL, see `dying`.
+    BANK_DIE: The moment at which to die or to freeze, see `dying`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from coterie import Cluster, Entity, current, rpc
 
@@ -133,16 +135,25 @@ async def noted_start() -> AsyncIterator[None]:
 
 
 def main() -> None:
-    from tests.processes import dying, payer
+    from tests.processes import dying  # which knows us
 
     if moment := os.environ.get("BANK_DIE"):
         dying.install(moment)
-    if pays := os.environ.get("BANK_PAYS"):
-        asyncio.run(payer.pay(int(pays), pause_s=float(os.environ.get("BANK_PAUSE_S", "0.1"))))
+    if "BANK_PAYS" in os.environ:
+        asyncio.run(pay_on())
     else:
         cluster = program(Cluster())
         cluster.setup(noted_start)
         cluster.run()
+
+
+async def pay_on() -> None:
+    from tests.processes.payer import TIMEOUTS, How, pay
+
+    told = os.environ
+    hows = [how for how in get_args(How) if how in told.get("BANK_HOW", how)]
+    timeouts = [float(told["BANK_TIMEOUT_S"])] if "BANK_TIMEOUT_S" in told else TIMEOUTS
+    await pay(int(told["BANK_PAYS"]), hows=hows, timeouts=timeouts, pause_s=float(told["BANK_PAUSE_S"]))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ class Records:
         self.by: dict[str, int] = defaultdict(int)
         """How many of those on which process."""
         self.failed: Counter[str] = Counter()
+        """Errors of clients, by their codes: they asked again."""
+        self.halted: list[str] = []
+        """What came of statements in which a process was frozen."""
         self._read: dict[Path, int] = {}
 
     def refresh(self) -> Records:
@@ -57,6 +60,8 @@ class Records:
         what, number = str(line["what"]), int(str(line.get("number", 0)))
         if what == "up":
             pass
+        elif what == "halted":
+            self.halted.append(str(line["outcome"]))
         elif what == "began":
             self.began[number] += 1
             self.by[process] += 1

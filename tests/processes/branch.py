@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError
 from coterie.testing import Process, processes
+from coterie.testing.proxy import Proxy
+from coterie.testing.servers import free_port
 from tests.processes.bank import ACCOUNTS, SHARDS, Account, program
 from tests.processes.books import Records, judge
 from tests.processes.stage import QUICK
@@ -18,7 +20,9 @@ from tests.processes.stage import QUICK
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Mapping
+    from contextlib import ExitStack
 
+    from coterie import MessageId
     from coterie.testing import Processes
 
 BANK = Path(__file__).with_name("bank.py")
@@ -46,15 +50,27 @@ class Branch:
         self.runners += new
         return new
 
-    async def start_clients(self, n: int = 1, *, pays: int = 8, pause_s: float = 0.1, **variables: str) -> list[Process]:
+    async def start_behind_proxy(self, stack: ExitStack) -> Proxy:
+        """Start a runner that others reach over a network which can be broken; it ends with the stack."""
+        port = free_port()
+        wire = Proxy("127.0.0.1", port)
+        wire.start()
+        stack.callback(wire.close)
+        await self.start_runners(COTERIE_LISTEN=f"127.0.0.1:{port}", COTERIE_ADVERTISE=f"127.0.0.1:{wire.port}")
+        return wire
+
+    async def start_clients(
+        self, n: int = 1, *, pays: int = 8, pause_s: float = 0.1, **variables: str
+    ) -> list[Process]:
         """Start clients that pay."""
         new = await self._start(n, {"BANK_PAYS": str(pays), "BANK_PAUSE_S": str(pause_s), **variables})
         self.clients += new
         return new
 
     async def _start(self, n: int, variables: Mapping[str, str]) -> list[Process]:
+        before = len(self.cluster.runners)
         await self.cluster.start(n, env=variables)
-        return self.cluster.runners[-n:]
+        return self.cluster.runners[before:]
 
     async def working(self, *processes: Process, within: str = "60s") -> None:
         """Wait until each of these runners has run a handler after this moment."""
@@ -73,6 +89,19 @@ class Branch:
 
     def account(self, name: str, *, timeout: float = 60.0) -> Account:
         return self.client.ref(Account, name, timeout=timeout)
+
+    async def pay(self, one: str, *, to: str) -> str:
+        """One payment of our own, awaited; the runner that made it."""
+        number = next(self.numbers)
+        self.records.tried.add(number)
+        return await self.account(one).transfer(number, to, 1)
+
+    async def schedule(self, one: str, *, to: str, delay_s: float) -> MessageId[str]:
+        """One payment of our own, sent for later."""
+        number = next(self.numbers)
+        self.records.tried.add(number)
+        payment = self.account(one).transfer(number, to, 1, not_before=time.time() + delay_s)
+        return await self.client.send(payment, delay=delay_s)
 
     async def pending(self) -> int | None:
         """How many messages have not ended, 1000 at most; None: the database is away."""
@@ -139,4 +168,3 @@ async def bank(
         counts = await branch.close_day()
         if clients:
             assert counts["made"] > 50, f"hardly anything was paid: the test shows nothing: {counts}"
-

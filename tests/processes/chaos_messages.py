@@ -1,4 +1,4 @@
-"""Persisted payments while processes are killed and frozen, the database restarts and sockets are cut (GAP-02, GAP-06, GAP-09).
+"""Payments while processes are killed and frozen, the database restarts and sockets are cut (GAP-02, GAP-06, GAP-09).
 
     python -m tests.processes.chaos_messages --minutes 15 --engine postgres --seed 7
 
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.testing import Server
-from coterie.testing.proxy import Proxy
-from coterie.testing.servers import free_port
 from tests.processes.branch import bank
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
     from coterie.testing import Process
     from coterie.testing.database import Way
+    from coterie.testing.proxy import Proxy
     from tests.processes.branch import Branch
 
 RUNNERS, CLIENTS, HANDS = 4, 3, 2
@@ -176,7 +175,7 @@ async def run(*, engine: str, minutes: float, seed: int, folder: Path) -> None:
             server.start()
             url = server.url(server.create_database())
         async with bank(url, folder, runners=RUNNERS // 2, clients=0, directory=folder) as branch:
-            wires = [await reached_by_proxy(branch, stack) for _ in range(RUNNERS - RUNNERS // 2)]
+            wires = [await branch.start_behind_proxy(stack) for _ in range(RUNNERS - RUNNERS // 2)]
             await branch.start_clients(CLIENTS)
             await branch.paying()
             chaos = Chaos(branch, seed=seed, server=server, wires=wires)
@@ -189,16 +188,6 @@ async def run(*, engine: str, minutes: float, seed: int, folder: Path) -> None:
             broken_s = time.monotonic()
             counts = await branch.close_day()
             report(branch, chaos, counts, engine=engine, quiet_s=time.monotonic() - broken_s)
-
-
-async def reached_by_proxy(branch: Branch, stack: ExitStack) -> Proxy:
-    """One runner more, behind a network that can be broken."""
-    port = free_port()
-    wire = Proxy("127.0.0.1", port)
-    wire.start()
-    stack.callback(wire.close)
-    await branch.start_runners(COTERIE_LISTEN=f"127.0.0.1:{port}", COTERIE_ADVERTISE=f"127.0.0.1:{wire.port}")
-    return wire
 
 
 async def watched(branch: Branch) -> None:
@@ -216,7 +205,9 @@ def report(branch: Branch, chaos: Chaos, counts: Counter[str], *, engine: str, q
     print("faults: " + ", ".join(f"{times} {what}" for what, times in sorted(chaos.done.items())))
     print("payments: " + ", ".join(f"{times} {what}" for what, times in counts.most_common()))
     print("errors of clients: " + ", ".join(f"{times} {code}" for code, times in branch.records.failed.most_common()))
-    print(f"answered after p50 {waits[len(waits) // 2]:.3f}s, p99 {waits[len(waits) * 99 // 100]:.3f}s, {waits[-1]:.1f}s")
+    print(
+        f"answered after p50 {waits[len(waits) // 2]:.3f}s, p99 {waits[len(waits) * 99 // 100]:.3f}s, {waits[-1]:.1f}s"
+    )
 
 
 def main() -> None:

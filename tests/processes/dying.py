@@ -1,7 +1,8 @@
 """A process that dies by SIGKILL at a moment of a message's path: "before commit 3", "during insert", "after load".
 
 Before: nothing of the statement has left. During: it was sent, and whatever came of it, no answer was read. After: the
-answer was read, and nobody has heard of it.
+answer was read, and nobody has heard of it. Or it freezes, "halt commit": just before, with the statement in its hand;
+what comes of that when it is thawed, it notes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import coterie.cluster
 from coterie.connection import system_doors
+from tests.processes.bank import note
 
 if TYPE_CHECKING:
     from coterie.connection import Doors
@@ -32,7 +34,7 @@ def install(moment: str) -> None:
         real = system_doors(settings)
         return replace(real, open_storage=lambda incarnation: dying.storage(real.open_storage(incarnation)))
 
-    coterie.cluster.system_doors = doors
+    coterie.cluster.system_doors = doors  # type: ignore[attr-defined]  # in this process alone
 
 
 class Dying:
@@ -58,13 +60,19 @@ class Dying:
                 return method(*args, **options)
             if self._when == "before":
                 die()
-            if self._when == "during":
+            elif self._when == "during":
                 asyncio.get_running_loop().call_later(DURING_S, die)
+            elif self._when == "halt":
+                os.kill(os.getpid(), signal.SIGSTOP)
             doing = asyncio.ensure_future(method(*args, **options))
-            doing.add_done_callback(lambda _: die())  # the first to be told
+            doing.add_done_callback(_noted if self._when == "halt" else lambda _: die())  # the first to be told
             return doing
 
         return call
+
+
+def _noted(doing: asyncio.Future[Any]) -> None:
+    note("halted", outcome=str(doing.exception() or doing.result()))
 
 
 def die() -> None:

@@ -8,13 +8,13 @@ import os
 import random
 import signal
 import time
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from coterie import Cluster, CoterieError, MessageDead
 from tests.processes.bank import ACCOUNTS, Account, Desk, Overdrawn, note, program
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
 How = Literal["sent", "later", "awaited", "desk"]
 """Sent, sent with a delay, awaited, or awaited while a desk awaits the two accounts."""
@@ -24,20 +24,20 @@ TIMEOUTS = (0.3, 3.0, 30.0)
 PAUSE_S = 0.1
 
 
-async def pay(tasks: int, *, pause_s: float) -> None:
+async def pay(tasks: int, *, hows: Sequence[How], timeouts: Sequence[float], pause_s: float) -> None:
     """Pay in so many tasks until SIGTERM; what is under way then is brought to its end."""
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     numbers = itertools.count(os.getpid() << 24)
     async with program(Cluster()).connect() as cluster:
         note("up")
-        await asyncio.gather(*(_pay_on(cluster, over, numbers, pause_s) for _ in range(tasks)))
 
+        async def pay_on() -> None:
+            while not over.is_set():
+                await pay_once(cluster, next(numbers), random.choice(hows), timeout=random.choice(timeouts))
+                await asyncio.sleep(random.uniform(0, pause_s))
 
-async def _pay_on(cluster: Cluster, over: asyncio.Event, numbers: itertools.count[int], pause_s: float) -> None:
-    while not over.is_set():
-        await pay_once(cluster, next(numbers), random.choice(get_args(How)), timeout=random.choice(TIMEOUTS))
-        await asyncio.sleep(random.uniform(0, pause_s))
+        await asyncio.gather(*(pay_on() for _ in range(tasks)))
 
 
 async def pay_once(cluster: Cluster, number: int, how: How, *, timeout: float = 30.0) -> None:

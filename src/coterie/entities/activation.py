@@ -128,7 +128,8 @@ def _instance(resident: Resident, loaded: StateLoaded | None = None) -> Any:
     try:
         if loaded is not None and loaded.value is not None:
             entity.state = codec.decode(loaded.value)
-            resident.kept = Kept(codec, key, loaded.value, loaded.version)
+            # Not what is stored: a state that was migrated, or has a new default, has not changed by being read.
+            resident.kept = Kept(codec, key, codec.encode(entity.state), loaded.version)
         else:
             entity.state = entity.initial_state()
             resident.kept = Kept(codec, key, codec.encode(entity.state), 0 if loaded is None else loaded.version)

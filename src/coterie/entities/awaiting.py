@@ -38,7 +38,9 @@ class Awaiting:
         self._calling = calling
         self._seeking = Seeking(storage)
 
-    async def reply(self, rpc: Rpc, message: Message, *, is_new: bool, due_s: float, until_s: float) -> Any:
+    async def reply(
+        self, rpc: Rpc, message: Message, *, is_new: bool, due_s: float, until_s: float, within_s: float
+    ) -> Any:
         """The reply, as its caller gets it.
 
         Args:
@@ -47,31 +49,32 @@ class Awaiting:
             is_new: Whether it was stored just now, and nobody else has brought it to its owner.
             due_s: When it may run.
             until_s: When the caller stops waiting.
+            within_s: How long it was ready to wait, for the error.
 
         Raises:
             SendTimeout: It took too long. The message stays.
             MessageDead: It was set aside.
             MessageExpired: It is not there any more: purged, or cancelled.
         """
-        began_s, pause_s, slice_s = _now_s(), _PAUSE_S, _SLICE_S
+        pause_s, slice_s = _PAUSE_S, _SLICE_S
         while True:
-            kind, within_s = Kind.NEW if is_new else Kind.AGAIN, min(slice_s, until_s - _now_s())
-            body = await self._ask(message, kind, due_s=due_s, within_s=within_s) if within_s > 0 else LOOK
+            kind, left_s = Kind.NEW if is_new else Kind.AGAIN, min(slice_s, until_s - _now_s())
+            body = await self._ask(message, kind, due_s=due_s, within_s=left_s) if left_s > 0 else LOOK
             if body and body != LOOK:
                 return read_reply(body, rpc)
             is_new, slice_s = False, min(slice_s * 2, _SLICE_MOST_S)
             try:
                 row = await self.seek(message.id, until_s=until_s)
             except PersistenceError as error:  # of the look, not of the message, which is stored
-                raise too_late(message, until_s - began_s) from error
+                raise too_late(message, within_s) from error
             if row is None:
                 raise MessageExpired(message_id=message.id)
             if row.status != "pending":
                 return self.read(row, rpc)
-            if _now_s() + pause_s >= until_s:
-                raise too_late(message, until_s - began_s)
+            if _now_s() >= until_s:
+                raise too_late(message, within_s)
             if body:  # the owner was not found, or knows less than storage; otherwise it is still at work
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(min(pause_s, until_s - _now_s()))
                 pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
     def read(self, row: MessageRow, rpc: Rpc) -> Any:

@@ -14,12 +14,12 @@ PREFIX = "entity-state:"
 
 
 class Kept:
-    """The stored bytes of a state, and the version of their row.
+    """The bytes of a state as it is committed, and the version of its row.
 
     Args:
         codec: How states of this type are stored.
         key: The key of the row.
-        data: The stored bytes; of a state that is not stored yet: those of the initial one.
+        data: The bytes of the state that was loaded, or of the initial one.
         version: Of the row, 0 if there is none.
 
     Promise:

@@ -80,7 +80,8 @@ class Posting:
         if outer is not None:
             refuse_inside_transaction(repr(call), outer)
             refuse_waiting_for_itself(call, entity_type, outer)
-        until_s = _now_s() + self._calling.within_s(call.timeout_s)
+        within_s = self._calling.within_s(call.timeout_s)
+        until_s = _now_s() + within_s
         message = self._message(call, entity_type, outer, derives=True)
         receipt = await self._stored(message, until_s=until_s)
         if not receipt.fresh:
@@ -90,8 +91,10 @@ class Posting:
                 return read_reply(receipt.reply or b"", call.rpc)
             if receipt.status == "dead":
                 raise dead(await self._row(receipt.id, until_s=until_s))
-        due_s = receipt.due_at.timestamp()
-        return await self._awaiting.reply(call.rpc, message, is_new=receipt.fresh, due_s=due_s, until_s=until_s)
+        due_s, is_new = receipt.due_at.timestamp(), receipt.fresh
+        return await self._awaiting.reply(
+            call.rpc, message, is_new=is_new, due_s=due_s, until_s=until_s, within_s=within_s
+        )
 
     async def send(
         self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
@@ -134,7 +137,9 @@ class Posting:
         if row.status != "pending":
             return self._awaiting.read(row, rpc)
         due_s = row.due_at.timestamp()
-        return await self._awaiting.reply(rpc, _named(row), is_new=False, due_s=due_s, until_s=until_s)
+        return await self._awaiting.reply(
+            rpc, _named(row), is_new=False, due_s=due_s, until_s=until_s, within_s=within_s
+        )
 
     async def cancel(self, message_id: str) -> bool:
         """Take a message back, unless it has begun: by its owner; if there is none, out of storage."""
@@ -276,7 +281,7 @@ class Posting:
         if shard.is_mine and calling.host is not None:
             return await calling.host.cancel_stored(row.id, row.seat)
         if shard.peer is None:
-            return await self._storage.messages.cancel(row.id, None)
+            return await self._storage.messages.cancel(row.id, None) or None  # somebody may hold it by now
         answer = await self._awaiting.request(_named(row), Kind.CANCEL, due_s=0.0, within_s=1.0)
         return read_cancelled(answer)
 

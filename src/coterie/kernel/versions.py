@@ -74,6 +74,7 @@ class Versioned(Generic[T]):
         what: str | None = None,
     ) -> None:
         self._codec: Codec[T] = codec_for(type)
+        self.type = type
         self.version = version
         self.what = what or self._codec.name
         self._migrations = dict(migrations or {})
@@ -95,6 +96,10 @@ class Versioned(Generic[T]):
         if stored.version == self.version:
             return self._codec.decode(bytes(stored.payload), what=self.what)
         return self._migrated(stored.version, bytes(stored.payload))
+
+    def version_of(self, data: bytes) -> int:
+        """The version that wrote something which decodes."""
+        return _STORED.decode(data).version
 
     def _migrated(self, version: int, payload: bytes) -> T:
         values = PLAIN.decode(payload, what=self.what)

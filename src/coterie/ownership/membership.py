@@ -122,7 +122,14 @@ class Membership(Service):
         )
         delays = {seat: round(each.takeover_delay_s * 1e9) for seat, each in self._definitions.items()}
         self._plans = Plans(incarnation, delays=delays)
-        self._talk = Talk(incarnation, transport=transport, directory=directory, offered=self._offered, look=self._look)
+        self._talk = Talk(
+            incarnation,
+            transport=transport,
+            directory=directory,
+            offered=self._offered,
+            look=self._look,
+            resign=self._asked_to_resign,
+        )
         self._renewals = 0
         self._stamp = ""
         self._stale = True
@@ -164,6 +171,13 @@ class Membership(Service):
         if seat in self._holdings:
             others = [runner for runner in self._plans.order(seat) if runner != self.incarnation]
             await asyncio.shield(self._begin_move(seat, others[0] if others else None))
+
+    def _asked_to_resign(self, seat: str, epoch: int) -> bool:
+        tenure = self.tenure(seat)
+        if tenure is None or tenure.epoch != epoch:
+            return False
+        self.tasks.spawn(self.resign(seat), name=f"resign {seat}")
+        return True
 
     async def _start(self) -> None:
         await self._aside.start()

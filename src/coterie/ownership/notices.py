@@ -3,6 +3,7 @@
 offer     I have given these seats back, and you are their target
 granted   I was granted these seats, at these epochs: route by it
 look      something has changed: read the tables now, not with your next renewal
+resign    asked, not told: give up these seats if you hold them at these epochs
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["offer", "granted", "look"]
+Kind = Literal["offer", "granted", "look", "resign"]
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):

@@ -88,8 +88,7 @@ class Plans:
         wanted = {name for name in self._free if self._is_our_turn(name)} | {
             each for each in offers if self._agree(each)
         }
-        left = {name for name, until_ns in self._resigned.items() if now_ns < until_ns}
-        return sorted(wanted - self._refused - left - set(held))
+        return sorted(wanted - self._refused - self._left_to_others(offers) - set(held))
 
     def give(self, held: Collection[str], renewals: int, *, leaving: bool = False) -> list[tuple[str, str | None]]:
         """The seats to hand over now, with their targets; when leaving that is all of them, some perhaps to nobody."""
@@ -122,6 +121,11 @@ class Plans:
         self._shunned[target] = self._now_ns + _SHUNNED_NS
         line = [each for each in self._line(name) if each != target]
         return self._me in line and waited_ns >= self._patience_ns * (line.index(self._me) + 1)
+
+    def _left_to_others(self, offers: Collection[str]) -> set[str]:
+        """What we have resigned from, while there is somebody else, and nobody has offered it to us since."""
+        self._resigned = {name: until_ns for name, until_ns in self._resigned.items() if self._now_ns < until_ns}
+        return {name for name in self._resigned if name not in offers and set(self.order(name)) - {self._me}}
 
     def _line(self, name: str) -> list[str]:
         free = self._free[name]

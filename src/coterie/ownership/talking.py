@@ -23,6 +23,7 @@ class Talk:
         me: Our incarnation.
         offered: Told of a seat that another runner gave back for us.
         look: Told that the tables have changed.
+        resign: Gives up a seat that we hold at an epoch; whether we did.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Talk:
         directory: Directory,
         offered: Callable[[str], None],
         look: Callable[[], None],
+        resign: Callable[[str, int], bool],
     ) -> None:
         self._me = me
         self._transport = transport
         self._directory = directory
         self._offered = offered
         self._look = look
+        self._resign = resign
 
     def tell(self, peer: PeerAddress, kind: notices.Kind, seats: list[tuple[str, int]] | None = None) -> None:
         """Tell one runner, if we are connected."""
@@ -66,8 +69,13 @@ class Talk:
             self._look()
 
     def on_request(self, request: Request) -> None:
-        """Nothing is asked on this route yet."""
-        request.fail(*MalformedMessage(what="a request about seats", problem="only notices are known").to_wire())
+        """Give up what we are asked for. The reply says that it has begun, or that it is not ours."""
+        notice = notices.decode(request.body)
+        if notice is None or notice.kind != "resign":
+            request.fail(*MalformedMessage(what="a request about seats", problem="it is not known here").to_wire())
+            return
+        given = [name for name, epoch in notice.seats if self._resign(name, epoch)]
+        request.reply(notices.encode("resign", [(name, 0) for name in given]))
 
     def on_cancel(self, request: Request) -> None:
         """Nothing to cancel."""

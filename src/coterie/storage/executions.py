@@ -50,6 +50,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """Of the holder that spoke last."""
     leader: str
     """Its name."""
+    known_at: datetime
+    """When anybody began to lead it for the first time."""
     since_at: datetime
     """When it began to lead."""
     runs: int

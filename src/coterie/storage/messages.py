@@ -272,7 +272,10 @@ class Messages(Protocol):
         ...
 
     async def cancel(self, id: str, claim: Claim | None) -> bool:
-        """Delete a pending message; False: there is none. With a claim only under the fence."""
+        """Delete a pending message; False: there is none.
+
+        With a claim only under the fence. Without one only if nobody holds its seat: a holder may be at it.
+        """
         ...
 
     async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:

@@ -3,8 +3,8 @@
     client ──frames──▶ the session it has on loan; none: the longest idle one, once there is one
     client ◀──frames── the session, until it is ready for the next transaction: then the loan is over
 
-A login is the first loan: the client's own goes through to a new session, whatever proof the server wants, and the session
-joins the others of its kind. Nothing is reset between two loans, so that whatever is left behind does harm.
+A login is the first loan: the client's own goes through to a new session, whatever proof the server wants, and the
+session joins the others of its kind. Nothing is reset between two loans, so that whatever is left behind does harm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _VERB_S = 10.0
 class Pooler:
     """Stands between clients and one server as PgBouncer does with `pool_mode = transaction`.
 
-    Use it with `with`. It lives in a thread of its own, so that a test that blocks does not slow it. It does not encrypt.
+    Use it with `with`. It lives in a thread of its own, so that a test that blocks does not slow it. It does not
+    encrypt.
 
     Args:
         url: A database of the server.

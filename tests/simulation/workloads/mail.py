@@ -137,7 +137,7 @@ class Noted(NamedTuple):
 class Mail:
     """The history of one run."""
 
-    _noted: list[tuple[int, Event]] = field(default_factory=list)
+    noted: list[tuple[int, Event]] = field(default_factory=list)
     _told: list[tuple[str, Any]] = field(default_factory=list)
     _outcomes: list[tuple[str, Outcome]] = field(default_factory=list)
     _places: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -161,12 +161,12 @@ class Mail:
 
     def note(self, event: Event) -> None:
         """Anything."""
-        self._noted.append((next(self._places), event))
+        self.noted.append((next(self._places), event))
 
     def began(self, message: str, entity: str, *, epoch: int, attempt: int) -> None:
         """A handler began with a message, or a volatile call."""
         at = next(self._places)
-        self._noted.append((at, Began(message, entity, epoch, attempt, at, self._clock_ns())))
+        self.noted.append((at, Began(message, entity, epoch, attempt, at, self._clock_ns())))
 
     def told(self, number: str, reply: Any) -> None:
         """A caller was given a reply, to the message with an id, or a number."""
@@ -191,7 +191,7 @@ class Mail:
         main = self._sim.database.main
         rows = [Noted(*row) for row in main.execute("select at, at_ns, what, id, entity, a, b, c from mail")]
         committed = [(row.at, event) for row in rows for event in _events(row)]
-        events = [event for _, event in sorted([*committed, *self._noted], key=lambda each: each[0])]
+        events = [event for _, event in sorted([*committed, *self.noted], key=lambda each: each[0])]
         ids = {event.number: event.message for event in events if isinstance(event, Stored)}
         told = [Replied(ids.get(number, number), reply) for number, reply in self._told]
         sent = [Sent(ids.get(number, number), "", outcome=outcome) for number, outcome in self._outcomes]

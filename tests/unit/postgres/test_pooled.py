@@ -1,15 +1,17 @@
-"""Behind a pooler that lends sessions per transaction: nothing relies on a session, leases alone decide (GAP-07, P28)."""
+"""Behind a pooler that lends sessions per transaction: nothing relies on a session, leases decide (GAP-07, P28)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
+from coterie import Cluster, Entity, rpc
 from coterie.errors import ConfigurationError
 from coterie.storage import statements
 from coterie.storage.interface import KvPut
@@ -106,7 +108,8 @@ async def test_m4_the_settings_of_a_session_hold_in_each_transaction_whatever_ot
         for _ in range(20):
             await other.execute(
                 "set default_transaction_isolation = serializable; set synchronous_commit = off; set lock_timeout = 77;"
-                "set search_path = public; set application_name = psql; set statement_timeout = 7777; set timezone = 'CET'"
+                "set search_path = public; set application_name = psql; set statement_timeout = 7777;"
+                "set timezone = 'CET'"
             )
         for _ in range(8):
             wanted = [tuple(row) for row in await direct.pool.read(ASKED, SETTINGS)]
@@ -160,6 +163,43 @@ async def test_a_write_whose_session_is_ended_before_its_commit_has_left_is_made
         assert entry.value == b"2"
 
 
+@dataclass
+class Purse:
+    coins: int = 0
+
+
+class Saver(Entity[Purse]):
+    @rpc(persisted=True)
+    async def put(self, coins: int) -> int:
+        async with self.transaction() as sql:
+            await sql.execute("insert into savings (saver, coins) values ($1, $2)", self.id, coins)
+            self.state.coins += coins
+            if coins > 1:
+                await self.cluster.send(self.cluster.ref(Saver, f"{self.id}'s friend").put(1))
+        return self.state.coins
+
+
+async def test_gap_07_a_runner_behind_a_pooler_works_with_state_messages_and_transactions(
+    postgres_url: str, pooler: Pooler
+) -> None:
+    cluster = Cluster(pooler.url, shards=4)
+    cluster.entity(Saver)
+    async with stranger(postgres_url) as other, client(pooler) as rude:
+        await other.execute("create table savings (saver text, coins int)")
+        for _ in range(8):
+            await rude.execute("set default_transaction_isolation = serializable; set search_path = pg_catalog")
+        async with cluster:
+            await cluster.ready(timeout="30s")
+            saver = cluster.ref(Saver, "anna")
+            found = await asyncio.gather(*(saver.put(2) for _ in range(10)))
+            assert sorted(found) == [2 * (number + 1) for number in range(10)]
+            async with asyncio.timeout(30):
+                while await other.fetchval("select count(*) from savings") < 20:
+                    await asyncio.sleep(0.01)
+        saved = await other.fetch("select saver, sum(coins) as coins from savings group by saver order by saver")
+        assert [tuple(row) for row in saved] == [("anna", 20), ("anna's friend", 10)]
+
+
 # Who is in the way of an eviction [M12], and who is taken for dead [M2].
 
 
@@ -202,7 +242,7 @@ async def test_m2_a_runner_behind_a_pooler_is_never_missed_by_one_that_is_not(
     postgres_url: str, pooler: Pooler
 ) -> None:
     """A mixed cluster: it has no lock, so there is none that was held before and is gone now."""
-    async with new_storage(postgres_url) as direct, new_storage(pooler.url) as pooled:
-        async with runner(direct, A) as a, runner(pooled, B) as b:
-            assert (await a.presences([A, B])).held == {A}
-            assert (await b.presences([A, B])).held == {A, B}
+    storages = new_storage(postgres_url), new_storage(pooler.url)
+    async with storages[0] as direct, storages[1] as pooled, runner(direct, A) as a, runner(pooled, B) as b:
+        assert (await a.presences([A, B])).held == {A}
+        assert (await b.presences([A, B])).held == {A, B}

@@ -105,6 +105,10 @@ BY_OTHERS = {
     "last_of": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>?)"],
     "purge": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>? AND id<?)"],
     "insert": [],
+    "cancel_free": [
+        "INDEX sqlite_autoindex_messages_1 (cluster=? AND id=?)",
+        "SEARCH s USING PRIMARY KEY (cluster=? AND name=?)",
+    ],
 }
 
 

@@ -32,9 +32,9 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 
 
 POOLED = (
-    "%s is a pooler that lends sessions per transaction: leases alone decide, so the seats of a crashed runner move after "
-    "lease_ttl instead of at once, and statements take two more round trips; connect to the server itself, or to the "
-    "pooler in session mode (pool_mode = session)"
+    "%s is a pooler that lends sessions per transaction: leases alone decide, so the seats of a crashed runner move "
+    "after lease_ttl instead of at once, and statements take two more round trips; connect to the server itself, or to "
+    "the pooler in session mode (pool_mode = session)"
 )
 
 

@@ -90,7 +90,7 @@ class PostgresMessages:
         return receipt(rows[0]) if rows else None
 
     async def cancel(self, id: str, claim: Claim | None) -> bool:
-        """Delete a pending message; with a claim only under the fence."""
+        """Delete a pending message; with a claim only under the fence, else only if nobody holds its seat."""
         if claim is None:
             return bool(await self._write("cancel", id))
         return bool(await self._write("cancel_fenced", claim.runner, claim.seat, claim.epoch, id))

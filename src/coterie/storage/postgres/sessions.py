@@ -48,7 +48,7 @@ class Session:
         self._expired: str | None = None
         # The driver sets TCP_NODELAY only, and has no public way to its socket.
         self._socket: socket.socket | None = raw._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # noqa: SLF001
-        # It would switch jit off and on again around its questions about types: for good, in a session that is only lent.
+        # It would switch jit off and on around its questions about types: for good, in a session that is only lent.
         raw._server_caps = raw._server_caps._replace(jit=False)  # type: ignore[attr-defined]  # noqa: SLF001
         forks.watch(self)
 

@@ -102,13 +102,14 @@ def _ago_ns(scope: Scope, age_s: float | None) -> int | None:
 
 
 def _execution(scope: Scope, row: Sequence[Any]) -> Execution:
-    seat, epoch, leader, since_ns, runs, ran_at_ns, progress_at_ns, alive_at_ns, error, error_at_ns, *rest = row
-    note, done, total, expected_s = rest
+    seat, epoch, leader, known_at_ns, since_at_ns, runs, *rest = row
+    ran_at_ns, progress_at_ns, alive_at_ns, error, error_at_ns, note, done, total, expected_s = rest
     return Execution(
         seat=seat,
         epoch=epoch,
         leader=leader,
-        since_at=to_datetime(since_ns),
+        known_at=to_datetime(known_at_ns),
+        since_at=to_datetime(since_at_ns),
         runs=runs,
         ran_at=None if ran_at_ns is None else to_datetime(ran_at_ns),
         progress_at=None if progress_at_ns is None else to_datetime(progress_at_ns),

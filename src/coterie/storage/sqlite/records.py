@@ -86,9 +86,9 @@ def listed(
     return sorted(look(connection, scope, ids), key=lambda row: row.id)
 
 
-def cancel(connection: apsw.Connection, scope: Scope, id: str) -> bool:
-    """Delete a pending message; False: there is none."""
-    return _changed(connection, "cancel", bindings(scope, id=id)) == 1
+def cancel(connection: apsw.Connection, scope: Scope, id: str, *, fenced: bool) -> bool:
+    """Delete a pending message, its holder's if it is fenced, else one that nobody holds; False: there is none."""
+    return _changed(connection, "cancel" if fenced else "cancel_free", bindings(scope, id=id)) == 1
 
 
 def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_type: str, entity_id: str) -> int:

@@ -32,6 +32,7 @@ create table coterie.executions (
     seat        text   collate "C" not null,
     epoch       bigint not null,
     leader      text   not null,
+    known_at    timestamptz not null,
     since_at    timestamptz not null,
     runs        bigint not null default 0,
     ran_at      timestamptz,

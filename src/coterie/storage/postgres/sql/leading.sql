@@ -133,8 +133,8 @@ with items as materialized (
     order by s.name
     for share of s
 ), begun as (
-    insert into coterie.executions as x (cluster, seat, epoch, leader, since_at, alive_at, expected_s)
-    select $1, i.seat, i.epoch, i.leader, clock_timestamp(), clock_timestamp(), i.expected_s
+    insert into coterie.executions as x (cluster, seat, epoch, leader, known_at, since_at, alive_at, expected_s)
+    select $1, i.seat, i.epoch, i.leader, clock_timestamp(), clock_timestamp(), clock_timestamp(), i.expected_s
     from items as i join held on held.name = i.seat and held.epoch = i.epoch
     on conflict (cluster, seat) do update
     set epoch = excluded.epoch, leader = excluded.leader, expected_s = excluded.expected_s,

@@ -326,8 +326,17 @@ with policies as materialized (
 select count(*) from suspected;
 
 -- name: cancel
--- Delete a pending message.
-delete from coterie.messages where cluster = $1 and id = $2 and completed_at is null returning id;
+-- Delete a pending message whose seat nobody holds, and nobody takes meanwhile: else its holder knows whether it runs.
+with seat as materialized (
+    select s.holder
+    from coterie.seats as s
+    where s.cluster = $1 and s.name = (select m.seat from coterie.messages as m where m.cluster = $1 and m.id = $2)
+    for share of s
+)
+delete from coterie.messages as m
+where m.cluster = $1 and m.id = $2 and m.completed_at is null
+    and not exists (select 1 from seat where seat.holder is not null)
+returning m.id;
 
 -- name: cancel_fenced
 -- The same in the name of a seat.

@@ -1,13 +1,13 @@
 -- name: begin
 -- A new holder introduces itself; what was known.
-insert into executions as x (cluster, seat, epoch, leader, since_ns, alive_at_ns, expected_s)
-values (:cluster, :seat, :epoch, :leader, :now_ns, :now_ns, :expected_s)
+insert into executions as x (cluster, seat, epoch, leader, known_at_ns, since_at_ns, alive_at_ns, expected_s)
+values (:cluster, :seat, :epoch, :leader, :now_ns, :now_ns, :now_ns, :expected_s)
 on conflict (cluster, seat) do update
 set epoch = excluded.epoch, leader = excluded.leader, expected_s = excluded.expected_s,
-    since_ns = case when x.epoch = excluded.epoch then x.since_ns else excluded.since_ns end,
+    since_at_ns = case when x.epoch = excluded.epoch then x.since_at_ns else excluded.since_at_ns end,
     alive_at_ns = excluded.alive_at_ns
-returning seat, epoch, leader, since_ns, runs, ran_at_ns, progress_at_ns, alive_at_ns, error, error_at_ns, note,
-    done, total, expected_s;
+returning seat, epoch, leader, known_at_ns, since_at_ns, runs, ran_at_ns, progress_at_ns, alive_at_ns, error,
+    error_at_ns, note, done, total, expected_s;
 
 -- name: stamp
 -- What a leader says of its work.
@@ -19,8 +19,8 @@ where cluster = :cluster and seat = :seat and epoch = :epoch;
 
 -- name: list
 -- What is known about the work on seats whose names begin with :prefix.
-select seat, epoch, leader, since_ns, runs, ran_at_ns, progress_at_ns, alive_at_ns, error, error_at_ns, note,
-    done, total, expected_s
+select seat, epoch, leader, known_at_ns, since_at_ns, runs, ran_at_ns, progress_at_ns, alive_at_ns, error,
+    error_at_ns, note, done, total, expected_s
 from executions
 where cluster = :cluster and substr(seat, 1, length(:prefix)) = :prefix
 order by seat;

@@ -136,6 +136,13 @@ order by id limit :most;
 -- Delete a pending message.
 delete from messages where cluster = :cluster and id = :id and completed_at_ns is null;
 
+-- name: cancel_free
+-- Delete a pending message whose seat nobody holds: else its holder knows whether it runs.
+delete from messages where cluster = :cluster and id = :id and completed_at_ns is null
+    and not exists (
+        select 1 from seats as s where s.cluster = :cluster and s.name = messages.seat and s.holder is not null
+    );
+
 -- name: revive
 -- A dead message is pending again, and due.
 update messages set status = 0, completed_at_ns = null, attempts = 0, due_at_ns = :now_ns

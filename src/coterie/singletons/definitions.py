@@ -1,0 +1,185 @@
+"""From a function to a singleton: everything that can be refused is refused here, when the program is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+
+from coterie.entities.options import refusal, refuse_unknown
+from coterie.errors import MalformedMessage
+from coterie.kernel import readings
+from coterie.kernel.addresses import EntityAddress, Seat
+from coterie.kernel.durations import Duration, to_seconds
+from coterie.kernel.retry import Retry
+from coterie.kernel.versions import Versioned
+from coterie.ownership.joining import Definition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from coterie.kernel.versions import Migrations
+    from coterie.singletons.leader import Leader
+
+    SingletonBody = Callable[[Leader[Any]], Coroutine[Any, Any, None]]
+    Hook = Callable[[Leader[Any]], Awaitable[None]]
+
+S = TypeVar("S")
+
+PREFIX = "singleton-state:"
+"""Under which states of singletons are stored (S10)."""
+
+
+class SingletonOptions(TypedDict, total=False):
+    """What `@cluster.singleton(name, …)` takes."""
+
+    state: Any
+    group: str
+    every: Duration | None
+    ttl: Duration | None
+    version: int
+    migrations: Migrations | None
+    expected_interval: Duration | None
+    retry: Retry | None
+    takeover_delay: Duration | None
+    on_become_leader: Hook | None
+    on_lose_leadership: Hook | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Singleton(Generic[S]):
+    """All that is known of one singleton, made once."""
+
+    name: str
+    body: SingletonBody
+    group: str
+    codec: Versioned[Any] | None
+    """How its state is stored; None if it has none."""
+    initial: Callable[[], S]
+    every_s: float | None
+    """From the beginning of one execution to that of the next; None: the body runs for as long as it likes."""
+    ttl_s: float | None
+    expected_s: float | None
+    """How often there should be progress; None: nobody knows, and being alive is enough."""
+    retry: Retry | None
+    takeover_delay_s: float
+    on_become_leader: Hook | None
+    on_lose_leadership: Hook | None
+
+    @property
+    def seat(self) -> str:
+        """The name of its seat."""
+        return Seat.singleton(self.name)
+
+    @property
+    def key(self) -> str:
+        """Under which its state is stored."""
+        return PREFIX + self.name
+
+    @property
+    def definition(self) -> Definition:
+        """As it is declared to the cluster. Two programs that differ in this do not take turns [M8]."""
+        version = 0 if self.codec is None else self.codec.version
+        facts = repr((version, self.every_s, self.ttl_s, self.expected_s))
+        fingerprint = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        return Definition(
+            seat=self.seat, group=self.group, fingerprint=fingerprint, takeover_delay_s=self.takeover_delay_s
+        )
+
+
+def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singleton[Any]:
+    """The singleton that a function describes.
+
+    Raises:
+        ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+    """
+    name = require_name(name)
+    what = f"singleton {name!r}"
+    refuse_unknown(options, SingletonOptions.__annotations__, what=what)
+    _require_body(body, what)
+    every_s = _seconds(options.get("every"), what=f"every of {what}")
+    expected_s = _seconds(options.get("expected_interval"), what=f"expected_interval of {what}")
+    codec, initial = _state(name, options)
+    return Singleton(
+        name=name,
+        body=body,
+        group=readings.name().read(options.get("group", "default"), what=f"group of {what}"),
+        codec=codec,
+        initial=initial,
+        every_s=every_s,
+        ttl_s=_seconds(options.get("ttl"), what=f"ttl of {what}"),
+        expected_s=every_s if expected_s is None else expected_s,
+        retry=_retry(options.get("retry"), what),
+        takeover_delay_s=_seconds(options.get("takeover_delay"), what=f"takeover_delay of {what}") or 0.0,
+        on_become_leader=_hook(options, "on_become_leader", what),
+        on_lose_leadership=_hook(options, "on_lose_leadership", what),
+    )
+
+
+def require_name(name: Any) -> str:
+    """The name, if both databases can give it back exactly."""
+    try:
+        return EntityAddress("singleton", name).id
+    except (ValueError, TypeError, AttributeError) as error:
+        problem = str(error).replace("entity id", "name")
+        raise refusal(f"name of a singleton is {name!r}: {problem}") from error
+
+
+def _require_body(body: Any, what: str) -> None:
+    shown = getattr(body, "__name__", repr(body))
+    if not inspect.iscoroutinefunction(inspect.unwrap(body)):
+        raise refusal(f"{what}: {shown} is no async function", hint=f"write async def {shown}(leader)")
+    try:
+        inspect.signature(body).bind(None)
+    except TypeError as error:
+        raise refusal(
+            f"{what}: {shown} does not take one argument, its leader", hint=f"write async def {shown}(leader)"
+        ) from error
+
+
+def _hook(options: SingletonOptions, name: str, what: str) -> Hook | None:
+    hook: Any = options.get(name)
+    if hook is not None and not callable(hook):
+        raise refusal(f"{name} of {what} is {hook!r}, expected a function", hint=f"write async def {name}(leader)")
+    return hook  # type: ignore[no-any-return]
+
+
+def _retry(value: Any, what: str) -> Retry | None:
+    if value is not None and not isinstance(value, Retry):
+        raise refusal(f"retry of {what} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never")
+    return value
+
+
+def _state(name: str, options: SingletonOptions) -> tuple[Versioned[Any] | None, Callable[[], Any]]:
+    given, version, migrations = options.get("state"), options.get("version", 1), options.get("migrations")
+    if given is None or given is type(None):
+        if version != 1 or migrations or options.get("ttl") is not None:
+            raise refusal(
+                f"singleton {name!r} has a version, migrations or a ttl, and no state", hint="add state=, its class"
+            )
+        return None, lambda: None
+    if not callable(given):
+        raise refusal(
+            f"state of singleton {name!r} is {given!r}, expected its class or a function that makes the first one",
+            hint="write state=Progress, or state=lambda: Progress(last_id=7)",
+        )
+    try:
+        first = given()
+    except Exception as error:
+        raise refusal(
+            f"the first state of singleton {name!r} cannot be made: {type(error).__name__}: {error}",
+            hint="give its fields defaults, or state=lambda: Progress(last_id=7)",
+        ) from error
+    codec: Versioned[Any] = Versioned(
+        given if isinstance(given, type) else type(first), version, migrations, what=f"state of {name!r}"
+    )
+    try:
+        codec.encode(first)
+    except MalformedMessage as error:
+        raise refusal(f"the first state of singleton {name!r} cannot be stored: {error.message}") from error
+    return codec, given
+
+
+def _seconds(value: Duration | None, *, what: str) -> float | None:
+    return None if value is None else to_seconds(value, what=what)

@@ -1,0 +1,149 @@
+"""Leader: what the body of a singleton sees of its leadership."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from coterie.errors import LeadershipLost
+from coterie.kernel.durations import to_seconds
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from coterie.cluster import Cluster
+    from coterie.entities.transacting import Transaction
+    from coterie.kernel.durations import Duration
+    from coterie.ownership.tenure import Tenure
+    from coterie.singletons.stamping import ExecutionMeta, Stamps
+    from coterie.singletons.states import LeaderState
+    from coterie.storage.interface import Storage
+
+    S = TypeVarWithDefault("S", default=None)
+else:
+    S = TypeVar("S")
+
+
+class Leader(Generic[S]):
+    """One leadership of a singleton, from the day its runner took the seat to the day it loses it.
+
+    Example:
+        ```python
+        @cluster.singleton("importer", state=Progress)
+        async def importer(leader: Leader[Progress]) -> None:
+            while True:
+                rows = await fetch_after(leader.state.last_id)
+                if rows:
+                    async with leader.update() as state:
+                        state.last_id = rows[-1].id
+                await leader.sleep("1s")
+        ```
+
+    Promise:
+        What a method has written when it returns is durable, and was written while this runner led. Once another
+        one leads, everything here that writes raises `LeadershipLost` and has written nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        cluster: Cluster,
+        tenure: Tenure,
+        storage: Storage,
+        state: LeaderState[Any],
+        stamps: Stamps,
+        transaction_limit_s: float,
+    ) -> None:
+        self.name = name
+        self.cluster = cluster
+        self._tenure = tenure
+        self._storage = storage
+        self._state = state
+        self._stamps = stamps
+        self._transaction_limit_s = transaction_limit_s
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token: give it to resources of your own that can compare numbers."""
+        return self._tenure.epoch
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this runner may still act as the leader, as far as it knows. `verify` knows."""
+        return self._tenure.held
+
+    @property
+    def meta(self) -> ExecutionMeta:
+        """When it last ran, how often, the last error: kept by the cluster, across leaders."""
+        return self._stamps.meta
+
+    @property
+    def state(self) -> S:
+        """The state, to be read. It is changed in `update()`, or replaced by `save()`."""
+        state: S = self._state.shown
+        return state
+
+    async def save(self, state: S) -> None:
+        """Replace the state. Nothing is written if it is the same.
+
+        Raises:
+            LeadershipLost: Another runner leads, or may lead by now. It was not saved.
+            StatePersistFailed: The database refuses it, again and again. It was not saved.
+        """
+        await self._state.save(state)
+
+    def update(self) -> AbstractAsyncContextManager[S]:
+        """Change the state: `async with leader.update() as state: state.last_id = 7`.
+
+        The block has a copy, which is saved when it ends well, and dropped when it raises. Blocks of several tasks
+        take turns.
+
+        Raises:
+            LeadershipLost: As `save`, at the end of the block.
+        """
+        return self._state.update()
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """SQL of your own, committed at the end of the block if this runner still leads, and otherwise not at all.
+
+        A `save` or `update` inside of the block is part of the same commit.
+
+        Raises:
+            LeadershipLost: Another runner leads. Nothing of it was written.
+            TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing of it was written.
+        """
+        return self._state.transaction(limit_s=self._transaction_limit_s)
+
+    def heartbeat(self, note: str = "", *, done: int | None = None, total: int | None = None) -> None:
+        """Say that there is progress, and how far it is: `leader.heartbeat("pages", done=3, total=10)`.
+
+        It is written soon, and costs next to nothing: call it as often as you like.
+        """
+        self._stamps.beat(note, done, total)
+
+    async def verify(self) -> None:
+        """Make sure, in the database, that this runner leads just now: before an effect that cannot be fenced.
+
+        Raises:
+            LeadershipLost: It does not.
+        """
+        if not self._tenure.held or not await self._storage.states.verify(self._tenure.claim):
+            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+
+    async def sleep(self, duration: Duration) -> None:
+        """Sleep, and say that it was on purpose: it counts as progress. It does not survive a change of leader.
+
+        Raises:
+            LeadershipLost: Meanwhile another runner leads, or may lead by now.
+        """
+        self._stamps.progress()
+        await asyncio.sleep(to_seconds(duration, what="leader.sleep", allow_zero=True))
+        self._stamps.progress()
+        if not self._tenure.held:
+            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+
+    def __repr__(self) -> str:
+        return f"<Leader of {self.name!r} at epoch {self.epoch}>"

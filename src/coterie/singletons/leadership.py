@@ -1,0 +1,324 @@
+"""Leadership: one runner on the seat of one singleton, from grant to loss (`ownership.Occupant`).
+
+begin ──▶ run ⇄ pause ──▶ done          everything up to here is one task, which a loss cancels
+  │         │      │        │
+  └─────────┴──────┴────────┴──▶ end:   once, bounded: the task ended or left behind, `on_lose_leadership`, last stamp
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+from coterie.entities.limits import settled
+from coterie.errors import (
+    CoterieError,
+    LeaderHandoffFailed,
+    LeadershipLost,
+    PersistenceError,
+    SingletonError,
+    StateLoadFailed,
+)
+from coterie.kernel import chaos
+from coterie.kernel.context import ClusterContext, enter
+from coterie.kernel.retry import Retry
+from coterie.singletons.leader import Leader
+from coterie.singletons.stamping import Stamps
+from coterie.singletons.states import LeaderState
+
+if TYPE_CHECKING:
+    from contextvars import Context
+
+    from coterie.ownership.tenure import Tenure
+    from coterie.singletons.definitions import Hook, Singleton
+    from coterie.singletons.post import Post
+
+log = logging.getLogger("coterie.singletons")
+
+GRACE_S = 3.0
+"""How long a cancelled body may take to end: then the leadership moves without it."""
+HOOK_S = 5.0
+"""How long a hook may take. With the grace it stays below the 10 s in which a leader is replaced (S10)."""
+_RESTARTS = Retry(attempts=20, base="200ms", max="30s")
+"""Pauses between two tries of a body that raises; the last one repeats for as long as it takes."""
+_LOOK_S = 0.05
+
+Stage = Literal["beginning", "running", "pausing", "done", "ended"]
+
+
+class Leadership:
+    """A leader at work.
+
+    Args:
+        singleton: What it leads.
+        tenure: By which right.
+        post: What the runner has for leaders.
+        context: What the body inherits.
+        former: The leadership before this one in this process, if it has not ended yet.
+
+    Promise:
+        Once `drain` has returned, or `abandon` was called, nothing is written in its name any more. Its end takes no
+        longer than `GRACE_S` and `HOOK_S`, whatever the body and the hook do.
+    """
+
+    def __init__(
+        self, singleton: Singleton[Any], tenure: Tenure, post: Post, context: Context, former: Leadership | None
+    ) -> None:
+        self.singleton = singleton
+        self.tenure = tenure
+        self.stage: Stage = "beginning"
+        self._post = post
+        self._former = former
+        self._context = context
+        context.run(enter, self._cluster_context())
+        self.stamps = Stamps(
+            tenure,
+            post.storage.executions,
+            clock=post.clock,
+            leader=post.name,
+            heartbeat_s=post.settings.heartbeat.total_seconds(),
+            expected_s=singleton.expected_s,
+        )
+        state = LeaderState(
+            singleton,
+            tenure,
+            post.storage,
+            retry=singleton.retry or post.settings.retry,
+            chance=post.chance,
+            changed=self.stamps.progress,
+            failed=self._state_failed,
+        )
+        self._state = state
+        self.leader: Leader[Any] = Leader(
+            singleton.name,
+            cluster=post.cluster,
+            tenure=tenure,
+            storage=post.storage,
+            state=state,
+            stamps=self.stamps,
+            transaction_limit_s=post.settings.transaction_limit.total_seconds(),
+        )
+        self._has_become = False
+        self._work = self._spawn(self._lead(), "lead")
+        self._stamping: asyncio.Task[Any] | None = None
+        self._ending: asyncio.Task[Any] | None = None
+
+    # The seat
+
+    async def drain(self) -> None:
+        """Stop the body, let the hook run while what it writes is still accepted."""
+        await asyncio.shield(self._end())
+
+    def abandon(self) -> None:
+        """The seat is lost: stop the body. The hook runs all the same, and writes nothing."""
+        self._end()
+
+    @property
+    def ended(self) -> asyncio.Task[Any]:
+        """Its end, which begins with the loss."""
+        return self._end()
+
+    # From the grant on
+
+    async def _lead(self) -> None:
+        try:
+            await self._begin()
+        except LeadershipLost as error:
+            log.info("singleton %r was not begun: %s", self.singleton.name, error)
+            return
+        except Exception as error:  # noqa: BLE001 a hook may raise anything
+            self._cannot_begin(error)
+            return
+        if self.singleton.every_s is None:
+            await self._run_until_done()
+        else:
+            await self._run_every(self.singleton.every_s)
+        self.stage = "done"
+
+    async def _begin(self) -> None:
+        if self._former is not None:
+            await asyncio.shield(self._former.ended)  # in one process one hook after the other
+            self._former = None
+        await self._insist()
+        self._stamping = self._spawn(self.stamps.live(), "stamps")
+        hook = self.singleton.on_become_leader
+        if chaos.on:
+            await chaos.point("singletons.before_become")
+        if hook is not None:
+            if not self.tenure.held:
+                raise LeadershipLost(seat=self.tenure.seat, epoch=self.tenure.epoch)
+            self._has_become = True
+            await self._call(hook, "on_become_leader")
+        self._has_become = True
+        log.info("singleton %r is led by %s, epoch %d", self.singleton.name, self._post.name, self.tenure.epoch)
+
+    async def _insist(self) -> None:
+        """Load state and what is known, as often as the policy says."""
+        retry = self.singleton.retry or self._post.settings.retry
+        attempt = 0
+        while True:
+            try:
+                await self.stamps.begin()
+                await self._state.load()
+            except PersistenceError as error:
+                attempt += 1
+                failure = StateLoadFailed(singleton=self.singleton.name, problem=str(error))
+                self._state_failed(failure)
+                pause_s = retry.delay_s(attempt, self._post.chance)
+                if pause_s is None:
+                    raise failure from error
+                await asyncio.sleep(pause_s)
+            else:
+                return
+
+    def _cannot_begin(self, error: Exception) -> None:
+        """Give up the seat, and do not take it again: another runner may be able to."""
+        log.error(
+            "singleton %r cannot begin on %s, which leaves it to others: %s",
+            self.singleton.name,
+            self._post.name,
+            error,
+            exc_info=not isinstance(error, CoterieError),
+        )
+        self.stamps.error(error)
+        self._post.resign(self.tenure.seat, refuse=True)
+
+    async def _run_until_done(self) -> None:
+        attempt = 0
+        while True:
+            began_ns = self._post.clock.steady_ns()
+            if await self._ran():
+                return
+            ran_s = (self._post.clock.steady_ns() - began_ns) / 1e9
+            attempt = 1 if ran_s > _RESTARTS.max.total_seconds() else attempt + 1
+            pause_s = self._pause_s(attempt)
+            if pause_s is None:
+                log.error("singleton %r failed %d times here: it goes elsewhere", self.singleton.name, attempt)
+                self._post.resign(self.tenure.seat, refuse=False)
+                return
+            await self._pause(pause_s)
+
+    def _pause_s(self, attempt: int) -> float | None:
+        """None: the policy of the definition has no attempt left. Without one there is always another."""
+        if self.singleton.retry is not None:
+            return self.singleton.retry.delay_s(attempt, self._post.chance)
+        return _RESTARTS.delay_s(min(attempt, _RESTARTS.attempts - 1), self._post.chance)
+
+    async def _run_every(self, every_s: float) -> None:
+        retry = self.singleton.retry or self._post.settings.retry
+        attempt = 0
+        while True:
+            pause_s = retry.delay_s(attempt, self._post.chance) if attempt else None
+            await self._pause(self._until_next_s(every_s) if pause_s is None else pause_s)
+            if pause_s is None:
+                attempt = 0
+            attempt = 0 if await self._ran() else attempt + 1
+
+    def _until_next_s(self, every_s: float) -> float:
+        """What was missed is not made up for: the next one is due now, and the one after it in its time."""
+        ran_ns = self.stamps.ran_ns
+        return 0.0 if ran_ns is None else max(0.0, every_s - (self._post.clock.steady_ns() - ran_ns) / 1e9)
+
+    async def _ran(self) -> bool:
+        """Run the body once; whether it ended well."""
+        while not self.tenure.may_start:  # noqa: ASYNC110 without its session a runner starts nothing [M2]: rare, and short
+            await asyncio.sleep(_LOOK_S)
+        self.stage = "running"
+        self.stamps.ran()
+        try:
+            await self.singleton.body(self.leader)
+        except LeadershipLost as error:
+            log.info("singleton %r stopped: %s", self.singleton.name, error)
+            return False
+        except Exception as error:
+            self.stamps.error(error)
+            log.exception("singleton %r raised, and is restarted", self.singleton.name)
+            return False
+        self.stamps.progress()
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        self.stage = "pausing"
+        await asyncio.sleep(seconds)
+
+    # The end
+
+    def _end(self) -> asyncio.Task[Any]:
+        if self._ending is None:
+            self._work.cancel()
+            self._ending = self._spawn(self._finish(), "end")
+        return self._ending
+
+    async def _finish(self) -> None:
+        if not await _has_ended(self._work, GRACE_S):
+            problem = (
+                f"its body ignored its cancellation for {GRACE_S:g}s and is left behind; what it writes is refused"
+            )
+            self._report(LeaderHandoffFailed(singleton=self.singleton.name, problem=problem))
+        hook = self.singleton.on_lose_leadership
+        if hook is not None and self._has_become:
+            with contextlib.suppress(SingletonError):
+                await self._call(hook, "on_lose_leadership")
+        self.stage = "ended"
+        if self._stamping is not None:
+            self._stamping.cancel()
+        if self.tenure.held and self.stamps.has_begun:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):  # the successor does not wait for it
+                    await self.stamps.write()
+
+    async def _call(self, hook: Hook, name: str) -> None:
+        """Run a hook within its limit.
+
+        Raises:
+            LeaderHandoffFailed: It raised, or did not end.
+        """
+        task = self._spawn(_awaited(hook, self.leader), name)
+        try:
+            if not await _has_ended(task, HOOK_S):
+                task.cancel()
+                problem = f"{name} did not end within {HOOK_S:g}s"
+                raise self._report(LeaderHandoffFailed(singleton=self.singleton.name, problem=problem))
+        except asyncio.CancelledError:
+            task.cancel()
+            await _has_ended(task, GRACE_S)
+            raise
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            problem = f"{name} raised {type(error).__name__}: {error}"
+            raise self._report(LeaderHandoffFailed(singleton=self.singleton.name, problem=problem), error) from error
+
+    def _report(self, failure: LeaderHandoffFailed, error: BaseException | None = None) -> LeaderHandoffFailed:
+        log.error("%s", failure, exc_info=error)
+        self.stamps.error(failure)
+        return failure
+
+    def _state_failed(self, error: Exception) -> None:
+        self._post.state_errors[self.singleton.name] = self._post.state_errors.get(self.singleton.name, 0) + 1
+        self.stamps.error(error)
+
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
+        return self._post.tasks.spawn(
+            work, name=f"{name} {self.singleton.name}", report=not name.startswith("on_"), context=self._context
+        )
+
+    def _cluster_context(self) -> ClusterContext:
+        claim = self.tenure.claim
+        return ClusterContext(
+            runner_id=claim.runner, name=self.singleton.name, is_leader=True, epoch=claim.epoch, seat=claim.seat
+        )
+
+
+async def _awaited(hook: Hook, leader: Leader[Any]) -> None:
+    result: Any = hook(leader)
+    if inspect.isawaitable(result):
+        await result
+
+
+async def _has_ended(task: asyncio.Task[Any], within_s: float) -> bool:
+    """Whether a task has ended within a time. It is not cancelled, and its error is not raised."""
+    await settled([task], limit_s=within_s)
+    return task.done()

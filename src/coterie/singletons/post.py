@@ -1,0 +1,37 @@
+"""Post: what a runner has for its leaders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from coterie.cluster import Cluster
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.clock import Clock
+    from coterie.kernel.tasks import Tasks
+    from coterie.settings import Settings
+    from coterie.storage.interface import Storage
+
+
+class Resign(Protocol):
+    """Gives up a seat soon; with `refuse` this runner does not take it again."""
+
+    def __call__(self, seat: str, /, *, refuse: bool) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Post:
+    """What leaderships share on one runner."""
+
+    cluster: Cluster
+    settings: Settings
+    storage: Storage
+    clock: Clock
+    chance: Chance
+    name: str
+    """The runner's."""
+    tasks: Tasks
+    resign: Resign
+    state_errors: dict[str, int] = field(default_factory=dict)
+    """How often states could not be read or saved, by singleton."""

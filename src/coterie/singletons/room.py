@@ -1,0 +1,117 @@
+"""The singletons of a program: what it defines, and how its runners come to lead them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.options import refusal
+from coterie.errors import PersistenceError
+from coterie.kernel.addresses import Seat
+from coterie.kernel.tasks import Tasks
+from coterie.singletons.definitions import define
+from coterie.singletons.leadership import Leadership
+from coterie.singletons.post import Post
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coterie.cluster import Cluster
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.runner import Runner
+    from coterie.singletons.definitions import Singleton, SingletonBody, SingletonOptions
+    from coterie.storage.interface import States
+
+log = logging.getLogger("coterie.singletons")
+
+_PURGE_S = 60.0
+"""About how often a runner that leads clears away states that have expired."""
+_PURGE_MOST = 100
+
+
+class SingletonRoom:
+    """The singletons of one program, and the room for their seats (`runner.Room`).
+
+    Args:
+        cluster: What bodies have as `leader.cluster`.
+    """
+
+    kind = "singleton"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.known: dict[str, Singleton[Any]] = {}
+        self._cluster = cluster
+
+    def add(self, name: str, body: SingletonBody, options: SingletonOptions) -> None:
+        """Define a singleton.
+
+        Raises:
+            ConfigurationError: It cannot be used, or its name is taken.
+        """
+        singleton = define(name, body, options)
+        if name in self.known:
+            raise refusal(f"there are two singletons of the name {name!r}", hint="give one of them another name")
+        self.known[name] = singleton
+
+    # The room
+
+    def definitions(self) -> Sequence[Definition]:
+        """A seat for each."""
+        return [singleton.definition for singleton in self.known.values()]
+
+    def occupants(self, runner: Runner) -> Occupy:
+        """Lead what a runner is given to lead."""
+        return Leaderships(self.known, self._cluster, runner).occupy
+
+
+class Leaderships:
+    """What one runner leads."""
+
+    def __init__(self, known: dict[str, Singleton[Any]], cluster: Cluster, runner: Runner) -> None:
+        self._known = known
+        self._runner = runner
+        self._tasks = Tasks("singletons")
+        self._ours = Tasks("singletons/ours")
+        self._purging: asyncio.Task[Any] | None = None
+        self._latest: dict[str, Leadership] = {}
+        self._post = Post(
+            cluster=cluster,
+            settings=runner.settings,
+            storage=runner.storage,
+            clock=runner.calling.clock,
+            chance=runner.calling.chance,
+            name=runner.name,
+            tasks=self._tasks,
+            resign=self._resign,
+        )
+        runner.at_end(self.stop)
+
+    def occupy(self, tenure: Tenure) -> Leadership:
+        """Sit on the seat of a singleton (`ownership.Occupy`). The body inherits the context of this call."""
+        _, name = Seat.split(tenure.seat)
+        former = self._latest.get(name)
+        singleton = self._known[name]
+        leadership = self._latest[name] = Leadership(singleton, tenure, self._post, copy_context(), former)
+        if singleton.ttl_s is not None and self._purging is None:
+            self._purging = self._ours.spawn(self._purge(self._post.storage.states), name="purge states")
+        return leadership
+
+    async def stop(self) -> None:
+        """Wait for what ends; none of it takes long. Bodies that ignore their cancellation are left behind."""
+        await asyncio.gather(*(each.ended for each in self._latest.values()), return_exceptions=True)
+        await self._ours.stop()
+
+    def _resign(self, seat: str, *, refuse: bool) -> None:
+        self._ours.spawn(self._runner.resign(seat, refuse=refuse), name=f"resign {seat}")
+
+    async def _purge(self, states: States) -> None:
+        while True:
+            await asyncio.sleep(self._post.chance.between(_PURGE_S / 2, _PURGE_S))
+            try:
+                while await states.purge(most=_PURGE_MOST) == _PURGE_MOST:
+                    pass
+            except PersistenceError as error:
+                log.info("expired states are not cleared away yet: %s", error)

@@ -1,0 +1,187 @@
+"""Stamps: what a leader says of its work (S3), written under the fence, soon after it changed and while it lives [m14].
+
+Two signs: *alive*, because this task runs on the loop that the body runs on; *progress*, because the body said so,
+saved something, slept on purpose or ended an execution.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coterie.errors import HeartbeatFailed, LeadershipLost, PersistenceError
+from coterie.kernel.clock import to_datetime
+from coterie.storage.executions import Stamp
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from coterie.kernel.clock import Clock
+    from coterie.ownership.tenure import Tenure
+    from coterie.storage.executions import Execution, Executions
+
+log = logging.getLogger("coterie.singletons")
+
+_SOON_S = 1.0
+"""Changes are written this long after each other at most: a body may beat as often as it likes."""
+_TEXT_MOST = 2_000
+"""Characters of an error or a note that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionMeta:
+    """What is known about the work of a singleton or cron, kept by the cluster (S3)."""
+
+    last_run_at: datetime | None
+    """When the last run began; None: it never ran."""
+    run_count: int
+    last_error: str | None
+    last_heartbeat_at: datetime | None
+    """The last sign of progress; None: there was none."""
+    leader: str
+    """The name of the runner."""
+    epoch: int
+
+
+class Stamps:
+    """What one leadership has to say.
+
+    Args:
+        tenure: By which right.
+        executions: Where it is written.
+        clock: Whose steady time the ages are measured by.
+        leader: The name of this runner.
+        heartbeat_s: How often it is said although nothing has changed.
+        expected_s: How often there should be progress.
+    """
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        executions: Executions,
+        *,
+        clock: Clock,
+        leader: str,
+        heartbeat_s: float,
+        expected_s: float | None,
+    ) -> None:
+        self._tenure = tenure
+        self._executions = executions
+        self._clock = clock
+        self._leader = leader
+        self._heartbeat_s = heartbeat_s
+        self._expected_s = expected_s
+        self._news = asyncio.Event()
+        self._soon_s = min(_SOON_S, heartbeat_s, (expected_s or _SOON_S) / 4)
+        self.has_begun = False
+        """Whether what is known was taken over."""
+        self.runs = 0
+        self.ran_ns: int | None = None
+        """When the last run began, in steady time; those of former leaders count."""
+        self._progress_ns: int | None = None
+        self._error: str | None = None
+        self._error_ns: int | None = None
+        self._note = ""
+        self._done: int | None = None
+        self._total: int | None = None
+
+    @property
+    def meta(self) -> ExecutionMeta:
+        """For the body to read."""
+        return ExecutionMeta(
+            last_run_at=self._moment(self.ran_ns),
+            run_count=self.runs,
+            last_error=self._error,
+            last_heartbeat_at=self._moment(self._progress_ns),
+            leader=self._leader,
+            epoch=self._tenure.epoch,
+        )
+
+    async def begin(self) -> None:
+        """Take over what is known.
+
+        Raises:
+            LeadershipLost: The seat is not ours.
+            PersistenceError: It could not be read.
+        """
+        found = await self._executions.begin(self._tenure.claim, leader=self._leader, expected_s=self._expected_s)
+        if found is None:
+            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+        self.has_begun = True
+        now_ns = self._clock.steady_ns()
+        self.runs = found.runs
+        self.ran_ns = _since(found.ran_at, found, now_ns)
+        self._progress_ns = _since(found.progress_at, found, now_ns)
+        self._error = found.error
+        self._error_ns = _since(found.error_at, found, now_ns)
+
+    def ran(self) -> None:
+        """A run begins."""
+        self.runs += 1
+        self.ran_ns = self._clock.steady_ns()
+        self._news.set()
+
+    def progress(self) -> None:
+        """There was progress."""
+        self._progress_ns = self._clock.steady_ns()
+        self._news.set()
+
+    def beat(self, note: str, done: int | None, total: int | None) -> None:
+        """The body says how far it is."""
+        self._note, self._done, self._total = note[:_TEXT_MOST], done, total
+        self.progress()
+
+    def error(self, error: BaseException) -> None:
+        """Something failed."""
+        self._error = f"{type(error).__name__}: {error}"[:_TEXT_MOST]
+        self._error_ns = self._clock.steady_ns()
+        self._news.set()
+
+    async def live(self) -> None:
+        """Write what is new soon, and a sign of life when nothing is, for as long as the seat is ours."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._news.wait()
+            if not await self.write():
+                return
+            await asyncio.sleep(self._soon_s)
+
+    async def write(self) -> bool:
+        """Write it now, if it can be written; False: the seat is not ours any more."""
+        self._news.clear()
+        try:
+            return await self._executions.stamp(self._stamp()) != "fenced"
+        except PersistenceError as error:
+            _, _, name = self._tenure.seat.partition(":")
+            log.warning("%s", HeartbeatFailed(singleton=name, problem=str(error)))
+            self._news.set()
+            return True
+
+    def _stamp(self) -> Stamp:
+        return Stamp(
+            self._tenure.claim,
+            self.runs,
+            self._age_s(self.ran_ns),
+            self._age_s(self._progress_ns),
+            self._error,
+            self._age_s(self._error_ns),
+            self._note,
+            self._done,
+            self._total,
+        )
+
+    def _age_s(self, at_ns: int | None) -> float | None:
+        return None if at_ns is None else (self._clock.steady_ns() - at_ns) / 1e9
+
+    def _moment(self, at_ns: int | None) -> datetime | None:
+        if at_ns is None:
+            return None
+        return to_datetime(self._clock.wall_ns() - (self._clock.steady_ns() - at_ns))
+
+
+def _since(at: datetime | None, found: Execution, now_ns: int) -> int | None:
+    return None if at is None else now_ns - round((found.now - at).total_seconds() * 1e9)

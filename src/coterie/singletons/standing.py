@@ -1,0 +1,240 @@
+"""`cluster.singletons`: who leads what, how it stands and what was saved, for people and programs that look at it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from coterie.errors import RunnerUnavailable
+from coterie.kernel.addresses import Seat
+from coterie.kernel.codec import PLAIN, codec_for
+from coterie.kernel.durations import to_seconds
+from coterie.ownership import notices
+from coterie.ownership.directory import peer_of
+from coterie.singletons.definitions import PREFIX
+from coterie.singletons.staleness import judge
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
+
+    from coterie.connection import Connection
+    from coterie.kernel.durations import Duration
+    from coterie.singletons.definitions import Singleton
+    from coterie.storage.executions import Execution
+    from coterie.storage.interface import SeatRow, StateRow, View
+
+T = TypeVar("T")
+
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingletonInfo:
+    """A singleton, as it was when it was looked at. All instants are the database's."""
+
+    name: str
+    group: str
+    leader: str | None
+    """The name of the runner that leads it; None: nobody, just now."""
+    epoch: int
+    since_at: datetime | None
+    """When that began; None: nobody has led it yet."""
+    last_run_at: datetime | None
+    """When its body, or its last execution, began; None: it never ran."""
+    run_count: int
+    last_error: str | None
+    last_error_at: datetime | None
+    last_heartbeat_at: datetime | None
+    """The last sign of progress."""
+    alive_at: datetime | None
+    """The last sign of life."""
+    note: str
+    """What its body said with its last heartbeat, with `done` of `total`."""
+    done: int | None
+    total: int | None
+    expected_interval: timedelta | None
+    problem: str
+    """What is wrong with it; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """A state that was saved."""
+
+    value: Any
+    """In plain values: maps, lists, texts, numbers."""
+    number: int
+    """The first one is 1."""
+    version: int
+    """Of the program's type."""
+    epoch: int
+    runner: str
+    saved_at: datetime
+    set_aside: str
+    """Why it was kept aside when another took its place; empty: it is part of the history."""
+
+
+class Singletons:
+    """What runs once in the cluster.
+
+    Args:
+        acting: For whom it is asked.
+        known: What this program defines.
+        heartbeat_s: How often a leader gives a sign of life.
+    """
+
+    def __init__(
+        self, acting: Callable[[], Connection], known: Mapping[str, Singleton[Any]], *, heartbeat_s: float
+    ) -> None:
+        self._acting = acting
+        self._known = known
+        self._heartbeat_s = heartbeat_s
+
+    async def list(self) -> Sequence[SingletonInfo]:
+        """All that the cluster knows, by name, also those that this program does not define."""
+        storage = self._acting().storage
+        view, stamps = await storage.view(), await storage.executions.list(Seat.singleton(""))
+        names = {row.id: row.name for row in view.runners}
+        said = {each.seat: each for each in stamps}
+        seats = [seat for seat in view.seats if Seat.split(seat.name)[0] == "singleton"]
+        return [self._info(seat, names, said.get(seat.name)) for seat in sorted(seats, key=lambda seat: seat.name)]
+
+    async def get(self, name: str) -> SingletonInfo:
+        """One of them.
+
+        Raises:
+            ValueError: There is none of this name; those that there are.
+        """
+        found = {each.name: each for each in await self.list()}
+        if name not in found:
+            raise ValueError(f"there is no singleton {name!r} in this cluster: there are {', '.join(found) or 'none'}")
+        return found[name]
+
+    async def state(self, name: str, type: type[T]) -> T | None:
+        """The last saved state; None if none was saved, or it has expired.
+
+        Args:
+            name: Of the singleton.
+            type: Of its state. Where this program defines the singleton with that type, its migrations are applied;
+                elsewhere fields that both know are read.
+
+        Raises:
+            MalformedMessage: What is stored does not fit the type.
+        """
+        row = await self._acting().storage.states.peek(PREFIX + name)
+        if row is None:
+            return None
+        known = self._known.get(name)
+        if known is not None and known.codec is not None and known.codec.type is type:
+            value: T = known.codec.decode(row.value)
+            return value
+        _, payload = _split(row.value)
+        return codec_for(type).decode(payload, what=f"state of {name!r}")
+
+    async def history(self, name: str) -> Sequence[SavedState]:
+        """The last states, the newest first, and those that were set aside."""
+        return [_saved(row) for row in await self._acting().storage.states.history(PREFIX + name)]
+
+    async def resign(self, name: str, *, timeout: Duration = "10s") -> str | None:
+        """Have the leader give up the leadership now, to another runner if there is one; who leads then.
+
+        Raises:
+            ValueError: There is no such singleton.
+            RunnerUnavailable: Its leader cannot be reached: if it is gone, it is replaced without being asked.
+            TimeoutError: Nobody has taken over within `timeout`; it was given up all the same.
+        """
+        here, within_s = self._acting(), to_seconds(timeout, what="timeout")
+        view = await here.storage.view()
+        seat = _seat(view, name)
+        if seat.holder is not None:
+            await self._ask(here, view, seat, within_s)
+        async with asyncio.timeout(within_s):
+            while True:
+                view = await here.storage.view()
+                now = _seat(view, name)
+                if now.holder is not None and now.epoch != seat.epoch:
+                    return next((row.name for row in view.runners if row.id == now.holder), None)
+                await asyncio.sleep(_LOOK_S)
+
+    async def _ask(self, here: Connection, view: View, seat: SeatRow, within_s: float) -> None:
+        holder = next((row for row in view.runners if row.id == seat.holder), None)
+        if holder is None:
+            return
+        wanted = notices.encode("resign", [(seat.name, seat.epoch)])
+        target = f"a resignation from {seat.name}"
+        try:
+            await here.transport.request(peer_of(holder), Route.OWNERSHIP, wanted, within_s=within_s, target=target)
+        except RunnerUnavailable as error:
+            raise RunnerUnavailable(
+                runner=holder.name,
+                target=target,
+                problem=error.problem,
+                sent=error.sent,
+                hint="if it is gone it is replaced without being asked, within 10s",
+            ) from error
+
+    def _info(self, seat: SeatRow, names: Mapping[str, str], said: Execution | None) -> SingletonInfo:
+        _, name = Seat.split(seat.name)
+        leader = None if seat.holder is None else names.get(seat.holder)
+        expected_s = None if said is None else said.expected_s
+        return SingletonInfo(
+            name=name,
+            group=seat.group,
+            leader=leader,
+            epoch=seat.epoch,
+            since_at=None if said is None or said.epoch != seat.epoch else said.since_at,
+            last_run_at=None if said is None else said.ran_at,
+            run_count=0 if said is None else said.runs,
+            last_error=None if said is None else said.error,
+            last_error_at=None if said is None else said.error_at,
+            last_heartbeat_at=None if said is None else said.progress_at,
+            alive_at=None if said is None else said.alive_at,
+            note="" if said is None else said.note,
+            done=None if said is None else said.done,
+            total=None if said is None else said.total,
+            expected_interval=None if expected_s is None else timedelta(seconds=expected_s),
+            problem=self._problem(leader, said),
+        )
+
+    def _problem(self, leader: str | None, said: Execution | None) -> str:
+        if leader is None:
+            return "nobody leads it"
+        stale = None if said is None else judge(said, heartbeat_s=self._heartbeat_s)
+        return "" if stale is None else str(stale)
+
+
+def _seat(view: View, name: str) -> SeatRow:
+    wanted = Seat.singleton(name)
+    found = next((seat for seat in view.seats if seat.name == wanted), None)
+    if found is None:
+        known = sorted(Seat.split(seat.name)[1] for seat in view.seats if Seat.split(seat.name)[0] == "singleton")
+        raise ValueError(f"there is no singleton {name!r} in this cluster: there are {', '.join(known) or 'none'}")
+    return found
+
+
+def _split(data: bytes) -> tuple[int, bytes]:
+    version, payload = msgspec.msgpack.decode(data, type=tuple[int, msgspec.Raw])
+    return version, bytes(payload)
+
+
+def _saved(row: StateRow) -> SavedState:
+    try:
+        version, payload = _split(row.value)
+        value = PLAIN.decode(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError):
+        version, value = 0, row.value  # bytes that nobody can read: they are shown as they are
+    return SavedState(
+        value=value,
+        number=row.version,
+        version=version,
+        epoch=row.epoch,
+        runner=row.runner,
+        saved_at=row.saved_at,
+        set_aside=row.reason,
+    )
