@@ -375,7 +375,7 @@ class Cluster:
         if at is not None and at.tzinfo is None:
             raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime.now(UTC)")
         taken.key = key
-        delay_s = 0.0 if delay is None else to_seconds(delay, what="delay")
+        delay_s = 0.0 if delay is None else to_seconds(delay, what="delay", allow_zero=True)
         return await self._entities.send(taken, at=at, delay_s=delay_s)
 
     async def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:

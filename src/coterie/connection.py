@@ -15,14 +15,15 @@ from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
+from coterie.ownership import notices
 from coterie.ownership.aside import ThreadAside
-from coterie.ownership.directory import Directory
+from coterie.ownership.directory import Directory, peer_of
 from coterie.ownership.ids import Ids
 from coterie.storage.opening import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Limits
 from coterie.transport.peers import Peers
-from coterie.transport.routes import Routes
+from coterie.transport.routes import Route, Routes
 from coterie.transport.tcp import TcpWire
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.ownership.aside import Aside
     from coterie.settings import Settings
-    from coterie.storage.interface import RunnerRow, Storage
+    from coterie.storage.interface import RunnerRow, SeatRow, Storage
     from coterie.transport.interface import Transport, Wire
 
 
@@ -131,6 +132,21 @@ class Connection(Service):
         async with self.storage.ownership(new_incarnation(self._doors.chance)) as session:
             if not await session.leaving(found):
                 raise _not_drained(runner, "it has just left")
+
+    async def ask_to_resign(self, holder: RunnerRow, seat: SeatRow, *, within_s: float) -> None:
+        """Have a runner give up a seat, to whoever is next. Returns when that has begun.
+
+        Raises:
+            RunnerUnavailable: It cannot be reached.
+        """
+        wanted, target = notices.encode("resign", [(seat.name, seat.epoch)]), f"a resignation from {seat.name}"
+        try:
+            await self.transport.request(peer_of(holder), Route.OWNERSHIP, wanted, within_s=within_s, target=target)
+        except RunnerUnavailable as error:
+            hint = "if it is gone it is replaced without being asked, within 10s"
+            raise RunnerUnavailable(
+                runner=holder.name, target=target, problem=error.problem, sent=error.sent, hint=hint
+            ) from error
 
     async def _ready(self) -> None:
         self.require_running()

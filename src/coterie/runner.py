@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Occupant, Occupy, Tenure
     from coterie.settings import Settings
     from coterie.setups import Setup
+    from coterie.storage.interface import RunnerRow, SeatRow
     from coterie.transport.interface import Transport
 
 log = logging.getLogger("coterie")
@@ -158,6 +159,13 @@ class Runner(Connection):
         """Give up a seat now, to whoever is next. With `refuse` this runner does not take it again in this life."""
         if self._life is not None:
             await self._life.membership.resign(seat, refuse=refuse)
+
+    async def ask_to_resign(self, holder: RunnerRow, seat: SeatRow, *, within_s: float) -> None:
+        """Have a runner, perhaps this one, give up a seat. See `Connection`."""
+        if holder.id == self.incarnation:
+            await self.resign(seat.name)
+        else:
+            await super().ask_to_resign(holder, seat, within_s=within_s)
 
     async def _ready(self) -> None:
         await self._settled.wait()

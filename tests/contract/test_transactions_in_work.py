@@ -72,7 +72,7 @@ async def test_a_handler_that_raises_leaves_nothing_and_the_next_one_works(clust
 @pytest.mark.parametrize("how", ["then raise", "then refuse"])
 async def test_a_handler_that_raises_behind_its_block_holds_nothing_any_more(place: str, how: str) -> None:
     """C3: it is rolled back at once, not when its time is over."""
-    async with running(place, transaction_limit="10m") as cluster, asyncio.timeout(60):
+    async with running(place, transaction_limit="1m") as cluster, asyncio.timeout(50):
         with pytest.raises((Refused, RemoteError)):
             await cluster.ref(Shop, "a").order_volatile(1, how)
         assert await cluster.ref(Shop, "b").order(1) == 1

@@ -188,9 +188,7 @@ async def test_a_newer_state_is_refused_and_not_touched_and_its_messages_wait_fo
     async with new:
         await new.ref(CounterTwo, "a").touch()
     async with program(url, "old", Counter) as old:
-        with pytest.raises(
-            RemoteError, match=r"is version 2, this program knows up to 1(?s:.*)roll the program forward"
-        ):
+        with pytest.raises(RemoteError, match=r"is version 2, this program knows up to 1(?s:.*)roll the"):
             await old.ref(Counter, "a").look()
         with pytest.raises(SendTimeout):
             await old.call(old.ref(Counter, "a").add_stored(), timeout="500ms")

@@ -20,6 +20,7 @@ _PACKAGE = "coterie.storage.postgres.sql"
 SQL: Mapping[str, str] = {
     **statements.load(_PACKAGE, "ownership.sql"),
     **statements.load(_PACKAGE, "fence.sql"),
+    **statements.load(_PACKAGE, "messages.sql"),
     **{f"kv_{name}": sql for name, sql in statements.load(_PACKAGE, "kv.sql").items()},
 }
 """The statements under test, by name; those of the key-value store as `kv_get` and so on."""
@@ -30,11 +31,12 @@ _TABLES = {
     "seats": "select name, holder, epoch, fingerprint from coterie.seats order by name",
     "states": "select key, convert_from(value, 'UTF8') as value, version, epoch from coterie.states order by key",
     "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
+    "messages": "select id, key, status, attempts, epoch from coterie.messages order by id",
     "generations": "select generation from coterie.generations",
     "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
 }
 
-_EMPTIED = ("seats", "states", "kv", "leases", "runners", "generations", "fingerprints", "agreements")
+_EMPTIED = ("messages", "seats", "states", "kv", "leases", "runners", "generations", "fingerprints", "agreements")
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)
     + SQL["raise_generation"].replace("$1", f"'{CLUSTER}'")

@@ -26,7 +26,7 @@ async def test_no_order_of_a_pair_breaks_a_promise(name: str, url: str) -> None:
     """C1, C4, M4, M13, K1, INV-F1-F3: all orders, and a fixed sample of those with a lost session."""
     async with stage(url) as on:
         count = await play_pair(on, PAIRS[name], most=SAMPLE)
-    _require_well(count)
+    _require_well(count, allows=PAIRS[name].allows)
     assert count.runs >= len(losses(PAIRS[name])) + 4
 
 
@@ -41,19 +41,17 @@ async def test_no_order_with_a_session_lost_anywhere_breaks_a_promise(
         count = await play_pair(on, PAIRS[name])
     with capsys.disabled():
         print(f"\n  {name}: {describe(count)}", end="", flush=True)
-    _require_well(count)
+    _require_well(count, allows=PAIRS[name].allows)
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 async def test_the_isolation_level_of_the_database_does_not_matter(level: str, new_database: NewDatabase) -> None:
     """m4: our sessions set their own level; at a stricter one the fence's wait would end in 40001."""
-    count = Count()
     async with stage(new_database(level=level)) as on:
         for pair in PAIRS.values():
-            count.merge(await explore(on.play, pair))
-    _require_well(count)
+            _require_well(await explore(on.play, pair), allows=pair.allows)
 
 
-def _require_well(count: Count) -> None:
+def _require_well(count: Count, *, allows: frozenset[str]) -> None:
     assert not count.failed, "\n\n".join(map(str, count.failed[:3]))
-    assert not count.failures, f"refusals: {count.failures}"
+    assert not count.failures.keys() - allows, f"refusals: {count.failures}"

@@ -14,7 +14,7 @@ from coterie.testing import Process, processes
 from coterie.testing.proxy import Proxy
 from coterie.testing.servers import free_port
 from tests.processes.bank import ACCOUNTS, SHARDS, Account, program
-from tests.processes.books import Records, judge
+from tests.processes.books import Records, Told, judge
 from tests.processes.stage import QUICK
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Branch:
         self.runners: list[Process] = []
         self.clients: list[Process] = []
         self.wait_until = cluster.wait_until
-        self.numbers = itertools.count(1)
+        self._numbers = itertools.count(1)
         self.retried = 0
         """Messages that were dead at the end, and were run again."""
 
@@ -92,16 +92,23 @@ class Branch:
 
     async def pay(self, one: str, *, to: str) -> str:
         """One payment of our own, awaited; the runner that made it."""
-        number = next(self.numbers)
-        self.records.tried.add(number)
-        return await self.account(one).transfer(number, to, 1)
+        number = self._new_number()
+        runner = await self.account(one).transfer(number, to, 1)
+        self.records.told[number] = Told("awaited", 0.0, 0.0)
+        return runner
 
     async def schedule(self, one: str, *, to: str, delay_s: float) -> MessageId[str]:
         """One payment of our own, sent for later."""
-        number = next(self.numbers)
-        self.records.tried.add(number)
+        number = self._new_number()
         payment = self.account(one).transfer(number, to, 1, not_before=time.time() + delay_s)
-        return await self.client.send(payment, delay=delay_s)
+        message = await self.client.send(payment, delay=delay_s)
+        self.records.told[number] = Told("later", 0.0, 0.0)
+        return message
+
+    def _new_number(self) -> int:
+        number = next(self._numbers)
+        self.records.tried.add(number)
+        return number
 
     async def pending(self) -> int | None:
         """How many messages have not ended, 1000 at most; None: the database is away."""

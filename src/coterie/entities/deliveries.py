@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coterie.errors import CoterieError
     from coterie.kernel.chance import Chance
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.messages import Delivery, Messages, Suffered
+    from coterie.storage.messages import Delivery, Messages, Suffered, Waiting
 
     Waiter = Callable[[bytes], None]
 
@@ -52,6 +52,8 @@ _FRESH_S = 4.0
 """How old a hand-over may be to be believed: well within what is remembered, though clocks are set back."""
 _STEP_S = 0.001
 """A change of the database's clock against ours that is worth another look at what is due next."""
+_HASTE_S = 0.5
+"""How much earlier than we believe a message must be due to be taken anew: pauses between attempts are about ours."""
 _SUSPECT_S = 5.0
 """How long the next suspect waits for the one before: whatever kills its process does so sooner, mostly [C5]."""
 
@@ -228,7 +230,14 @@ class Deliveries:
 
     # What is due later
 
+    def hasten(self, row: Waiting) -> None:
+        """Storage says when a message is due: what waits here for much longer is forgotten, and taken anew (K6)."""
+        work = self.inbox.get(row.id)
+        if work is not None and work.due_s > max(self.now_s(), row.due_at.timestamp() + _HASTE_S):
+            self._forget(work)
+
     def _later(self, work: StoredWork, due_s: float) -> None:
+        work.due_s = due_s
         heapq.heappush(self._due, (due_s, next(self._numbers), work))
         if self._due[0][2] is work:
             self._arm()

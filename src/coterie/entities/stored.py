@@ -21,6 +21,7 @@ class StoredWork(Work, eq=False):
 
     deliveries: Any = None  # the Deliveries that it belongs to
     shelf: Any = None  # the Shelf of its shard
+    due_s: float = 0.0  # until when it waits in memory, by the database's clock
     is_stored: ClassVar[bool] = True
 
     def reply(self, body: bytes) -> None:

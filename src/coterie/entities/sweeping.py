@@ -165,6 +165,8 @@ class Sweeping:
     async def _merge(self, rows: Sequence[Waiting]) -> None:
         """Bring what is new into memory, in order, as far as there is room for it."""
         deliveries = self._deliveries
+        for row in rows:
+            deliveries.hasten(row)
         new = [row for row in rows if not deliveries.knows(row.id) and self._has_room(row)]
         for at in range(0, len(new), _FETCH):
             batch = new[at : at + _FETCH]

@@ -248,8 +248,8 @@ class Membership(Service):
         if runner is not None:
             self._talk.tell(peer_of(runner), "offer", [(seat, epoch)])
 
-    def _offered(self, seat: str) -> None:
-        self._plans.offered(seat)
+    def _offered(self, seat: str, epoch: int) -> None:
+        self._plans.offered(seat, epoch)
         self._wake.set()
 
     # A pass

@@ -46,7 +46,7 @@ class Plans:
         self._targets: dict[str, str] = {}
         self._free: dict[str, _Free] = {}
         self._moves: dict[str, _Move] = {}
-        self._offers: set[str] = set()
+        self._offers: dict[str, int] = {}
         self._refused: set[str] = set()
         self._resigned: dict[str, int] = {}
         self._shunned: dict[str, int] = {}
@@ -73,9 +73,9 @@ class Plans:
         """Leave this seat to others for a while, although it may be ours by target."""
         self._resigned[name] = now_ns + self._patience_ns
 
-    def offered(self, name: str) -> None:
+    def offered(self, name: str, epoch: int) -> None:
         """A seat was given back for us to take: the next `acquire` has it, if we agree or cannot know yet."""
-        self._offers.add(name)
+        self._offers[name] = epoch
 
     def order(self, name: str) -> list[str]:
         """Who may hold a seat, the nearest first."""
@@ -84,9 +84,9 @@ class Plans:
     def acquire(self, held: Collection[str], now_ns: int) -> list[str]:
         """The seats to take now, in the order of their names, but for those that we hold already."""
         self._now_ns = now_ns
-        offers, self._offers = self._offers, set()  # each is worth one try: it may be an old one
+        offers, self._offers = self._offers, {}  # each is worth one try: it may be an old one
         wanted = {name for name in self._free if self._is_our_turn(name)} | {
-            each for each in offers if self._agree(each)
+            each for each, epoch in offers.items() if self._agree(each, epoch)
         }
         return sorted(wanted - self._refused - self._left_to_others(offers) - set(held))
 
@@ -133,12 +133,18 @@ class Plans:
             free.line = self.order(name)
         return free.line
 
-    def _agree(self, name: str) -> bool:
-        """Whether to take an offered seat. Where our view still has a holder it is the older one, and cannot tell."""
+    def _agree(self, name: str, epoch: int) -> bool:
+        """Whether to take an offered seat.
+
+        Where our view still has a holder it is the older one, and cannot tell. A free one is taken if nobody has held
+        it since the offer, for who gave it back may have resigned; or if it is ours by target. One that was lost since
+        is no gift: it waits for its takeover delay.
+        """
         seat, me = self._seats.get(name), self._runners.get(self._me)
         if seat is None or me is None or not assignment.is_candidate(me, seat):
             return False
-        return seat.holder not in (None, self._me) or (self._targets.get(name) == self._me and seat.clean)
+        is_due = seat.epoch <= epoch or self._targets.get(name) == self._me
+        return seat.holder not in (None, self._me) or (is_due and seat.clean)
 
     def _misplaced(self, seat: SeatRow) -> bool:
         ours = seat.holder == self._me and self._me in self._runners

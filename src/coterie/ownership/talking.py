@@ -21,7 +21,7 @@ class Talk:
 
     Args:
         me: Our incarnation.
-        offered: Told of a seat that another runner gave back for us.
+        offered: Told of a seat that another runner gave back for us, and its epoch until then.
         look: Told that the tables have changed.
         resign: Gives up a seat that we hold at an epoch; whether we did.
     """
@@ -32,7 +32,7 @@ class Talk:
         *,
         transport: Transport,
         directory: Directory,
-        offered: Callable[[str], None],
+        offered: Callable[[str, int], None],
         look: Callable[[], None],
         resign: Callable[[str, int], bool],
     ) -> None:
@@ -63,8 +63,8 @@ class Talk:
         if notice.kind == "granted" and self._directory.runner(peer) is not None:
             self._directory.hear(peer, notice.seats)
         elif notice.kind == "offer":
-            for seat, _ in notice.seats:
-                self._offered(seat)
+            for seat, epoch in notice.seats:
+                self._offered(seat, epoch)
         elif notice.kind == "look":
             self._look()
 

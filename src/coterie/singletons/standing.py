@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from coterie.errors import RunnerUnavailable
 from coterie.kernel.addresses import Seat
 from coterie.kernel.codec import PLAIN, codec_for
 from coterie.kernel.durations import to_seconds
-from coterie.ownership import notices
-from coterie.ownership.directory import peer_of
 from coterie.singletons.definitions import PREFIX
 from coterie.singletons.staleness import judge
-from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,8 +148,9 @@ class Singletons:
         here, within_s = self._acting(), to_seconds(timeout, what="timeout")
         view = await here.storage.view()
         seat = _seat(view, name)
-        if seat.holder is not None:
-            await self._ask(here, view, seat, within_s)
+        holder = next((row for row in view.runners if row.id == seat.holder), None)
+        if holder is not None:
+            await here.ask_to_resign(holder, seat, within_s=within_s)
         async with asyncio.timeout(within_s):
             while True:
                 view = await here.storage.view()
@@ -161,23 +158,6 @@ class Singletons:
                 if now.holder is not None and now.epoch != seat.epoch:
                     return next((row.name for row in view.runners if row.id == now.holder), None)
                 await asyncio.sleep(_LOOK_S)
-
-    async def _ask(self, here: Connection, view: View, seat: SeatRow, within_s: float) -> None:
-        holder = next((row for row in view.runners if row.id == seat.holder), None)
-        if holder is None:
-            return
-        wanted = notices.encode("resign", [(seat.name, seat.epoch)])
-        target = f"a resignation from {seat.name}"
-        try:
-            await here.transport.request(peer_of(holder), Route.OWNERSHIP, wanted, within_s=within_s, target=target)
-        except RunnerUnavailable as error:
-            raise RunnerUnavailable(
-                runner=holder.name,
-                target=target,
-                problem=error.problem,
-                sent=error.sent,
-                hint="if it is gone it is replaced without being asked, within 10s",
-            ) from error
 
     def _info(self, seat: SeatRow, names: Mapping[str, str], said: Execution | None) -> SingletonInfo:
         _, name = Seat.split(seat.name)

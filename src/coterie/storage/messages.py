@@ -258,7 +258,8 @@ class Messages(Protocol):
         """Count an attempt for what may have been running when the holder before died [C5]; how many it were.
 
         In one fenced statement: of each entity of these types the first `concurrency` due pending messages get one
-        attempt more, and those that have had all their attempts are set aside as dead. Done twice under one epoch it
+        attempt more (of those that have attempts already only the first: they are run one at a time, in order), and
+        those that have had all their attempts are set aside as dead. Done twice under one epoch it
         counts once: the row remembers the epoch.
         """
         ...

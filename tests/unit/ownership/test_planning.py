@@ -23,6 +23,10 @@ def plans(me: str = "a", **delays_s: int) -> Plans:
     return Plans(me, delays={f"cron:{name}": delay_s * S for name, delay_s in delays_s.items()})
 
 
+OLD = -1
+"""An epoch of long ago."""
+
+
 def nightly(holder: str | None = None, **options: Any) -> SeatRow:
     return seat(NIGHTLY, holder, fingerprint="v1", **options)
 
@@ -113,7 +117,7 @@ def test_a_seat_that_was_not_given_back_waits_for_its_takeover_delay() -> None:
 def test_a_refused_seat_is_never_taken_M8() -> None:
     plan = learned("a", view([A], [nightly()]))
     plan.refuse(NIGHTLY)
-    plan.offered(NIGHTLY)
+    plan.offered(NIGHTLY, OLD)
     assert plan.acquire([], 100 * S) == []
 
 
@@ -123,21 +127,21 @@ def test_a_refused_seat_is_never_taken_M8() -> None:
 def test_an_offered_seat_is_taken_where_the_view_still_has_the_old_holder() -> None:
     """The offer comes a moment after the release, and the view is a second old."""
     plan = learned("a", view([A, B], [nightly("b")]))
-    plan.offered(NIGHTLY)
+    plan.offered(NIGHTLY, OLD)
     assert plan.acquire([], 0) == [NIGHTLY]
 
 
 def test_an_offer_is_worth_one_try() -> None:
     """It may be an old one, for a seat that somebody has long taken."""
     plan = learned("a", view([A, B], [nightly("b")]))
-    plan.offered(NIGHTLY)
+    plan.offered(NIGHTLY, OLD)
     plan.acquire([], 0)
     assert plan.acquire([], 0) == []
 
 
 def test_an_offer_outlives_a_view_that_was_read_before_it() -> None:
     plan = plans()
-    plan.offered(NIGHTLY)
+    plan.offered(NIGHTLY, OLD)
     plan.learn(view([A, B], [nightly("b")]), now_ns=0, renewals=1)
     assert plan.acquire([], 0) == [NIGHTLY]
 
@@ -147,13 +151,32 @@ def test_an_offer_of_a_free_seat_needs_our_own_consent() -> None:
     target, second = lone(members, nightly())
     for me, wanted in ((target, [NIGHTLY]), (second, [])):
         plan = learned(me, view(members, [nightly()]))
-        plan.offered(NIGHTLY)
+        plan.offered(NIGHTLY, OLD)
         assert plan.acquire([], 0) == wanted
+
+
+def test_a_fresh_offer_is_taken_whoever_is_its_target() -> None:
+    """Who gave it back has resigned, and would be the target again."""
+    members = [A, B]
+    _, second = lone(members, nightly(epoch=7))
+    plan = learned(second, view(members, [nightly(epoch=7)]))
+    plan.offered(NIGHTLY, 7)
+    assert plan.acquire([], 0) == [NIGHTLY]
+
+
+def test_who_resigned_takes_a_seat_back_when_it_is_offered_or_nobody_else_is_left() -> None:
+    for members, offered, wanted in (([A, B], False, []), ([A, B], True, [NIGHTLY]), ([A], False, [NIGHTLY])):
+        target, *_ = lone(members, nightly(epoch=7))
+        plan = learned(target, view(members, [nightly(epoch=7)]))
+        plan.resign(NIGHTLY, now_ns=0)
+        if offered:
+            plan.offered(NIGHTLY, 7)
+        assert plan.acquire([], 1) == wanted
 
 
 def test_an_old_offer_does_not_shorten_the_takeover_delay() -> None:
     plan = learned("a", view([A], [nightly(clean=False)]), nightly=60)
-    plan.offered(NIGHTLY)
+    plan.offered(NIGHTLY, OLD)
     assert plan.acquire([], 0) == []
 
 
@@ -161,7 +184,7 @@ def test_an_old_offer_does_not_shorten_the_takeover_delay() -> None:
 def test_an_offer_to_who_may_not_hold_the_seat_is_left_alone(name: str) -> None:
     old = runner("a", knows={NIGHTLY: "v0"})
     plan = learned("a", view([old, B], [nightly("b")]))
-    plan.offered(name)
+    plan.offered(name, OLD)
     assert plan.acquire([], 0) == []
 
 

@@ -59,7 +59,7 @@ class Table:
             for name, target in self.plans[me].give(self.held(me), self.now):
                 self.put(self.rows[name], None)
                 if target in self.plans:
-                    self.plans[target].offered(name)
+                    self.plans[target].offered(name, self.rows[name].epoch)
             for name in self.plans[me].acquire(self.held(me), self.now * S):
                 if self.rows[name].holder is None and me not in self.broken and (me, name) not in self.refusing:
                     self.put(self.rows[name], me)

@@ -43,13 +43,20 @@ def fetch(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list
 def suspect(connection: apsw.Connection, scope: Scope, claim: Claim, policies: Sequence[Policy]) -> int:
     """Count an attempt for what may have been running when the holder before died [C5]; how many it were."""
     names = bindings(scope, seat=claim.seat, epoch=claim.epoch, error=_DIED)
-    counted = 0
+    found: list[tuple[int, int, str, int, int]] = []
     for policy in policies:
-        names |= {"entity_type": policy.entity_type, "concurrency": policy.concurrency, "attempts": policy.attempts}
-        suspects = connection.execute(SQL["suspects"], names).fetchall()
-        connection.executemany(SQL["suspect"], [names | {"id": message} for (message,) in suspects])
-        counted += len(suspects)
-    return counted
+        wanted = names | {"entity_type": policy.entity_type, "concurrency": policy.concurrency}
+        rows = connection.execute(SQL["suspects"], wanted)
+        found += [(due_at_ns, epoch, message, tried, policy.attempts) for message, epoch, tried, due_at_ns in rows]
+    # Those counted before were run one at a time, in order: only the first of them can have been running.
+    first = min(((due_at_ns, message) for due_at_ns, _, message, tried, _ in found if tried), default=None)
+    counted = [
+        names | {"id": message, "attempts": attempts}
+        for due_at_ns, epoch, message, tried, attempts in found
+        if epoch != claim.epoch and (not tried or (due_at_ns, message) == first)
+    ]
+    connection.executemany(SQL["suspect"], counted)
+    return len(counted)
 
 
 def _delivery(message: Any, *row: Any) -> Delivery:

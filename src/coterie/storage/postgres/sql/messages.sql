@@ -282,8 +282,9 @@ from coterie.messages
 where cluster = $1 and entity_type = $2 and entity_id = $3 and method = $4 and key = $5;
 
 -- name: suspect
--- Count an attempt for the first due messages of each entity, as their process may have died of them [C5]. Those that this
--- epoch has set aside already keep their places, so that none behind them is counted in a second try.
+-- Count an attempt for the first due messages of each entity, as their process may have died of them [C5]; of those
+-- counted before only the first: they were run one at a time. Those that this epoch has set aside already keep their
+-- places, so that none behind them is counted in a second try.
 with policies as materialized (
     select * from unnest($5::text[], $6::bigint[], $7::bigint[]) as u (entity_type, concurrency, attempts)
 ), me as materialized (
@@ -294,16 +295,24 @@ with policies as materialized (
     where s.cluster = $1 and s.name = $3 and s.holder = $2 and s.epoch = $4
     for share of s
 ), ranked as materialized (
-    select m.id, m.ctid as place, m.entity_type, m.entity_id, m.epoch, p.concurrency, p.attempts,
+    select m.id, m.ctid as place, m.entity_type, m.entity_id, m.epoch, m.due_at, m.attempts as tried,
+        p.concurrency, p.attempts,
         row_number() over (partition by m.entity_type, m.entity_id order by m.due_at, m.id) as rank
     from held
         join coterie.messages as m on m.seat = held.name
         join policies as p on p.entity_type = m.entity_type
     where m.cluster = $1 and m.seat = $3 and m.status = 0 and m.due_at <= clock_timestamp()
+), suspects as materialized (
+    select r.*, row_number() over (partition by r.tried > 0 order by r.due_at, r.id) as turn
+    from ranked as r
+    where r.rank <= r.concurrency
 ), chosen as materialized (
     select r.place, r.attempts
-    from ranked as r
-    where r.rank <= r.concurrency and r.epoch < $4 and r.rank + (
+    from suspects as r
+    where r.epoch < $4 and (r.tried = 0 or r.turn = 1 and not exists (
+        select 1 from policies as p join coterie.messages as m on m.entity_type = p.entity_type
+        where m.cluster = $1 and m.attempts > 0 and m.status <> 1 and m.status = 2 and m.seat = $3 and m.epoch = $4
+    )) and r.rank + (
         select count(*) from coterie.messages as m
         where m.cluster = $1 and m.entity_type = r.entity_type and m.entity_id = r.entity_id and m.attempts > 0
             and m.status <> 1 and m.status = 2 and m.seat = $3 and m.epoch = $4

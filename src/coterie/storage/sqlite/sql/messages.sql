@@ -64,20 +64,20 @@ select id, seat, entity_type, entity_id, method, payload, key, due_at_ns, attemp
 where cluster = :cluster and id in (select value from json_each(:ids)) and completed_at_ns is null;
 
 -- name: suspects
--- Of each entity of a type the first due pending messages of a seat, those left out that this epoch has suspected
--- before. What it has set aside before still has its place, so that those behind do not move up.
+-- Of each entity of a type the first due pending messages of a seat. What this epoch has set aside before still has its
+-- place, so that those behind do not move up.
 with ranked as (
-    select id, epoch, row_number() over (partition by entity_id order by due_at_ns, id) as place
+    select id, epoch, attempts, due_at_ns, row_number() over (partition by entity_id order by due_at_ns, id) as place
     from (
-        select id, entity_id, due_at_ns, epoch from messages
+        select id, entity_id, due_at_ns, epoch, attempts from messages
         where cluster = :cluster and seat = :seat and status = 0 and entity_type = :entity_type
         and due_at_ns <= :now_ns
         union all
-        select id, entity_id, due_at_ns, epoch from messages
+        select id, entity_id, due_at_ns, epoch, attempts from messages
         where cluster = :cluster and seat = :seat and status = 2 and entity_type = :entity_type and epoch = :epoch
     )
 )
-select id from ranked where place <= :concurrency and epoch <> :epoch;
+select id, epoch, attempts, due_at_ns from ranked where place <= :concurrency;
 
 -- name: suspect
 -- Count an attempt that may have been running when its process died, and set the message aside if it was the last.
