@@ -435,7 +435,7 @@ class Cluster:
     async def reset(self, entity: type[Entity[Any]], id: str) -> int:
         """Let an entity's stuck messages run again: dead ones, and those that wait for another attempt (K6).
 
-        Its state is not touched. How many messages it were.
+        Its state is not touched. How many dead ones it were.
         """
         return await self._entities.reset(entity, id)
 

@@ -141,13 +141,13 @@ async def test_rolled_back_it_leaves_nothing(storage: Storage, claim: Claim, ord
     await transaction.execute("insert into orders values (1, 'one', null)")
     await transaction.rollback()
     await transaction.rollback()
-    with pytest.raises(PersistenceError, match="it has ended"):
+    with pytest.raises(PersistenceError, match="it was rolled back"):
         await transaction.execute("insert into orders values (2, 'two', null)")
-    with pytest.raises(PersistenceError, match="it has ended"):
+    with pytest.raises(PersistenceError, match="it was rolled back"):
         await transaction.commit(Commit(claim))
     unused = storage.transaction(limit_s=LONG_S)
     await unused.rollback()
-    with pytest.raises(PersistenceError, match="it has ended"):
+    with pytest.raises(PersistenceError, match="it was rolled back"):
         await unused.commit(Commit(claim))
     assert await found(storage) == []
 

@@ -212,7 +212,11 @@ async def test_a_commit_whose_answer_is_lost_counts_once(
     async def commit(self: Undertaking, write: Commit) -> Committed:
         if lost or self._began is None:
             return await right(self, write)
-        lost.append(await right(self, write) if happened else await self.rollback())
+        if happened:
+            lost.append(await right(self, write))
+        else:
+            await self.rollback()
+            lost.append(None)
         raise PersistenceError(doing="commit", problem="the connection broke", outcome="unknown")
 
     monkeypatch.setattr(Undertaking, "commit", commit)

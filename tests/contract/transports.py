@@ -183,7 +183,7 @@ class TcpWorld(World):
     async def silence(self, runner: Runner) -> None:
         await runner.transport._wire.close()
         for connection in runner.connections:
-            if connection._pulse is not None:
+            if connection._established is not None:
                 connection._pulse.stop()
             connection.data_received = lambda data: None  # type: ignore[method-assign] # deaf
             connection._out._write = lambda data: None  # type: ignore[method-assign] # and dumb

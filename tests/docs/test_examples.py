@@ -25,7 +25,7 @@ PROGRAMS = [
 def run(arguments: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
     return subprocess.run(
-        [sys.executable, "-W", "error", *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=50
+        [sys.executable, "-W", "error", *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=240
     )
 
 
@@ -38,7 +38,8 @@ def test_a_program_in_the_docs_runs(program: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    done = run([example], tmp_path)
+    is_test = example.name.startswith("test_")
+    done = run([*(["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []), example], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

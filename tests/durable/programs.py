@@ -101,8 +101,8 @@ class Account(Entity[Balance]):
 
 def program(url: str, name: str, *entities: type[Entity[Any]], **settings: Any) -> Cluster:
     """A process of the program. Seats move within half a second, and nothing else is hurried."""
-    settings = {"lease_renew": "200ms", "call_timeout": "20s", "retry": QUICK, "drain": "5s"} | settings
-    cluster = Cluster(url, runner_name=name, shards=SHARDS, **settings)
+    given: dict[str, Any] = {"lease_renew": "200ms", "call_timeout": "20s", "retry": QUICK, "drain": "5s", **settings}
+    cluster = Cluster(url, runner_name=name, shards=SHARDS, **given)
     for entity in entities or (Account,):
         cluster.entity(name=getattr(entity, "called", None))(entity)
     return cluster

@@ -8,14 +8,12 @@ the key (`control`) shows that it is not the missing key that is found.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.interleavings.ground import SQL
-from tests.interleavings.steps import Steps
+from tests.interleavings.mail_plants import MAIL_PLANTS
+from tests.interleavings.planting import Plant, swapped
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+__all__ = ["CONTROL", "PLANTS", "Plant"]
 
 FENCED = ("write_states", "put_kv", "claim_states")
 
@@ -23,50 +21,6 @@ WITHOUT_KEY = "alter table coterie.seats drop constraint seats_holder_fkey"
 FREE_SEATS = "update coterie.seats set holder = null where cluster = $1 and holder = $2 returning name"
 NO_LOCK = "select 1 from (select $1::text, $2::text, $3::bigint) as nothing"
 SERVER_CHECK = re.compile(r"where g\.cluster = \$1 and g\.timeline = .*")
-
-
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """One bug.
-
-    Args:
-        name: What is wrong.
-        finding: Where its history is told.
-        found_by: The first pair of the catalogue that shows it as told there.
-        says: Words of the judge who saw it.
-        sql: The wrong statements by name; new names may be used by `evict` and `leave`.
-        schema: A change of the tables that goes with it.
-        evict: What follows the lock when evicting.
-        leave: What follows the lock when leaving.
-        level: The isolation level that the database has by default, and that our sessions then forget to set.
-    """
-
-    name: str
-    finding: str
-    found_by: str
-    says: str
-    sql: Mapping[str, str] = field(default_factory=dict)
-    schema: str = ""
-    evict: tuple[str, ...] = ("evict",)
-    leave: tuple[str, ...] = ("evict",)
-    level: str = ""
-
-    def steps(self) -> Steps:
-        """The statements with the bug among them."""
-        return Steps({**SQL, **self.sql}, evict=self.evict, leave=self.leave)
-
-
-def swap(sql: str, *changes: tuple[str, str]) -> str:
-    """A statement with some texts in place of others, which must be there."""
-    for old, new in changes:
-        assert old in sql, f"{old!r} is no longer there: bring the plant up to date"
-        sql = sql.replace(old, new)
-    return sql
-
-
-def swapped(names: tuple[str, ...], *changes: tuple[str, str]) -> dict[str, str]:
-    """Some statements, all changed alike."""
-    return {name: swap(SQL[name], *changes) for name in names}
 
 
 def fenced_by(query: str) -> dict[str, str]:
@@ -320,4 +274,5 @@ PLANTS = (
         "40001",
         level="repeatable read",
     ),
+    *MAIL_PLANTS,
 )

@@ -100,8 +100,8 @@ def _with_keys(s: Steps) -> list[Pair]:
     one, other = _inserting(s, "n1", key="x"), _inserting(s, "n2", key="x")
     again = _inserting(s, "n1", key="x", name="insert again")
     sends = _script(s, "send", Commit(MINE, "m1", sends=(message("n3", key="x"),)))
-    forth = _insert(s, "insert x, y, z", ("n1", "x"), ("n3", "z"), ("n2", "y"))
-    back = _insert(s, "insert y, x, z", ("n4", "y"), ("n6", "z"), ("n5", "x"))
+    forth = _insert(s, "insert x, z, y", ("n1", "x"), ("n2", "z"), ("n3", "y"))
+    back = _insert(s, "insert y, z, x", ("n4", "y"), ("n5", "z"), ("n6", "x"))
     held = _insert(s, "z held", ("n7", "z"))
     old = rows("m1", status=1, key="x")
     return [

@@ -8,6 +8,7 @@ Variables:
     BANK_HOW: In which ways it pays; all if left out.
     BANK_TIMEOUT_S: How long it waits for an answer; now shortly, now long, if left out.
     BANK_PAUSE_S: How long it waits before the next one, at most.
+    BANK_FLAW: Which part of its handlers ends by a defect; none if left out.
     BANK_DIE: The moment at which to die or to freeze, see `dying`.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 SHARDS = 12
 ACCOUNTS = 60
 OPENING = 200
+FLAW = float(os.environ.get("BANK_FLAW", "0"))
 EARLY_S = 0.005
 """By how much a handler may run too early: two clocks are read, one of them by the database."""
 
@@ -67,6 +70,7 @@ class Account(Entity[Book]):
         self._pay(number, cents, strict=strict)
         await self.cluster.send(self.cluster.ref(Account, to).receive(number, cents))
         await asyncio.sleep(think_s)
+        fail_at_times()
         return current().runner_id or ""
 
     @rpc(persisted=True, errors=[Overdrawn])
@@ -87,6 +91,12 @@ class Account(Entity[Book]):
             raise Overdrawn(self.id)
 
 
+def fail_at_times() -> None:
+    """A defect, when all is done: nothing of it may stay, and it is tried again."""
+    if random.random() < FLAW:
+        raise RuntimeError("a defect")
+
+
 class Desk(Entity):
     """Pays for others, by calls that it awaits: run again, it finds their replies [M6]."""
 
@@ -96,6 +106,7 @@ class Desk(Entity):
         note("began", number=number)
         await self.cluster.ref(Account, payer).withdraw(number, cents)
         await self.cluster.ref(Account, to).receive(number, cents)
+        fail_at_times()
         return current().runner_id or ""
 
 

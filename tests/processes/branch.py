@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +20,6 @@ from tests.processes.books import Records, Told, judge
 from tests.processes.stage import QUICK
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import AsyncIterator, Mapping
     from contextlib import ExitStack
 
@@ -119,22 +120,26 @@ class Branch:
 
     async def close_day(self, *, within_s: float = QUIET_S) -> Counter[str]:
         """Let clients and messages come to their end, and judge all of it; what there was."""
-        for each in self.clients:
-            if each.alive:
-                assert await each.stop(within=within_s) == 0, each.tail()
+        leaving = [each for each in self.clients if each.alive]
+        for each, code in zip(
+            leaving, await asyncio.gather(*(each.stop(within=within_s) for each in leaving)), strict=True
+        ):
+            assert code == 0, each.tail()
         await self.wait_until(self._is_quiet, within=within_s)
-        books = {}
-        for number in range(ACCOUNTS):
-            books[f"account-{number}"] = await self.account(f"account-{number}").book()
-        counts = judge(self.records.refresh(), books)
-        counts["retried"] = self.retried
-        return counts
+        names = [f"account-{number}" for number in range(ACCOUNTS)]
+        books = await asyncio.gather(*(self.account(name).book() for name in names))
+        counts = judge(self.records.refresh(), dict(zip(names, books, strict=True)))
+        return counts + Counter(retried=self.retried)
 
     async def _is_quiet(self) -> bool:
         """Nothing is pending; what is dead is run again: set aside is not lost."""
-        for message in await self.client.messages.list(status="dead", limit=100):
-            self.retried += await self.client.messages.retry(message.id)
-        return await self.pending() == 0
+        messages = self.client.messages
+        if await messages.list(status="pending", limit=1):
+            return False
+        dead = await messages.list(status="dead")
+        for each in dead:
+            self.retried += await messages.retry(each.id)
+        return not dead
 
 
 @asynccontextmanager
@@ -146,6 +151,7 @@ async def bank(
     clients: int = 2,
     pays: int = 8,
     pause_s: float = 0.1,
+    flaw: float = 0.0,
     times: Mapping[str, str] = QUICK,
     directory: Path | None = None,
 ) -> AsyncIterator[Branch]:
@@ -157,6 +163,7 @@ async def bank(
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src",
         "COTERIE_SHARDS": str(SHARDS),
         "COTERIE_DRAIN": "5s",
+        "BANK_FLAW": str(flaw),
         **times,
     }
     client = program(Cluster(url, shards=SHARDS))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.processes.branch import Branch
 
 RUNNERS, CLIENTS, HANDS = 4, 3, 2
+FLAW = 0.01
 LONGEST_S = 5.0
 """Of one disturbance: twice as long as a lease."""
 PAUSE_S = 3.0
@@ -174,7 +175,7 @@ async def run(*, engine: str, minutes: float, seed: int, folder: Path) -> None:
             stack.callback(server.close)
             server.start()
             url = server.url(server.create_database())
-        async with bank(url, folder, runners=RUNNERS // 2, clients=0, directory=folder) as branch:
+        async with bank(url, folder, runners=RUNNERS // 2, clients=0, flaw=FLAW, directory=folder) as branch:
             wires = [await branch.start_behind_proxy(stack) for _ in range(RUNNERS - RUNNERS // 2)]
             await branch.start_clients(CLIENTS)
             await branch.paying()
@@ -201,7 +202,7 @@ async def watched(branch: Branch) -> None:
 def report(branch: Branch, chaos: Chaos, counts: Counter[str], *, engine: str, quiet_s: float) -> None:
     """What was broken, and what came of it."""
     waits = sorted(told.took_s for told in branch.records.told.values())
-    print(f"{engine}: 0 lost, 0 doubled, all at an end {quiet_s:.1f}s after the last fault")
+    print(f"{engine}: 0 lost, 0 doubled, {branch.retried} dead; all at an end {quiet_s:.1f}s after the last fault")
     print("faults: " + ", ".join(f"{times} {what}" for what, times in sorted(chaos.done.items())))
     print("payments: " + ", ".join(f"{times} {what}" for what, times in counts.most_common()))
     print("errors of clients: " + ", ".join(f"{times} {code}" for code, times in branch.records.failed.most_common()))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 How = Literal["sent", "later", "awaited", "desk"]
 """Sent, sent with a delay, awaited, or awaited while a desk awaits the two accounts."""
-DELAY_S = 2.0
+DELAY_S = 1.0
 TIMEOUTS = (0.3, 3.0, 30.0)
 """Of those who do not get an answer in time some ask again while the first call is still under way."""
 PAUSE_S = 0.1

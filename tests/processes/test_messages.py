@@ -38,9 +38,9 @@ async def test_gap_02_runners_are_killed_and_frozen_and_a_client_dies_under_load
         await branch.working(*branch.runners)
 
 
-async def test_b2_the_commit_of_a_holder_that_was_frozen_in_it_is_refused(url: str, tmp_path: Path) -> None:
+async def test_b2_the_commit_of_a_holder_that_was_frozen_in_it_is_refused(url_by_day: str, tmp_path: Path) -> None:
     """INV-F2: SIGSTOP between its last look at its lease and the write; its successor has made the payment by then."""
-    async with bank(url, tmp_path, runners=0, clients=0) as branch:
+    async with bank(url_by_day, tmp_path, runners=0, clients=0) as branch:
         await branch.start_runners(BANK_DIE="halt commit")
         paying = asyncio.create_task(branch.pay("account-1", to="account-2"))
         await branch.wait_until(lambda: branch.records.refresh().began)
@@ -96,13 +96,13 @@ async def test_dur_02_all_runners_die_and_their_clients_too_and_a_new_one_finish
         await branch.client.result(scheduled, timeout="60s")
 
 
-RUNNERS_DIE = ["load", "due", "fetch", "commit 3", "insert", "suspect"]
+RUNNERS_DIE = ["load", "due", "fetch", "commit 3", "insert", "setback", "suspect"]
 CLIENTS_DIE = ["insert", "insert 5"]
 
 
 async def die_at(moments: Sequence[str], url: str, folder: Path, *, client: bool) -> None:
     """One process after the other comes and dies at a moment of a message's path; others carry on."""
-    async with bank(url, folder, runners=2, clients=1, pays=16, pause_s=0.05) as branch:
+    async with bank(url, folder, runners=2, clients=1, pays=16, pause_s=0.05, flaw=0.05) as branch:
         for moment in moments:
             start = branch.start_clients if client else branch.start_runners
             (victim,) = await start(BANK_DIE=moment)

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.testing.pooler import Pooler
 from tests.processes.holder import now_ns
-from tests.processes.stage import comes_back, holders, said
+from tests.processes.stage import QUICK, comes_back, holders, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.timeout(180)]
 
+TIMES = {**QUICK, "COTERIE_LEASE_TTL": "4s"}
+"""A call has a third of it, and takes more round trips here."""
 BY_LEASE = "runner {} was evicted: its lease has run out"
 BY_WITNESSES = "runner {} was evicted: its process is gone"
 
@@ -30,7 +32,7 @@ async def test_gap_07_incident_8_runners_frozen_and_killed_behind_a_pooler_are_r
     pooler: Pooler, tmp_path: Path
 ) -> None:
     """B2, M12: late writes of the frozen one are refused."""
-    async with holders(pooler.url, tmp_path, runners=2) as stage:
+    async with holders(pooler.url, tmp_path, runners=2, times=TIMES, proxied=False) as stage:
         victim, observer = stage.runners
         await victim.freeze()
         await stage.settled()
@@ -57,7 +59,7 @@ async def test_gap_07_incident_8_runners_frozen_and_killed_behind_a_pooler_are_r
 async def test_gap_07_m2_in_a_mixed_cluster_only_those_whose_locks_were_seen_are_replaced_at_once(
     pooler: Pooler, postgres_url: str, tmp_path: Path
 ) -> None:
-    async with holders(postgres_url, tmp_path, runners=2, proxied=False) as stage:
+    async with holders(postgres_url, tmp_path, runners=2, times=TIMES, proxied=False) as stage:
         await stage.cluster.start(1, env={"COTERIE_URL": pooler.url})
         await stage.settled()
         direct, observer, pooled = stage.runners

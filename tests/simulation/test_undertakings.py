@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coterie import Entity, current, rpc
 from coterie.cluster import Cluster
 from coterie.errors import PersistenceError, TransactionTimeout
 from coterie.kernel.chance import Chance
@@ -17,6 +21,8 @@ from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.simulation import simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from coterie.testing.simulation import Simulation
 
 CREATE = "create table if not exists counts (seat text primary key, n integer not null)"
@@ -106,3 +112,64 @@ async def test_one_that_hangs_holds_up_nobody_and_ends_at_its_limit() -> None:
         with pytest.raises(TransactionTimeout):
             await transaction.commit(Commit(claim))
         assert sim.database.main.execute("select count(*) from sqlite_schema where name = 'counts'").get == 0
+
+
+# In handlers
+
+cluster = Cluster("sqlite://", shards=12, drain="5s", call_timeout="60s", transaction_limit="1m")
+inside: list[str] = []
+ended: list[object] = []
+
+
+@dataclass
+class Count:
+    n: int = 0
+
+
+@cluster.entity
+class Till(Entity[Count]):
+    @rpc(persisted=True)
+    async def add(self) -> int:
+        self.state.n += 1
+        try:
+            async with self.transaction() as sql:
+                await sql.execute(CREATE)
+                await sql.execute(ADD, self.id)
+                inside.append(str(current().runner_id))
+                await stubborn(asyncio.sleep(5 if len(inside) == 1 else 0))
+        finally:
+            ended.append(sys.exc_info()[1])
+        return self.state.n
+
+
+async def stubborn(waiting: Coroutine[Any, Any, None]) -> None:
+    """Go on when it is cancelled, as if nothing was."""
+    task = asyncio.ensure_future(waiting)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_a_handler_whose_shard_was_lost_commits_nothing_of_its_transaction() -> None:
+    """C1, D4, INV-F2: its process froze inside of the block, another one took over, and it goes on to its end."""
+    inside.clear()
+    ended.clear()
+    async with simulate(cluster, runners=2) as sim:
+        await sim.wait_until(lambda: sorted(len(each.real.seats) for each in sim.runners) == [6, 6])
+        victim, survivor = sim.runners
+        lives = [victim.incarnation, survivor.incarnation]
+        ids = (f"till-{number}" for number in range(10_000))
+        who = next(each for each in ids if sim.owner(cluster.ref(Till, each)) is victim)
+        adding = asyncio.create_task(cluster.ref(Till, who).add())
+        await sim.wait_until(lambda: inside)
+        victim.freeze()
+        await sim.wait_until(lambda: len(inside) == 2)
+        assert await adding == 1
+        victim.thaw()
+        await sim.wait_until(lambda: len(ended) == 2)
+        await sim.advance("5s")
+        assert ended == [None, None], "the former owner went to the end of its handler"
+        assert sim.database.main.execute("select n from counts where seat = ?", (who,)).get == 1
+        assert inside == lives
+        assert await cluster.ref(Till, who).add() == 2

@@ -86,6 +86,21 @@ async def by_cluster(account: Account) -> None:
     print(bare, text)
 
 
+async def stored(account: Account) -> str:
+    sent = await cluster.send(account.charge("order-7", 5))
+    await cluster.send(account.charge)  # type: ignore[arg-type] # not called
+    await cluster.send(account.watch())  # type: ignore[arg-type] # a stream
+    await cluster.send(account.charge("order-7", 5), delay=object())  # type: ignore[arg-type] # no duration
+    await cluster.send(account.charge("order-7", 5), at="noon")  # type: ignore[arg-type] # text for an instant
+    await cluster.send(account.charge("order-7", 5), dealy="5m")  # type: ignore[call-arg] # misspelt
+    await cluster.call(account.charge("order-7", 5), key=7)  # type: ignore[arg-type] # keys are text
+    await cluster.result("1234")  # type: ignore[arg-type] # any text is no message id
+    await cluster.messages.purge(status="pending")  # type: ignore[arg-type] # what waits stays
+    async with account.transaction() as sql:
+        sql.commit  # type: ignore[attr-defined] # noqa: B018 it is committed when the rpc ends
+    return await cluster.result(sent)  # type: ignore[arg-type] # a number
+
+
 def definitions(sender: Sender) -> Bare:
     define(int)  # type: ignore[type-var] # no entity
     define(Account, max_idel="5m")  # type: ignore[call-arg] # no such option

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_type
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, assert_type
 
+from coterie import FailedAttempt, Transaction
 from coterie.cluster import Cluster
 from coterie.entities.definitions import define
 from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
-from coterie.kernel.addresses import ShardId
+from coterie.kernel.addresses import MessageId, ShardId
 
 if TYPE_CHECKING:
     from coterie.entities.calls import Sender
@@ -122,6 +124,35 @@ async def by_cluster() -> None:
     assert_type(replies.silent, list[str])
     assert_type(cluster.is_local(plain), bool)
     assert_type(cluster.shard_of(Plain, "a"), ShardId)
+
+
+async def stored() -> None:
+    account = cluster.ref(Account, "alice")
+    sent = await cluster.send(account.charge("order-7", 500), delay="5m", key="k")
+    assert_type(sent, MessageId[int])
+    assert_type(await cluster.result(sent, timeout="2s"), int)
+    assert_type(await cluster.cancel(sent), bool)
+    pair = await cluster.send(account.pair(1, 2), at=datetime.now(UTC))
+    assert_type(await cluster.result(pair), tuple[int, int])
+    assert_type(await cluster.call(account.charge("order-7"), key="k"), int)
+    assert_type(await cluster.reset(Account, "alice"), int)
+    shown = await cluster.messages.show(sent)
+    assert_type(shown.status, Literal["pending", "done", "dead"])
+    assert_type(shown.errors, tuple[FailedAttempt, ...])
+    assert_type(await cluster.messages.purge(status="done", older_than="1d"), int)
+
+
+class Shop(Entity[Balance]):
+    @rpc(persisted=True)
+    async def order(self, number: int) -> int:
+        async with self.transaction() as sql:
+            assert_type(sql, Transaction)
+            assert_type(await sql.execute("insert into orders (id) values ($1)", number), int)
+            assert_type(await sql.fetch("select id from orders"), Sequence[Mapping[str, Any]])
+        sent = await self.cluster.send(cluster.ref(Account, self.id).charge("order-7"))
+        assert_type(sent, MessageId[int])
+        await self.forget()
+        return self.state.cents
 
 
 async def together(account: Account) -> None:

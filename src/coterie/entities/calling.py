@@ -195,23 +195,13 @@ class Calling:
             try:
                 if peer is not None:
                     wires = self.wires or self.open_wires()
-                    body = body or encode(  # what an Envelope would come to, without making one
-                        (
-                            name,
-                            entity_id,
-                            rpc.name,
-                            payload,
-                            message_id,
-                            within_s,
-                            None if trace_id is message_id else trace_id,
-                            chain,
-                            call.key,
-                        )
-                    )
+                    if not body:  # what an Envelope would come to, without making one; what has its default is left out
+                        facts = (name, entity_id, rpc.name, payload, message_id, within_s)
+                        body = encode(facts if trace_id is message_id else (*facts, trace_id, chain))
                     answer = await wires.request(peer, _CALL, body, within_s=left_s, target=call)
                 elif shard.is_mine and (host := self.host) is not None:
                     work = NearbyCall(
-                        name, entity_id, rpc.name, payload, until_s, within_s, message_id, chain, call.key, trace_id
+                        name, entity_id, rpc.name, payload, until_s, within_s, message_id, chain, None, trace_id
                     )
                     future = work.answer = self._loop.create_future()  # from here on as in `call_nearby`
                     host.deliver(work)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.envelopes import FAILED
 from coterie.entities.failures import pack_failure
+from coterie.entities.keys import shown_key
 from coterie.entities.ledgers import ENDED, ledger_of
 from coterie.entities.outcomes import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
@@ -244,8 +245,7 @@ def _change(work: Work) -> StateChange | None:
 
 
 def _conflict(work: Work, write: Commit) -> KeyConflict:
+    """The database does not tell which key it was; the next attempt is told when it sends."""
     keyed = [message for message in write.sends if message.key is not None]
-    first = keyed[0]
-    target = f"{first.entity_type}/{first.entity_id}.{first.method}"
-    problem = f"one of the keys that {work.target} sent, such as"
-    return KeyConflict(target=target, key=f"{problem} {first.key}", message_id=first.id)
+    keys = ", ".join(shown_key(message.key or "") for message in keyed)
+    return KeyConflict(target=f"one of the messages that {work.target} sent", key=keys, message_id=keyed[0].id)

@@ -325,6 +325,12 @@ class Deliveries:
         self._remember_ended(message_id)
         return True
 
+    def uncancel(self, message_id: str) -> None:
+        """Nobody knows whether it was deleted: if it is still there, it runs."""
+        for ended in (self._ended, self._ended_before):
+            ended.pop(message_id, None)
+        self._wake()
+
     def _forget(self, work: StoredWork) -> None:
         if self.inbox.get(work.message_id) is work:
             del self.inbox[work.message_id]

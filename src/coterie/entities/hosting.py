@@ -26,7 +26,7 @@ from coterie.entities.prompt import Prompt
 from coterie.entities.residents import Counts, Hosted, Resident
 from coterie.entities.retention import Retention
 from coterie.entities.sweeping import Sweeping
-from coterie.errors import MailboxFull, ReentrantCall, RunnerFull, UnknownEntity
+from coterie.errors import MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.tasks import Tasks
 from coterie.storage.messages import Policy
@@ -205,7 +205,11 @@ class Host:
             return None
         if not self.deliveries.cancel(message_id):
             return False
-        return await self.storage.messages.cancel(message_id, shelf.tenure.claim)
+        try:
+            return await self.storage.messages.cancel(message_id, shelf.tenure.claim)
+        except PersistenceError:
+            self.deliveries.uncancel(message_id)
+            raise
 
     async def stop(self) -> None:
         """End everything that is left, within some seconds, whatever ignores its cancellation."""

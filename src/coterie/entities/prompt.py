@@ -57,19 +57,20 @@ class Prompt:
 
         This is the hot path of all calls that arrive: whatever is rare is left to others.
         """
-        hosted = self._hosted.get(work.entity_type)
-        resident = None if hosted is None else hosted.entities.get(work.entity_id)
-        if hosted is None or resident is None or resident.running or resident.entity is None:
+        try:
+            hosted = self._hosted[work.entity_type]
+            resident, rpc = hosted.entities[work.entity_id], hosted.rpcs[work.method]
+        except KeyError:
             return False
-        rpc, shard, serving = hosted.rpcs.get(work.method), resident.shard, self._serving
+        if resident.running or resident.entity is None or rpc.is_stream:
+            return False
+        shard, serving = resident.shard, self._serving
         spare = serving.spare or serving.prepare(shard.context)
         if arrived_s != self._read_s:
             self._read_s, self._more, self._until_ns = arrived_s, _FEW, 0
         elif not self._more and not self._has_time():
             return False
-        if rpc is None or rpc.is_stream or not spare.is_ready:
-            return False
-        if not shard.tenure.may_start or work.deadline_s <= self._time():
+        if not (spare.is_ready and shard.tenure.may_start and work.deadline_s > self._time()):
             return False
         loop, task = self._loop, spare.task
         try:

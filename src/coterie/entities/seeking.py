@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from coterie.errors import ShuttingDown
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -28,13 +29,17 @@ class Seeking:
         self._tasks = Tasks("messages/seek")
         self._wanted: dict[str, asyncio.Future[MessageRow | None]] = {}
         self._reading = False
+        self._is_stopped = False
 
     async def find(self, message_id: str) -> MessageRow | None:
         """All that is known about a message; None: there is none of this id, or none any more.
 
         Raises:
             PersistenceError: Storage cannot be asked.
+            ShuttingDown: This process looks no more.
         """
+        if self._is_stopped:
+            raise _stopped()
         found = self._wanted.get(message_id)
         if found is None:
             found = self._wanted[message_id] = asyncio.get_running_loop().create_future()
@@ -44,8 +49,12 @@ class Seeking:
         return await asyncio.shield(found)
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Look no more. Nobody goes on waiting."""
+        self._is_stopped = True
         await self._tasks.stop()
+        waiting, self._wanted = self._wanted, {}
+        for each in waiting.values():
+            _fail(each, _stopped())
 
     async def _read(self) -> None:
         try:
@@ -61,12 +70,20 @@ class Seeking:
             rows = {row.id: row for row in await self._storage.messages.look(ids)}
         except BaseException as error:
             for each in asked.values():
-                if not each.done():
-                    each.set_exception(error)
-                    each.exception()  # whoever asked may have left
+                _fail(each, error if isinstance(error, Exception) else _stopped())
             if not isinstance(error, Exception):
                 raise
         else:
             for message_id, each in asked.items():
                 if not each.done():
                     each.set_result(rows.get(message_id))
+
+
+def _fail(asked: asyncio.Future[MessageRow | None], error: Exception) -> None:
+    if not asked.done():
+        asked.set_exception(error)
+        asked.exception()  # whoever asked may have left
+
+
+def _stopped() -> ShuttingDown:
+    return ShuttingDown(what="the cluster")

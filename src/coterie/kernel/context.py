@@ -97,9 +97,8 @@ def work_here() -> ClusterContext | None:
     return _made()
 
 
-def enter(source: Source | ClusterContext) -> None:
-    """From here on, in this context, `current` tells what the source knows."""
-    _current.set(source)
+enter = _current.set
+"""From here on, in this context, `current` tells what the source, or the context, knows."""
 
 
 def within_cluster(**fields: Unpack[ContextFields]) -> AbstractContextManager[ClusterContext]:

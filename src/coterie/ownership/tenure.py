@@ -19,9 +19,9 @@ class Trust:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._steady_ns = clock.steady_ns
-        self._until_ns = 0
-        self._ended = False
+        self.steady_ns = clock.steady_ns
+        self.until_ns = 0
+        self.ended = False
         self.connected = False
         """Whether the dedicated session is there with its lock, where there are locks: without it nothing new is
         started [M2]."""
@@ -29,20 +29,20 @@ class Trust:
     @property
     def holds(self) -> bool:
         """Whether what is held may be acted upon now."""
-        return self._steady_ns() < self._until_ns and not self._ended
+        return self.steady_ns() < self.until_ns and not self.ended
 
     @property
     def left_s(self) -> float:
         """Seconds until it ends; negative afterwards."""
-        return (self._until_ns - self._steady_ns()) / 1e9
+        return (self.until_ns - self.steady_ns()) / 1e9
 
     def extend(self, until_ns: int) -> None:
         """A renewal has succeeded. Trust is never shortened but by `end`."""
-        self._until_ns = max(self._until_ns, until_ns)
+        self.until_ns = max(self.until_ns, until_ns)
 
     def end(self) -> None:
         """Evicted, or about to be: for good. A later life has a trust of its own."""
-        self._ended = True
+        self.ended = True
 
 
 class Tenure:
@@ -76,12 +76,14 @@ class Tenure:
     @property
     def held(self) -> bool:
         """Whether work in its name may go on. The proof is the fence; this is the courtesy before it."""
-        return not self.ended and self._trust.holds
+        trust = self._trust  # `Trust.holds` written out, here and below: each call asks twice
+        return not self.ended and trust.steady_ns() < trust.until_ns and not trust.ended
 
     @property
     def may_start(self) -> bool:
         """Whether new work may begin in its name."""
-        return not self.ended and self._trust.connected and self._trust.holds
+        trust = self._trust
+        return not self.ended and trust.connected and trust.steady_ns() < trust.until_ns and not trust.ended
 
 
 class Occupant(Protocol):

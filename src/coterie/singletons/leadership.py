@@ -44,6 +44,8 @@ HOOK_S = 5.0
 """How long a hook may take. With the grace it stays below the 10 s in which a leader is replaced (S10)."""
 _RESTARTS = Retry(attempts=20, base="200ms", max="30s")
 """Pauses between two tries of a body that raises; the last one repeats for as long as it takes."""
+_WELL_S = 10.0
+"""After so long without an error a body counts as well, and its next pause is the first one again."""
 _LOOK_S = 0.05
 
 Stage = Literal["beginning", "running", "pausing", "done", "ended"]
@@ -88,6 +90,7 @@ class Leadership:
             post.storage,
             retry=singleton.retry or post.settings.retry,
             chance=post.chance,
+            tasks=post.tasks,
             changed=self.stamps.progress,
             failed=self._state_failed,
         )
@@ -193,7 +196,7 @@ class Leadership:
             if await self._ran():
                 return
             ran_s = (self._post.clock.steady_ns() - began_ns) / 1e9
-            attempt = 1 if ran_s > _RESTARTS.max.total_seconds() else attempt + 1
+            attempt = 1 if ran_s > _WELL_S else attempt + 1
             pause_s = self._pause_s(attempt)
             if pause_s is None:
                 log.error("singleton %r failed %d times here: it goes elsewhere", self.singleton.name, attempt)

@@ -75,7 +75,8 @@ class Stamps:
         self._heartbeat_s = heartbeat_s
         self._expected_s = expected_s
         self._news = asyncio.Event()
-        self._soon_s = min(_SOON_S, heartbeat_s, (expected_s or _SOON_S) / 4)
+        self._soon_s = min(_SOON_S, heartbeat_s, _SOON_S if expected_s is None else expected_s / 4)
+        self._is_away = False  # whether the last one could not be written
         self.has_begun = False
         """Whether what is known was taken over."""
         self.runs = 0
@@ -154,12 +155,16 @@ class Stamps:
         """Write it now, if it can be written; False: the seat is not ours any more."""
         self._news.clear()
         try:
-            return await self._executions.stamp(self._stamp()) != "fenced"
+            told = await self._executions.stamp(self._stamp())
         except PersistenceError as error:
             _, _, name = self._tenure.seat.partition(":")
-            log.warning("%s", HeartbeatFailed(singleton=name, problem=str(error)))
+            level = logging.INFO if self._is_away else logging.WARNING  # once for each time that it is away
+            log.log(level, "%s", HeartbeatFailed(singleton=name, problem=str(error)))
+            self._is_away = True
             self._news.set()
             return True
+        self._is_away = False
+        return told != "fenced"
 
     def _stamp(self) -> Stamp:
         return Stamp(

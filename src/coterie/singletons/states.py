@@ -1,7 +1,8 @@
 """The state of a leader: what is stored, what the body sees of it, and how a change becomes durable (S2, S4-S6).
 
 Only the leader of an epoch can write at that epoch, so whatever differs from what it remembers is a write of its own
-whose outcome it never heard. That is how every doubt here is settled: by reading the row again, under the fence.
+whose outcome it never heard. That is how every doubt here is settled: by reading the row again, under the fence. And
+nobody writes on before it is settled, also if whoever saved was cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from coterie.storage.interface import StateSave
 from coterie.storage.messages import Commit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from coterie.kernel.chance import Chance
     from coterie.kernel.retry import Retry
+    from coterie.kernel.tasks import Tasks
     from coterie.kernel.versions import Versioned
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.definitions import Singleton
@@ -46,6 +48,7 @@ class LeaderState(Generic[S]):
         storage: Where it is stored.
         retry: How often a save that the database refuses is tried.
         chance: For pauses.
+        tasks: Where a save ends whose caller was cancelled.
         changed: Told of each save that has changed something.
         failed: Told of each error of storing or reading.
     """
@@ -58,6 +61,7 @@ class LeaderState(Generic[S]):
         *,
         retry: Retry,
         chance: Chance,
+        tasks: Tasks,
         changed: Callable[[], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -67,13 +71,13 @@ class LeaderState(Generic[S]):
         self._states = storage.states
         self._retry = retry
         self._chance = chance
+        self._tasks = tasks
         self._changed = changed
         self._failed = failed
         self._turn = _Turn(singleton.name)
         self._stored: bytes | None = None  # None: not what this program would write
         self._data = b""  # the encoding of what the body sees
         self._version = 0
-        self._is_doubtful = False  # whether a write is under way, or nobody knows how it ended
         self._shown: Any = None
         self._staged: bytes | None = None  # what an open transaction will save
 
@@ -139,32 +143,35 @@ class LeaderState(Generic[S]):
     async def save(self, state: S) -> None:
         """Make a state durable, if it is another one."""
         data = self._encode(state)
-        if self._turn.is_mine and self._turn.in_transaction:
+        if self._turn.in_transaction_here:
             self._stage(data)
             return
-        async with self._turn:
-            await self._settle()
-            await self._write(data)
+        await self._turn.take()
+        await self._then_leave(self._write(data))
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[S]:
         """A copy to change, saved when the block ends well."""
-        if self._turn.is_mine and self._turn.in_transaction:
+        if self._turn.in_transaction_here:
             draft = self._codec.decode(self._data if self._staged is None else self._staged)
             yield draft
             self._stage(self._encode(draft))
             return
-        async with self._turn:
-            await self._settle()
+        await self._turn.take()
+        try:
             draft = self._codec.decode(self._data)
             yield draft
-            await self._write(self._encode(draft))
+            data = self._encode(draft)
+        except BaseException:
+            self._turn.leave()
+            raise
+        await self._then_leave(self._write(data))
 
     @asynccontextmanager
     async def transaction(self, *, limit_s: float) -> AsyncIterator[Transaction]:
         """SQL of the user's own; what is saved in its block is saved with it, or not at all."""
-        async with self._turn:
-            await self._settle()
+        await self._turn.take()
+        try:
             self._require_held()
             transaction = self._storage.transaction(limit_s=limit_s)
             self._turn.in_transaction = True
@@ -173,30 +180,44 @@ class LeaderState(Generic[S]):
             except BaseException:
                 await transaction.rollback()
                 raise
-            else:
-                await self._commit(transaction)
-            finally:
-                self._turn.in_transaction = False
-                self._staged = None
-                if self._singleton.codec is not None:
-                    self._take(self._data)
+        except BaseException:
+            self._unstage()
+            self._turn.leave()
+            raise
+        await self._then_leave(self._commit(transaction))
+
+    async def _then_leave(self, work: Coroutine[Any, Any, None]) -> None:
+        """Bring something to its end, also if its caller is cancelled: nobody writes on while an end is not known."""
+        task = self._tasks.spawn(work, name=f"save {self._singleton.name}", report=False)
+        task.add_done_callback(self._turn.left)
+        await asyncio.shield(task)
 
     def _stage(self, data: bytes) -> None:
         self._staged = data
         self._shown = self._codec.decode(data)
 
+    def _unstage(self) -> None:
+        self._turn.in_transaction = False
+        if self._staged is not None:
+            self._staged = None
+            self._take(self._data)
+
     async def _commit(self, transaction: Transaction) -> None:
         data = self._staged
-        if data is None or data == self._stored:
-            await self._commit_alone(transaction)
-            return
+        try:
+            if data is None or data == self._stored:
+                await self._commit_alone(transaction)
+            else:
+                await self._commit_state(transaction, data)
+        finally:
+            self._unstage()
+
+    async def _commit_state(self, transaction: Transaction, data: bytes) -> None:
         write: Any = self._state_save(data)
-        self._is_doubtful = True
         try:
             told = await transaction.commit(write)
         except PersistenceError as error:
             if error.outcome != "unknown":
-                self._is_doubtful = False
                 raise
             log.warning("singleton %r looks whether its transaction was committed: %s", self._singleton.name, error)
             if not await self._was_written(data):
@@ -204,8 +225,8 @@ class LeaderState(Generic[S]):
             told = "written"
         if told == "fenced":
             raise self._lost()
-        if told != "written":  # the row is of another version: then somebody removed it by hand, or it expired
-            await self._settle()
+        if told != "written":  # it has expired, or somebody removed it by hand
+            await self._insist_to_read()
             problem = "the stored state is another one than this leader knows"
             raise StatePersistFailed(singleton=self._singleton.name, problem=problem)
         self._wrote(data)
@@ -220,7 +241,6 @@ class LeaderState(Generic[S]):
         before = self._version
         loaded = await self._insist_to_read()
         self._version = before
-        self._is_doubtful = False
         return loaded.version == before + 1 and loaded.value == data
 
     async def _insist_to_read(self) -> StateLoaded:
@@ -239,7 +259,6 @@ class LeaderState(Generic[S]):
         if data == self._stored:
             return
         attempt = 0
-        self._is_doubtful = True
         while True:
             if chaos.on:
                 await chaos.point("singletons.before_save")
@@ -248,7 +267,14 @@ class LeaderState(Generic[S]):
                     return
             except PersistenceError as error:
                 attempt += 1
-                await asyncio.sleep(self._pause_s(attempt, error))
+                failure = StatePersistFailed(singleton=self._singleton.name, problem=str(error))
+                self._failed(failure)
+                pause_s = self._pause_s(attempt, error)
+                if pause_s is None:
+                    if self._is_there(data, await self._insist_to_read()):  # by an earlier try of unknown outcome
+                        return
+                    raise failure from error
+                await asyncio.sleep(pause_s)
             self._require_held()
 
     async def _saved(self, data: bytes) -> bool:
@@ -259,39 +285,26 @@ class LeaderState(Generic[S]):
             self._wrote(data)
             return True
         # An earlier try of ours that was not answered, or the row has expired: what is there is followed.
-        loaded = await self._read()
-        if loaded.value == data:
-            self._version -= 1
-            self._wrote(data)
-            return True
-        return False
+        return self._is_there(data, await self._read())
+
+    def _is_there(self, data: bytes, loaded: StateLoaded) -> bool:
+        if loaded.value != data:
+            return False
+        self._version -= 1
+        self._wrote(data)
+        return True
 
     def _wrote(self, data: bytes) -> None:
         self._version += 1
-        self._is_doubtful = False
         self._stored = data
         self._take(data)
         self._changed()
 
-    def _pause_s(self, attempt: int, error: PersistenceError) -> float:
-        failure = StatePersistFailed(singleton=self._singleton.name, problem=str(error))
-        self._failed(failure)
+    def _pause_s(self, attempt: int, error: PersistenceError) -> float | None:
+        """None: enough."""
         if error.outcome != "refused":  # the database is away: it will be back, or we lose the seat
             return min(_PAUSE_S * 2.0 ** min(attempt, 10), _PAUSE_MOST_S)
-        pause_s = self._retry.delay_s(attempt, self._chance)
-        if pause_s is None:
-            self._is_doubtful = False
-            raise failure from error
-        return pause_s
-
-    async def _settle(self) -> None:
-        """If nobody knows how the last write ended (its caller was cancelled), look."""
-        if not self._is_doubtful:
-            return
-        loaded = await self._insist_to_read()
-        self._is_doubtful = False
-        if loaded.value is not None and loaded.value != self._stored:
-            await self._decode(loaded.value)
+        return self._retry.delay_s(attempt, self._chance)
 
     def _state_save(self, data: bytes) -> StateSave:
         singleton = self._singleton
@@ -344,16 +357,25 @@ class _Turn:
         self.in_transaction = False
 
     @property
-    def is_mine(self) -> bool:
-        return self._task is not None and self._task is asyncio.current_task()
+    def in_transaction_here(self) -> bool:
+        """Whether the task that asks is inside of a transaction's block."""
+        return self.in_transaction and self._task is asyncio.current_task()
 
-    async def __aenter__(self) -> None:
-        if self.is_mine:
+    async def take(self) -> None:
+        """Wait for one's turn."""
+        if self._task is not None and self._task is asyncio.current_task():
             where = "transaction()" if self.in_transaction else "update()"
             raise RuntimeError(f"singleton {self._name!r} is inside of {where} already: end that block first")
         await self._lock.acquire()
         self._task = asyncio.current_task()
 
-    async def __aexit__(self, *exc: object) -> None:
+    def leave(self) -> None:
+        """The next one may change something."""
         self._task = None
         self._lock.release()
+
+    def left(self, task: asyncio.Task[Any]) -> None:
+        """The same, when a task has ended. Its error is its caller's, if that still waits."""
+        if not task.cancelled():
+            task.exception()
+        self.leave()

@@ -61,13 +61,14 @@ class GroupWriter(Service):
                 problem=f"{len(self._queue)} writes are waiting already",
                 hint="slow down, or wait for earlier writes first",
             )
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done = self._create_future()
         self._queue.append((write, done))
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         return done
 
     async def _start(self) -> None:
+        self._create_future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
         self.tasks.spawn(self._fold(), name="fold")
 
     async def _stop(self) -> None:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 _FAILED = "an earlier statement of it failed"
 _ENDED = "it has ended"
 _BACK = "it was rolled back"
+_HINTS = {_ENDED: "use it inside of its block only", _BACK: "nothing of it is written"}
 
 UNDONE = "the transaction is rolled back, nothing of it is written"
 """The hint of an error that has ended a transaction."""
@@ -160,7 +161,7 @@ class Undertaking:
         if self._late:
             waited_s = self._time() - (self._began or 0.0)
             return TransactionTimeout(target=self._what, waited_s=round(waited_s, 3), limit_s=self._limit_s)
-        hint = "use it inside of its block only" if self._ended == _ENDED else UNDONE
+        hint = _HINTS.get(self._ended, UNDONE)
         return PersistenceError(doing=self._doing, problem=self._ended, hint=hint)
 
     def _start_the_clock(self) -> float:

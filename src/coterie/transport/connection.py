@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
         self.peer = ""
         self.is_open = self.is_leaving = self.is_lost = False
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self.opened: asyncio.Future[Exception | None] = self._loop.create_future()  # what kept it from opening, or None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # the socket is closed
         self.calls: Calls
@@ -78,11 +79,12 @@ class Connection(asyncio.Protocol):
         self._established: Established | None = None
         self._opener: Opener | None = None
         self._frames = Frames(limits.body_most_bytes + AROUND_BODY_BYTES)
+        self._read: Callable[[bytes], None] = self._greeted  # what is done with the next bytes, at this stage
         self._dispatch: dict[type, Callable[[Any], None]] = {}
         self._is_retired = self._is_left = False  # a Goodbye was sent; one was received
         self.was_told = False
         """Whether the peer said that it closes: it stops, or has only looked. It did not die."""
-        self._pulse: Pulse | None = None
+        self._pulse: Pulse
         self._closing: asyncio.TimerHandle | None = None
 
     # For callers
@@ -156,15 +158,12 @@ class Connection(asyncio.Protocol):
         out = self._out
         was_holding, out.is_holding = out.is_holding, True  # what this causes leaves together, at its end
         try:
-            if self._pulse is None:
-                self._greeted(data)
-            else:
-                self._pulse.heard = True
-                self._opened(data)
+            self._read(data)
         except (ProtocolError, Refused) as error:
             self._broken(error)
         out.is_holding = was_holding
-        out.flush()
+        if out.frames:
+            out.flush()
         if self._is_retired:
             self._close_if_done()
 
@@ -196,19 +195,20 @@ class Connection(asyncio.Protocol):
             self._transport.write(answer)
         if self._handshake.done is not None:
             self._prove(self._handshake.done)
-            self._opened(self._handshake.done.leftover)
+            self._read(self._handshake.done.leftover)
 
     def _prove(self, established: Established) -> None:
         """The peer is who it says: from here on frames are decoded."""
+        limits = self._limits
+        self._pulse = Pulse(self._loop, limits, ping=self.ping, moves=self._out.moves, give_up=self._give_up)
         self._established, self.peer = established, established.peer
         self._out.sealer, self._opener = established.sealer, established.opener
+        self._read = self._take if self._opener is None else self._open
         if self._door is not None:
             self._door.admitted()
-        limits = self._limits
         self._answers = Answers(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
         self._dispatch = dict.fromkeys(envelopes.KINDS, _too_soon)
         self._dispatch |= {Terms: self._agreed, Ping: self._pinged, Pong: _ignore}
-        self._pulse = Pulse(self._loop, limits, ping=self.ping, moves=self._out.moves, give_up=self._give_up)
         self._out.send(Terms(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
 
     def _agreed(self, theirs: Terms) -> None:
@@ -238,15 +238,14 @@ class Connection(asyncio.Protocol):
 
     # Frames
 
-    def _opened(self, data: bytes) -> None:
-        if self._opener is None:
-            self._take(data)
-        else:
-            for verified in self._opener.open(data):
-                self._take(verified)
+    def _open(self, data: bytes) -> None:
+        assert self._opener is not None, "it is sealed"
+        for verified in self._opener.open(data):
+            self._take(verified)
 
     def _take(self, data: bytes) -> None:
-        self._answers.now_s = self._loop.time()
+        self._answers.now_s = self._time()
+        self._pulse.heard = True
         dispatch = self._dispatch
         for body in self._frames.feed(data):
             try:
@@ -307,7 +306,7 @@ class Connection(asyncio.Protocol):
         if self.is_lost:
             return
         self.is_lost = self.is_leaving = True
-        if self._pulse is not None:
+        if self._established is not None:
             self._pulse.stop()
         if self._transport is not None:
             self._out.close()

@@ -61,15 +61,22 @@ class Frames:
         """How much of an unfinished frame is kept."""
         return len(self._rest)
 
-    def feed(self, data: bytes) -> Iterator[bytes | memoryview]:
+    def feed(self, data: bytes) -> Iterable[bytes | memoryview]:
         """Take the next bytes and give the bodies that are complete now, in order.
 
-        A generator: bodies ahead of a bad length are given before the error is raised. What is not taken from it
+        They are cut one by one: bodies ahead of a bad length are given before the error is raised. What is not taken
         is lost. A body may be a view, which is only good until the next call.
 
         Raises:
             ProtocolError: A length of zero or beyond the limit.
         """
+        if not self._rest and len(data) > HEAD_BYTES:
+            (size,) = _unpack_from(data)
+            if size == len(data) - HEAD_BYTES and size <= self._limit_bytes:
+                return (data[HEAD_BYTES:],)  # nothing but one frame, as of a lone call: no need to cut
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[bytes | memoryview]:
         stream: bytes | memoryview = data
         if self._rest:
             self._rest += data

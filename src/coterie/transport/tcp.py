@@ -66,7 +66,8 @@ class TcpWire:
         opened = transport.get_extra_info("socket")
         tune(opened)
         self._plugs[transport] = Plug(opened)
-        return self._tls_client is None and not is_loopback(str(transport.get_extra_info("peername")[0]))
+        peer = transport.get_extra_info("peername")  # None: it was reset already, as its protocol is told next
+        return self._tls_client is None and not (peer is not None and is_loopback(str(peer[0])))
 
     def gone(self, transport: asyncio.BaseTransport) -> None:
         """The socket is about to be closed."""

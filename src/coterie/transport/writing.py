@@ -57,6 +57,7 @@ class Outbox:
     ) -> None:
         self.calls: Calls | None = None  # told up to which request everything may have left
         self.sealer: Sealer | None = None
+        self.frames: list[bytes] = []  # what waits, two pieces for each: its length and its body
         self.held_bytes = 0  # small frames of this turn are left out while the socket takes everything
         self.is_holding = False  # a flush will come: at the end of a read, or of the loop's turn
         self.is_reading_paused = False
@@ -64,7 +65,6 @@ class Outbox:
         self._transport = transport
         self._most_bytes = most_bytes
         self._give_up = give_up
-        self._frames: list[bytes] = []
         self._paused = False
         self._closed = False
         self._unwritten_bytes = 0
@@ -83,7 +83,7 @@ class Outbox:
         if size > self._small_bytes:
             self._send_counted(size, body)
             return
-        frames = self._frames
+        frames = self.frames
         if not self.is_holding:
             if lone and not frames:
                 self._write(_pack(size) + body)
@@ -98,7 +98,7 @@ class Outbox:
     def _send_counted(self, size: int, body: bytes) -> None:
         if self._closed:
             return
-        self._frames += (_pack(size), body)
+        self.frames += (_pack(size), body)
         self.held_bytes += size + 4
         if not self.is_holding:
             self.is_holding = True
@@ -111,18 +111,18 @@ class Outbox:
         if self._paused or self._closed:
             return
         if self.held_bytes <= HIGH_BYTES:
-            frames, self._frames, self.held_bytes = self._frames, [], 0
+            frames, self.frames, self.held_bytes = self.frames, [], 0
             if frames:
                 self._write(b"".join(frames))
             return
-        while self._frames and not self._paused:
+        while self.frames and not self._paused:
             self._write(self._piece())
 
     def pause(self) -> None:
         """The socket's buffer is full."""
         self._paused = True
         self._small_bytes = 0
-        self.held_bytes = sum(map(len, self._frames))
+        self.held_bytes = sum(map(len, self.frames))
 
     def resume(self) -> None:
         """There is room again."""
@@ -142,28 +142,29 @@ class Outbox:
         """Write no more; what is kept is dropped, and provably never left."""
         self._closed = True
         self._small_bytes = 0
-        self._frames.clear()
+        self.frames.clear()
         self.held_bytes = 0
 
     def _turn_over(self) -> None:
         self.is_holding = False
-        if self._frames:
+        if self.frames:
             self.flush()
 
     def _write(self, data: bytes) -> None:
-        if self.calls is not None:
+        calls, sealer = self.calls, self.sealer
+        if calls is not None:
             # If only a part is written, more may be counted as left than has: never less.
-            self.calls.left_id = self.calls.last_id
-        self._transport.write(data if self.sealer is None else self.sealer.seal(data))
+            calls.left_id = calls.last_id
+        self._transport.write(data if sealer is None else sealer.seal(data))
 
     def _piece(self) -> bytes:
         """The first frames, together about what the socket's buffer takes."""
         size, count = 0, 0
-        while count < len(self._frames) and size < HIGH_BYTES:
-            size += len(self._frames[count]) + len(self._frames[count + 1])
+        while count < len(self.frames) and size < HIGH_BYTES:
+            size += len(self.frames[count]) + len(self.frames[count + 1])
             count += 2
-        piece = b"".join(self._frames[:count])
-        del self._frames[:count]
+        piece = b"".join(self.frames[:count])
+        del self.frames[:count]
         self.held_bytes = max(0, self.held_bytes - size)
         return piece
 

@@ -95,6 +95,11 @@ class Stage:
         if entity.state != committed:
             self.mail.note(Strange(entity.id, number, entity.state, committed))
 
+    def refuse(self, number: str) -> None:
+        """By a declared error, after the state has changed."""
+        if self.has_defects and crc32(f"refuse {number}".encode()) % 11 == 0:
+            raise Overdrawn(number)
+
     def _have_defects(self, number: str, attempt: int) -> None:
         """After all that a handler does, so that there is something to undo."""
         if current().key is not None and crc32(f"{number}".encode()) % 97 == 0:
@@ -113,7 +118,9 @@ def new_stage(**settings: Any) -> Stage:
         @rpc(persisted=True, key="number", errors=[Overdrawn])
         async def deposit(self, number: str, cents: int, think_s: float = 0.0) -> list[Any]:
             with stage.running(self, number):
-                return await self.apply(number, cents, think_s)
+                applied = await self.apply(number, cents, think_s)
+                stage.refuse(number)
+                return applied
 
         @rpc(persisted=True)
         async def grant(self, number: str, cents: int) -> list[Any]:
@@ -135,6 +142,7 @@ def new_stage(**settings: Any) -> Stage:
             with stage.running(self, number):
                 applied = await self.apply(number, -cents, 0.0)
                 await cluster.send(cluster.ref(Account, to).deposit(f"{number}+", cents))
+                stage.refuse(number)
                 return applied
 
         @rpc(persisted=True, key="number")
@@ -155,8 +163,6 @@ def new_stage(**settings: Any) -> Stage:
             book = self.state
             book.balance += cents
             await asyncio.sleep(think_s)
-            if book.balance < -500:
-                raise Overdrawn(self.id)
             return [number, cents, book.balance]
 
     stage.account = Account

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from coterie.entities.deliveries import Deliveries
-from coterie.entities.sweeping import Sweeping
 from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat, ShardId, shard_number
+from coterie.kernel.tasks import Tasks
 from coterie.storage.interface import StateLoaded
 from coterie.storage.messages import Attempt, Delivery, Due, Message, MessageRow, Receipt, Waiting
 from tests.unit.entities.hosts import Ground
@@ -22,8 +21,10 @@ from tests.unit.entities.hosts import Ground
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from coterie.entities.deliveries import Deliveries
     from coterie.entities.entity import Entity
     from coterie.entities.occupancy import ShardOccupant
+    from coterie.entities.sweeping import Sweeping
     from coterie.storage.interface import Claim
     from coterie.storage.messages import Commit, Mark, Policy, Setback
 
@@ -43,12 +44,13 @@ class FakeMessages:
         self.states: dict[str, tuple[bytes | None, int]] = {}
         self.asked: defaultdict[str, list[Any]] = defaultdict(list)
         self.failing: defaultdict[str, list[Exception]] = defaultdict(list)
-        """By verb: what the next calls raise instead of doing anything; a future raises it later, unless unreachable."""
+        """By verb: what the next calls raise instead of doing anything; futures do later, unless it is unreachable."""
         self.tells: list[Any] = []
         """What the next commits say instead of doing anything."""
         self.gates: dict[str, asyncio.Event] = {}
         """By verb: its answers wait for this."""
         self.digests: dict[str, bytes] = {}
+        self._tasks = Tasks("store")
 
     def hold(self, verb: str) -> asyncio.Event:
         """Hold up the answers of a verb until the event is set."""
@@ -107,7 +109,7 @@ class FakeMessages:
         if gate is None:
             loop.call_soon(_resolve, answer, told)
         else:
-            loop.create_task(self._later(gate, answer, told))
+            self._tasks.spawn(self._later(gate, answer, told), name=verb)
         return answer
 
     async def _later(self, gate: asyncio.Event, answer: asyncio.Future[Any], told: Any) -> None:
@@ -146,7 +148,8 @@ class FakeMessages:
         if row.status != "pending":
             return "gone"
         errors = (*row.errors, Attempt(write.attempt, now_at(), write.error))
-        self.rows[write.message] = replace(row, attempts=write.attempt, errors=errors)
+        due_at = datetime.fromtimestamp(now_at().timestamp() + (write.again_s or 0.0), UTC)
+        self.rows[write.message] = replace(row, attempts=write.attempt, errors=errors, due_at=due_at)
         if write.again_s is None:
             self.end(write.message, "dead")
         return "written"

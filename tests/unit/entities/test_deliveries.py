@@ -529,5 +529,5 @@ async def test_a_cancellation_that_storage_does_not_know_of_leaves_the_message_t
         sent = ground.send("a", "note", 1, delay_s=1.0)
         with pytest.raises(type(unknown)):
             await ground.host.cancel_stored(sent, ground.messages.rows[sent].seat)
-        await passed(15)
+        await passed(2.5)
         assert ground.status(sent) == ["done"], "nobody deleted it"

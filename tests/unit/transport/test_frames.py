@@ -47,7 +47,7 @@ def test_an_absurd_length_is_refused_as_soon_as_it_is_there(length: int) -> None
 
 
 def test_bodies_ahead_of_a_bad_length_are_given_first() -> None:
-    found = Frames(10).feed(framed([b"one", b"two"]) + b"\xff\xff\xff\xff")
+    found = iter(Frames(10).feed(framed([b"one", b"two"]) + b"\xff\xff\xff\xff"))
     assert [next(found), next(found)] == [b"one", b"two"]
     with pytest.raises(ProtocolError):
         next(found)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from coterie.errors import ConfigurationError
+from coterie.errors import ConfigurationError, RunnerUnavailable
 from coterie.kernel.chance import Chance
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
@@ -88,6 +88,23 @@ async def test_if_one_end_asks_for_seals_both_seal() -> None:
             await a.connect(PeerAddress(b.address or "", "b"))
             (connection,) = a._roster.everyone
             assert connection._out.sealer is not None
+
+
+async def test_a_connection_that_was_reset_before_it_was_made_is_lost_and_nothing_worse() -> None:
+    """Its socket does not know any more where it led."""
+
+    class Reset(Pretender):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return None if name == "peername" else super().get_extra_info(name, default)
+
+    class Resetting(TcpWire):
+        def made(self, transport: asyncio.BaseTransport) -> bool:
+            cast("asyncio.Transport", transport).abort()
+            return super().made(Reset(transport, ""))
+
+    async with transport("a", Resetting(settings())) as a, transport("b", wire()) as b:
+        with pytest.raises(RunnerUnavailable, match="closed"):
+            await a.connect(PeerAddress(b.address or "", "b"))
 
 
 async def test_under_tls_nothing_is_sealed_twice(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ a member that is refused has written nothing, while its neighbours commit [M3].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from coterie.storage.messages import Commit, Committed, Insert, Message, Setback, Suffered
     from coterie.storage.sqlite.kv import Scope
+
+DUE_AT_NS = 10
+"""Its place in a `row`."""
 
 
 def insert(connection: apsw.Connection, scope: Scope, write: Insert) -> Receipt:
@@ -59,9 +62,14 @@ def setback(connection: apsw.Connection, scope: Scope, write: Setback, *, audit:
 
 def _store(connection: apsw.Connection, scope: Scope, message: Message) -> int | None:
     """When it is due; None: it, or its key, is there already."""
-    now_ns = later_ns(scope)
-    due_at_ns = _due_at_ns(scope, message)
-    row = (
+    values = row(scope, message)
+    connection.execute(SQL["insert"], values)
+    return values[DUE_AT_NS] if connection.changes() == 1 else None
+
+
+def row(scope: Scope, message: Message) -> tuple[Any, ...]:
+    """The parameters of its insert."""
+    return (
         scope.cluster,
         message.id,
         message.seat,
@@ -71,12 +79,10 @@ def _store(connection: apsw.Connection, scope: Scope, message: Message) -> int |
         message.key,
         message.digest,
         message.trace_id,
-        now_ns,
-        due_at_ns,
+        later_ns(scope),
+        _due_at_ns(scope, message),
         message.payload,
     )
-    connection.execute(SQL["insert"], row)
-    return due_at_ns if connection.changes() == 1 else None
 
 
 def _due_at_ns(scope: Scope, message: Message) -> int:

@@ -53,9 +53,13 @@ def change(connection: apsw.Connection, cluster: str, claim: Claim, state: State
     if state.value is None and not state.version:
         return fits(connection, cluster, claim, state)
     name = "delete" if state.value is None else "update" if state.version else "insert"
-    values = {"key": state.key, "value": state.value, "version": state.version}
-    connection.execute(SQL[name], _bindings(cluster, claim) | values)
+    connection.execute(SQL[name], row(cluster, claim, state))
     return connection.changes() == 1
+
+
+def row(cluster: str, claim: Claim, state: StateSave | StateChange) -> dict[str, Any]:
+    """The parameters of what changes a state."""
+    return _bindings(cluster, claim) | {"key": state.key, "value": state.value, "version": state.version}
 
 
 def fits(connection: apsw.Connection, cluster: str, claim: Claim, state: StateSave | StateChange) -> bool:

@@ -10,7 +10,7 @@ from coterie.storage.executions import Stamp
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
 from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.sqlite import completions, leading, secrets
+from coterie.storage.sqlite import completions, leading, secrets, together
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
@@ -163,8 +163,26 @@ class SqliteStorage(Storage):
         await self._main.stop()
 
     async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
-        return await self._main.transact(lambda c: self._run(c, group), doing=f"write to {self.address}")
+        doing = f"write to {self.address}"
+        if len(group) > 1 and not together.meet(group):
+            results = await self._main.transact(lambda c: self._run_together(c, group), doing=doing)
+            if results is not None:
+                return results
+        return await self._main.transact(lambda c: self._run(c, group), doing=doing)
 
     def _run(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any]:
         scope = Scope(self._settings.name, self._clock.wall_ns())
         return [self._handlers[type(write)](connection, scope, write) for write in group]
+
+    def _run_together(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any] | None:
+        """The same for those that are alike at once; None: one of them is refused, and nothing was written."""
+        scope = Scope(self._settings.name, self._clock.wall_ns())
+        written = together.commit(connection, scope, group)
+        if written is None:
+            connection.execute("rollback")
+            return None
+        done: dict[int, Any] = {**written, **together.insert(connection, scope, group)}
+        return [
+            done[place] if place in done else self._handlers[type(write)](connection, scope, write)
+            for place, write in enumerate(group)
+        ]

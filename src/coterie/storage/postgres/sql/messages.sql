@@ -283,8 +283,8 @@ where cluster = $1 and entity_type = $2 and entity_id = $3 and method = $4 and k
 
 -- name: suspect
 -- Count an attempt for the first due messages of each entity, as their process may have died of them [C5]; of those
--- counted before only the first: they were run one at a time. Those that this epoch has set aside already keep their
--- places, so that none behind them is counted in a second try.
+-- counted before only the first: they were run one at a time. All of them are stamped with the epoch, and those that it
+-- has set aside already keep their places, so that nothing is counted in a second try.
 with policies as materialized (
     select * from unnest($5::text[], $6::bigint[], $7::bigint[]) as u (entity_type, concurrency, attempts)
 ), me as materialized (
@@ -307,12 +307,9 @@ with policies as materialized (
     from ranked as r
     where r.rank <= r.concurrency
 ), chosen as materialized (
-    select r.place, r.attempts
+    select r.place, r.attempts, r.tried = 0 or r.turn = 1 as counts
     from suspects as r
-    where r.epoch < $4 and (r.tried = 0 or r.turn = 1 and not exists (
-        select 1 from policies as p join coterie.messages as m on m.entity_type = p.entity_type
-        where m.cluster = $1 and m.attempts > 0 and m.status <> 1 and m.status = 2 and m.seat = $3 and m.epoch = $4
-    )) and r.rank + (
+    where r.epoch < $4 and r.rank + (
         select count(*) from coterie.messages as m
         where m.cluster = $1 and m.entity_type = r.entity_type and m.entity_id = r.entity_id and m.attempts > 0
             and m.status <> 1 and m.status = 2 and m.seat = $3 and m.epoch = $4
@@ -320,19 +317,20 @@ with policies as materialized (
     order by r.id
 ), suspected as (
     update coterie.messages as m
-    set attempts = m.attempts + 1,
-        errors = case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
+    set attempts = m.attempts + c.counts::int,
+        errors = case when not c.counts then m.errors else
+            case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
             || jsonb_build_object(
                 'number', m.attempts + 1, 'at', statement_timestamp(), 'error', 'the process died while handling it'
-            ),
-        status = case when m.attempts + 1 >= c.attempts then 2 else 0 end,
-        completed_at = case when m.attempts + 1 >= c.attempts then statement_timestamp() end,
+            ) end,
+        status = case when c.counts and m.attempts + 1 >= c.attempts then 2 else 0 end,
+        completed_at = case when c.counts and m.attempts + 1 >= c.attempts then statement_timestamp() end,
         epoch = $4
     from chosen as c
     where m.ctid = c.place and m.completed_at is null and m.epoch < $4
-    returning m.id
+    returning c.counts
 )
-select count(*) from suspected;
+select count(*) filter (where counts) from suspected;
 
 -- name: cancel
 -- Delete a pending message whose seat nobody holds, and nobody takes meanwhile: else its holder knows whether it runs.

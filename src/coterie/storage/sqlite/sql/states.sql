@@ -3,6 +3,13 @@
 select count(*) from seats s join runners r on r.id = s.holder and r.cluster = s.cluster
 where s.cluster = :cluster and s.name = :seat and s.holder = :runner and s.epoch = :epoch;
 
+-- name: all_held
+-- The fence for many at once: who holds these seats, at which epochs, in one row.
+select json_group_object(s.name, json_array(s.holder, s.epoch))
+from json_each(:seats) as asked
+    cross join seats s on s.cluster = :cluster and s.name = asked.value
+    join runners r on r.id = s.holder and r.cluster = s.cluster;
+
 -- name: insert
 -- The first state of a key.
 insert into states (cluster, key, seat, value, version, epoch)

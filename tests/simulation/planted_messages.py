@@ -1,0 +1,270 @@
+"""Planted bugs of stored messages and state, each with the scenario or workload that finds it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from coterie.entities import deliveries as delivering
+from coterie.entities import posting
+from coterie.entities.committing import Committing
+from coterie.entities.deliveries import Deliveries
+from coterie.entities.handling import Handlers
+from coterie.entities.posting import Posting
+from coterie.entities.stored import Shelf
+from coterie.entities.sweeping import Sweeping
+from coterie.errors import PersistenceError
+from coterie.kernel.addresses import MessageId
+from coterie.storage.sqlite import completions, deliveries, states
+
+from . import test_messages
+from .workloads import messages as workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from coterie.entities.stored import StoredWork
+    from coterie.entities.work import Work
+    from coterie.storage.messages import Commit, Message, Receipt
+
+    Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
+
+
+@contextmanager
+def _replied_before_the_commit() -> Iterator[None]:
+    right = Committing._submit
+
+    def hasty(self: Committing, work: Work, write: Commit) -> None:
+        if work.is_stored:
+            for waiter in work.deliveries._waiters.pop(work.message_id, ()):  # type: ignore[attr-defined]
+                waiter(write.reply)
+        right(self, work, write)
+
+    with patch.object(Committing, "_submit", hasty):
+        yield
+
+
+@contextmanager
+def _state_kept_after_a_declared_error() -> Iterator[None]:
+    right = Committing.undo
+
+    def forgetful(self: Committing, work: Work) -> None:
+        entity = work.resident.entity
+        state = None if entity is None else entity.state
+        right(self, work)
+        if entity is not None:
+            entity.state = state
+
+    with patch.object(Committing, "undo", forgetful):
+        yield
+
+
+@contextmanager
+def _instance_kept_after_a_lost_commit() -> Iterator[None]:
+    with patch.object(Handlers, "dropped", lambda *_: None), _state_kept_after_a_declared_error():
+        yield
+
+
+@contextmanager
+def _key_ignored() -> Iterator[None]:
+    with patch.object(posting, "key_of", lambda *_: (None, b"")):
+        yield
+
+
+@contextmanager
+def _awaited_call_under_a_new_key_each_time() -> Iterator[None]:
+    with patch.object(Posting, "_message", _without_derived_keys(Posting._message)):
+        yield
+
+
+def _without_derived_keys(right: Callable[..., Message]) -> Callable[..., Message]:
+    def wrong(self: Posting, *args: Any, derives: bool = False, **more: Any) -> Message:
+        del derives
+        return right(self, *args, **more)
+
+    return wrong
+
+
+@contextmanager
+def _sent_before_the_handler_has_ended() -> Iterator[None]:
+    async def hasty(self: Posting, call: Any, message: Message, outer: Work) -> MessageId[Any]:
+        del call, outer
+        receipt = await self._storage.messages.insert(message)
+        return MessageId(receipt.id)
+
+    with patch.object(Posting, "_collect", hasty):
+        yield
+
+
+@contextmanager
+def _doubt_about_a_send_forgotten() -> Iterator[None]:
+    right = Posting._stored
+
+    async def sure(self: Posting, *args: Any, **more: Any) -> Receipt:
+        try:
+            return await right(self, *args, **more)
+        except PersistenceError as error:
+            raise PersistenceError(doing="store it", problem=str(error), outcome="refused") from error
+
+    with patch.object(Posting, "_stored", sure):
+        yield
+
+
+@contextmanager
+def _unknown_commit_taken_as_success() -> Iterator[None]:
+    right = Committing._failed
+
+    def sure(self: Committing, work: Work, write: Commit, error: BaseException) -> None:
+        if isinstance(error, PersistenceError) and error.outcome == "unknown":
+            self._written(work, write)
+        else:
+            right(self, work, write, error)
+
+    with patch.object(Committing, "_failed", sure):
+        yield
+
+
+@contextmanager
+def _committed_without_the_fence() -> Iterator[None]:
+    without = states.SQL["update"].replace("and epoch <= :epoch", "")
+    with patch.object(completions.states, "held", lambda *_: True), patch.dict(states.SQL, update=without):
+        yield
+
+
+@contextmanager
+def _attempt_not_counted_on_takeover() -> Iterator[None]:
+    with patch.object(deliveries, "suspect", lambda *_: 0):
+        yield
+
+
+@contextmanager
+def _innocent_counted_with_the_guilty() -> Iterator[None]:
+    def every(connection: Any, scope: Any, claim: Any, policies: Any) -> int:
+        counted = 0
+        for policy in policies:
+            names = deliveries.bindings(scope, seat=claim.seat, epoch=claim.epoch, error="died while handling it")
+            names |= {"entity_type": policy.entity_type, "concurrency": policy.concurrency, "attempts": policy.attempts}
+            rows = connection.execute(deliveries.SQL["suspects"], names).fetchall()
+            ids = [message for message, epoch, *_ in rows if epoch != claim.epoch]
+            connection.executemany(deliveries.SQL["suspect"], [names | {"id": each} for each in ids])
+            counted += len(ids)
+        return counted
+
+    with patch.object(deliveries, "suspect", every):
+        yield
+
+
+@contextmanager
+def _failed_attempt_not_counted() -> Iterator[None]:
+    with patch.object(Deliveries, "failed", lambda self, work, _: self.dropped(work)):
+        yield
+
+
+@contextmanager
+def _swept_past_a_cursor() -> Iterator[None]:
+    right = Sweeping._follow
+
+    def follow(self: Sweeping, shelves: Any, marks: Any, rows: Any) -> Any:
+        more = right(self, shelves, marks, rows)
+        for row in rows:
+            shelves[row.seat].mark = (row.due_at, row.id)
+        return more
+
+    with patch.object(Sweeping, "_follow", follow):
+        yield
+
+
+@contextmanager
+def _begun_too_early() -> Iterator[None]:
+    right = Deliveries.now_s
+    with patch.object(Deliveries, "now_s", lambda self: right(self) + 0.1):
+        yield
+
+
+@contextmanager
+def _what_has_ended_forgotten() -> Iterator[None]:
+    with patch.object(Deliveries, "_remember_ended", lambda *_: None):
+        yield
+
+
+@contextmanager
+def _old_hand_over_believed() -> Iterator[None]:
+    with patch.object(delivering, "_FRESH_S", math.inf):
+        yield
+
+
+@contextmanager
+def _hand_over_overtakes_what_was_left() -> Iterator[None]:
+    with patch.object(Shelf, "leaves", lambda *_: False):
+        yield
+
+
+@contextmanager
+def _hand_over_before_the_first_read() -> Iterator[None]:
+    right = Deliveries.open
+
+    def hasty(self: Deliveries, tenure: Any) -> None:
+        right(self, tenure)
+        self.shelves[tenure.seat].is_read = True
+
+    with patch.object(Deliveries, "open", hasty):
+        yield
+
+
+@contextmanager
+def _taken_back_by_itself_when_left() -> Iterator[None]:
+    right = Deliveries.dropped
+
+    def hasty(self: Deliveries, work: StoredWork) -> None:
+        right(self, work)
+        self._remember_ended(work.message_id)
+        self._forgot_s = math.inf
+
+    with patch.object(Deliveries, "dropped", hasty):
+        yield
+
+
+PLANTED: tuple[Planted, ...] = (
+    ("replied before the commit", _replied_before_the_commit, workload.main, ("INV-D2",)),
+    ("state kept after a declared error", _state_kept_after_a_declared_error, workload.main, ("M7", "INV-D4")),
+    ("instance kept after a lost commit", _instance_kept_after_a_lost_commit, workload.main, ("M7", "INV-D4")),
+    ("key ignored", _key_ignored, workload.main, ("INV-D2", "INV-D3")),
+    ("awaited call under a new key each time", _awaited_call_under_a_new_key_each_time, workload.main, ("INV-D3",)),
+    ("sent before the handler has ended", _sent_before_the_handler_has_ended, workload.main, ("B3",)),
+    ("doubt about a send forgotten", _doubt_about_a_send_forgotten, workload.main, ("INV-D6",)),
+    ("unknown commit of a handler taken as success", _unknown_commit_taken_as_success, workload.main, ("INV-D2", "M7")),
+    ("committed without the fence", _committed_without_the_fence, workload.main, ("INV-F2", "INV-D4", "M7")),
+    ("failed attempt not counted", _failed_attempt_not_counted, workload.main, ("INV-D1",)),
+    ("swept past a cursor", _swept_past_a_cursor, workload.main, ("INV-D1",)),
+    ("begun too early", _begun_too_early, workload.main, ("INV-D5",)),
+    ("old hand-over believed", _old_hand_over_believed, workload.main, ("M5",)),
+    ("what has ended forgotten", _what_has_ended_forgotten, workload.main, ("M5",)),
+    ("kept out of storage's sight", _taken_back_by_itself_when_left, workload.main, ("INV-D1",)),
+    (
+        "attempt not counted on takeover",
+        _attempt_not_counted_on_takeover,
+        test_messages.test_c5_inv_d7_a_message_that_kills_its_process_is_set_aside_and_the_cluster_lives,
+        (),
+    ),
+    (
+        "innocent counted with the guilty",
+        _innocent_counted_with_the_guilty,
+        test_messages.test_c5_inv_d7_a_message_that_kills_its_process_is_set_aside_and_the_cluster_lives,
+        (),
+    ),
+    (
+        "hand-over overtakes what was left",
+        _hand_over_overtakes_what_was_left,
+        test_messages.test_m5_inv_e2_messages_of_a_sender_begin_in_order_past_full_mailboxes_and_moves,
+        ("INV-E2",),
+    ),
+    (
+        "hand-over before the first read",
+        _hand_over_before_the_first_read,
+        test_messages.test_m5_inv_e2_messages_of_a_sender_begin_in_order_past_full_mailboxes_and_moves,
+        ("INV-E2",),
+    ),
+)
+"""Name, how it is planted, what finds it, and the promises that are then broken, if it says so."""

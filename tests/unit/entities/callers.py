@@ -1,0 +1,78 @@
+"""A caller's side without a network: who owns what, and what owners answer, is up to the test."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import SendTimeout
+from coterie.kernel.chance import Chance
+from coterie.kernel.clock import ManualClock
+from coterie.settings import Settings
+from tests.unit.entities.stores import FakeStorage
+
+if TYPE_CHECKING:
+    from coterie.entities.hosting import Host
+
+SEAT = "shard:default:1"
+
+
+class FakeWires:
+    """`Transport`, as far as stored messages need it. An answer is bytes, an error, or None: it never comes."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes | Exception | None] = []
+        self.asked: list[bytes] = []
+        self.notified: list[bytes] = []
+        self.takes = True
+        """Whether there is a connection for notifications."""
+
+    async def request(self, peer: Any, route: int, body: bytes, *, within_s: float, target: object) -> bytes:
+        self.asked.append(body)
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, bytes):
+            return answer
+        if answer is None:
+            await asyncio.sleep(within_s)
+            raise SendTimeout(target=str(target), waited_s=within_s)
+        raise answer
+
+    def notify(self, peer: Any, route: int, body: bytes) -> bool:
+        self.notified.append(body)
+        return self.takes
+
+
+class FakeCalling:
+    """`Calling`, as far as stored messages need it: one shard, with an owner, here or elsewhere, or without."""
+
+    def __init__(self, *, owner: str = "there", host: Host | None = None) -> None:
+        self.storage = FakeStorage()
+        self.wires = FakeWires()
+        self.host = host
+        self.clock = ManualClock()
+        self.chance = Chance(1)
+        self.doubts = 0
+        self.owner = owner
+        directory = SimpleNamespace(epoch=lambda _: 7, holder=lambda _: None)
+        self.here = SimpleNamespace(
+            directory=directory, settings=Settings.load({"frame_limit": "64KiB"}, environ={}), incarnation="i"
+        )
+        self.routing = self
+
+    def within_s(self, timeout_s: float | None) -> float:
+        return 30.0 if timeout_s is None else timeout_s
+
+    # As its own routing
+
+    def of_seat(self, seat: str) -> Any:
+        return SimpleNamespace(seat=seat, is_mine=self.owner == "here", peer="peer" if self.owner == "there" else None)
+
+    def find(self, entity_type: str, entity_id: str, group: str) -> Any:
+        return self.of_seat(SEAT)
+
+    def doubt(self) -> None:
+        self.doubts += 1
+
+    async def news(self, *, within_s: float) -> None:
+        await asyncio.sleep(within_s)

@@ -1,0 +1,162 @@
+"""Sending stored messages: stored once whatever breaks, brought to their owner, taken back or not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from coterie.entities.calls import require_call
+from coterie.entities.envelopes import encode
+from coterie.entities.handovers import Handover, Kind
+from coterie.entities.posting import Posting
+from coterie.errors import KeyConflict, MalformedMessage, MessageDead, MessageExpired, PersistenceError
+from tests.unit.entities.accounts import ACCOUNT, account
+from tests.unit.entities.callers import FakeCalling
+from tests.unit.entities.stores import refused, unknown, unreachable
+from tests.unit.entities.test_outcomes import message
+
+if TYPE_CHECKING:
+    from coterie.entities.calls import Call
+
+pytestmark = pytest.mark.simulated(seeds=2)
+
+CHARGE = ACCOUNT.rpcs["charge"]
+FIVE = CHARGE.encode_result(5)
+
+
+def posting(calling: FakeCalling) -> Posting:
+    return Posting(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
+
+
+def charge(order: str = "order-7", cents: int = 5) -> Call[Any]:
+    """A call that was taken from its reference, as `cluster.call` does."""
+    ref, _ = account()
+    return require_call(ref.charge(order, cents), what="a test")
+
+
+async def send(post: Posting, call: Call[Any], **options: Any) -> str:
+    return str(await post.send(call, ACCOUNT, **options))
+
+
+async def call_(post: Posting, call: Call[Any]) -> Any:
+    return await post.call(call, ACCOUNT)
+
+
+def brought(bodies: list[bytes]) -> list[Handover]:
+    return [msgspec.msgpack.decode(body, type=Handover) for body in bodies]
+
+
+@pytest.mark.parametrize("trouble", [unreachable, unknown], ids=["unreachable", "unknown"])
+async def test_while_the_database_is_away_a_message_is_stored_again_under_the_same_id(trouble: Exception) -> None:
+    """0.6: an earlier try of unknown outcome is recognised by it."""
+    calling = FakeCalling()
+    calling.storage.messages.failing["insert"] = [trouble] * 3
+    calling.wires.answers = [FIVE]
+    assert await call_(posting(calling), charge()) == 5
+    tries = calling.storage.messages.asked["insert"]
+    assert len(tries) == 4
+    assert {each.id for each in tries} == {tries[0].id}
+
+
+async def test_what_the_database_refuses_is_not_tried_again_and_patience_ends() -> None:
+    calling = FakeCalling()
+    calling.storage.messages.failing["insert"] = [refused]
+    with pytest.raises(PersistenceError, match="does not like it"):
+        await send(posting(calling), charge())
+    assert len(calling.storage.messages.asked["insert"]) == 1
+    calling.storage.messages.failing["insert"] = [unreachable] * 10_000
+    with pytest.raises(PersistenceError, match="is away"):
+        await send(posting(calling), charge())
+    assert asyncio.get_running_loop().time() < 31
+
+
+async def test_a_message_that_is_due_soon_is_brought_and_one_for_later_is_not() -> None:
+    calling = FakeCalling()
+    post = posting(calling)
+    for delay_s in (0.0, 30.0, 3600.0):
+        await send(post, charge(f"in {delay_s}"), delay_s=delay_s)
+    kinds = [(each.kind, each.epoch, each.key) for each in brought(calling.wires.notified)]
+    assert kinds == [(Kind.NEW, 7, "s:in 0.0"), (Kind.NEW, 7, "s:in 30.0")]
+    assert calling.wires.asked == []
+
+
+async def test_without_a_connection_one_is_made_and_without_an_owner_nothing_is_brought() -> None:
+    calling = FakeCalling()
+    calling.wires.takes = False
+    post = posting(calling)
+    await send(post, charge("one"))
+    await asyncio.sleep(0.1)
+    assert [each.key for each in brought(calling.wires.asked)] == ["s:one"]
+    calling.owner = ""
+    await send(post, charge("two"))
+    await asyncio.sleep(0.1)
+    assert len(calling.wires.asked) == 1
+    await post.stop()
+
+
+async def test_a_repeated_send_is_the_same_message_and_is_not_brought_again() -> None:
+    calling = FakeCalling()
+    post = posting(calling)
+    first = await send(post, charge())
+    assert await send(post, charge()) == first
+    assert len(calling.wires.notified) == 1
+    with pytest.raises(KeyConflict):
+        await send(post, charge(cents=6))
+    calling.storage.messages.end(first, "done", FIVE)
+    assert await call_(post, charge()) == 5, "from storage: its owner is not asked"
+    assert calling.wires.asked == []
+    calling.storage.messages.end(first, "dead")
+    with pytest.raises(MessageDead):
+        await send(post, charge())
+
+
+async def test_what_is_too_large_or_too_far_is_refused_before_it_is_stored() -> None:
+    calling = FakeCalling()
+    ref, _ = account()
+    call = require_call(ref.charge("order-7", note="x" * 70_000), what="a test")
+    with pytest.raises(MalformedMessage, match=r"Account/alice\.charge: 70,\d+ bytes, more than the 65,536"):
+        await send(posting(calling), call)
+    with pytest.raises(ValueError, match="days, more than the"):
+        await send(posting(calling), charge(), delay_s=1e10)
+    assert calling.storage.messages.asked["insert"] == []
+
+
+async def test_a_cancellation_is_the_owners_and_only_without_one_storages() -> None:
+    calling = FakeCalling()
+    post = posting(calling)
+    sent = calling.storage.messages.add(message()).id
+    calling.wires.answers = [encode(False)]
+    assert await post.cancel(sent) is False
+    calling.wires.answers = [encode(True)]
+    assert await post.cancel(sent) is True
+    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.CANCEL] * 2
+    assert calling.storage.messages.asked["cancel"] == []
+    calling.owner = ""
+    assert await post.cancel(sent) is True
+    assert await post.cancel(sent) is False, "there is none any more"
+    assert calling.storage.messages.asked["cancel"] == [(sent, None)]
+
+
+async def test_a_cancellation_that_storage_refuses_is_asked_for_again_at_whoever_owns_it_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody has taken the shard since this process looked, and may be running it."""
+    calling = FakeCalling(owner="")
+    post, sent = posting(calling), calling.storage.messages.add(message()).id
+
+    async def held(id: str, claim: Any) -> bool:
+        calling.owner = "there"
+        return False
+
+    monkeypatch.setattr(calling.storage.messages, "cancel", held)
+    calling.wires.answers = [encode(False)]
+    assert await post.cancel(sent) is False
+    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.CANCEL]
+
+
+async def test_m17_the_result_of_what_is_not_there_is_a_typed_error() -> None:
+    with pytest.raises(MessageExpired):
+        await posting(FakeCalling()).result("1" * 32, within_s=5, rpc_of=lambda *_: CHARGE)

@@ -1,0 +1,188 @@
+"""Groups whose members share statements: what they leave behind, and when they go one by one after all [M3]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coterie.storage.interface import Claim, KvPut, Registration, StateSave
+from coterie.storage.messages import Commit, Filter, Insert, Message, Setback, StateChange
+from coterie.storage.sqlite import seats, states, together
+from coterie.storage.sqlite.kv import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import apsw
+
+    from coterie.storage.interface import Write
+    from coterie.storage.sqlite import SqliteStorage
+    from tests.unit.sqlite.conftest import Opener
+
+RUNNER = "a" * 32
+CLAIMS = [Claim(RUNNER, f"shard:default:{number}", 1) for number in range(3)]
+LOST = Claim(RUNNER, "shard:default:0", 2)
+NOBODY = Claim("b" * 32, "shard:default:0", 1)
+
+
+@pytest.fixture
+async def storage(new: Opener) -> AsyncIterator[SqliteStorage]:
+    """One with a runner that holds three seats."""
+    async with new(settings={"audit": True}) as storage:
+        await storage._main.transact(_hold, doing="take seats")
+        yield storage
+
+
+def _hold(connection: apsw.Connection) -> None:
+    seats.register(
+        connection, Scope("default", 0), Registration(id=RUNNER, name="a", address="", host_id="", groups=("default",))
+    )
+    connection.executemany(
+        'insert into seats (cluster, name, "group", holder, epoch, effective_from_ns) values (?, ?, ?, ?, 1, 0)',
+        [("default", claim.seat, "default", RUNNER) for claim in CLAIMS],
+    )
+
+
+def id_of(number: int) -> str:
+    return f"{number:032x}"
+
+
+def message(number: int, *, key: str | None = None, delay_s: float = 0.0) -> Message:
+    return Message(
+        id=id_of(number),
+        seat=CLAIMS[number % 3].seat,
+        entity_type="Account",
+        entity_id="alice",
+        method="add",
+        payload=b"%d" % number,
+        key=key,
+        delay_s=delay_s,
+    )
+
+
+def end(number: int, *, version: int | None = None, claim: Claim | None = None) -> Commit:
+    state = None if version is None else StateChange(f"state-{number}", b"%d" % version, version)
+    return Commit(claim or CLAIMS[number % 3], id_of(number), b"reply %d" % number, state)
+
+
+async def statuses(storage: SqliteStorage) -> dict[int, str]:
+    return {int(row.id, 16): row.status for row in await storage.messages.list(Filter(), most=1000)}
+
+
+async def committed(storage: SqliteStorage, *group: Write) -> list[Any]:
+    """As the group writer does, but with a group that is known."""
+    return list(await storage._commit(group))
+
+
+def is_forbidden(*_: object) -> Any:
+    raise AssertionError("they went one by one")
+
+
+async def test_what_is_alike_goes_together(storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    await committed(storage, *(Insert(message(number)) for number in range(6)))
+    await committed(storage, *(end(number, version=0) for number in range(2)))  # the first states
+    await committed(storage, *(Insert(message(number)) for number in (10, 11)))
+    monkeypatch.setattr(storage, "_run", is_forbidden)
+    again = [Commit(CLAIMS[n % 3], id_of(10 + n), b"ok", StateChange(f"state-{n}", b"new", 1)) for n in range(2)]
+    group: list[Write] = [
+        *again,
+        Insert(message(20, delay_s=60)),
+        end(2),
+        KvPut("k", b"v", 1),
+        Insert(message(21, key="k")),
+        end(3),
+    ]
+    told = await committed(storage, *group)
+    assert [told[0], told[1], told[3], told[6]] == ["written"] * 4
+    for receipt, wait_s in ((told[2], 60), (told[5], 0)):
+        assert (receipt.fresh, (receipt.due_at - receipt.now).total_seconds()) == (True, wait_s)
+    assert await statuses(storage) == {
+        **dict.fromkeys([0, 1, 2, 3, 10, 11], "done"),
+        **dict.fromkeys([4, 5, 20, 21], "pending"),
+    }
+    (row,) = await storage.messages.look([id_of(2)])
+    assert row.reply == b"reply 2"
+    loaded = await storage.states.load(CLAIMS[0], "state-0")
+    assert loaded is not None
+    assert (loaded.value, loaded.version) == (b"new", 2)
+    entry = await storage.kv.get("k")
+    assert entry is not None
+    assert entry.value == b"v"
+    monkeypatch.undo()
+    assert await committed(storage, end(2)) == ["written"], "asked again, it is known by its epoch and reply"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (end(3, claim=LOST), "fenced"),
+        (end(3, claim=NOBODY), "fenced"),
+        (end(99), "gone"),
+        (end(3, version=7), "stale"),
+    ],
+    ids=["another epoch", "another runner", "gone", "stale"],
+)
+async def test_one_that_is_refused_has_written_nothing_and_its_neighbours_all(
+    storage: SqliteStorage, wrong: Commit, told: str
+) -> None:
+    """C1, M3: also what stands before it."""
+    await committed(storage, *(Insert(message(number)) for number in range(6)))
+    results = await committed(storage, end(0), Insert(message(7)), wrong, end(1))
+    assert [results[0], results[2], results[3]] == ["written", told, "written"]
+    assert results[1].fresh
+    expected = {0: "done", 1: "done", **dict.fromkeys([2, 3, 4, 5, 7], "pending")}
+    assert await statuses(storage) == expected
+
+
+async def test_what_the_fence_refuses_is_noted_once(storage: SqliteStorage) -> None:
+    """The group is undone before it is done one by one, and so are its notes."""
+    await committed(storage, *(Insert(message(number)) for number in range(3)))
+    await committed(storage, end(0, claim=LOST), end(1), end(2))
+    found = await storage._main.read(
+        lambda c: c.execute("select note from audit where kind = 'refused'").fetchall(), doing="look"
+    )
+    assert found == [(id_of(0),)]
+
+
+async def test_a_message_or_key_that_is_there_is_told_of(storage: SqliteStorage) -> None:
+    """M4: an own id counts as fresh, the key of another does not; those beside them are stored."""
+    await committed(storage, Insert(message(0, key="k")))
+    told = await committed(storage, Insert(message(0, key="k")), Insert(message(2)))
+    assert [(each.id, each.fresh) for each in told] == [(id_of(0), True), (id_of(2), True)]
+    told = await committed(storage, Insert(message(1, key="k")), Insert(message(3)))
+    assert [(each.id, each.fresh) for each in told] == [(id_of(0), False), (id_of(3), True)]
+    assert await statuses(storage) == dict.fromkeys([0, 2, 3], "pending")
+
+
+@pytest.mark.parametrize(
+    ("group", "meets"),
+    [
+        (
+            [Insert(message(1)), Insert(message(2, key="k")), Insert(message(3, key="l")), end(4), end(5, version=1)],
+            False,
+        ),
+        ([Insert(message(1, key="k")), Insert(message(2, key="k"))], True),
+        ([Insert(message(1)), end(1)], True),
+        ([end(1), end(1)], True),
+        ([Setback(CLAIMS[0], id_of(1), 1, "boom", None), end(1)], True),
+        ([end(1, version=1), StateSave(CLAIMS[1], "state-1", b"", 1)], True),
+        ([Commit(CLAIMS[0], None, sends=(message(1, key="k"),)), Insert(message(2, key="k"))], True),
+        ([Commit(CLAIMS[0], None, sends=(message(1),)), Commit(CLAIMS[0], None, sends=(message(2),))], False),
+    ],
+    ids=["strangers", "keys", "insert and end", "ends", "setback and end", "states", "sent keys", "senders"],
+)
+def test_those_that_are_about_one_thing_meet(group: Sequence[Write], meets: bool) -> None:
+    assert together.meet(group) is meets
+
+
+async def test_the_fence_of_many_finds_its_rows_by_their_keys(storage: SqliteStorage) -> None:
+    """STACK 1b: each seat is looked up, none is walked along."""
+    asked = f"explain query plan {states.SQL['all_held']}"
+    names = {"cluster": "default", "seats": "[]"}
+    steps = await storage._main.read(lambda c: [str(row[3]) for row in c.execute(asked, names)], doing="explain")
+    assert [step for step in steps if step.startswith("SCAN")] == ["SCAN asked VIRTUAL TABLE INDEX 1:"], steps
+    assert [step for step in steps if step.startswith("SEARCH")] == [
+        "SEARCH s USING PRIMARY KEY (cluster=? AND name=?)",
+        "SEARCH r USING PRIMARY KEY (id=?)",
+    ]
