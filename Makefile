@@ -82,7 +82,7 @@ chaos: .venv/dev.stamp ## real processes and their database broken at random on 
 	@$(PY) -m tests.processes.chaos_messages --engine postgres --minutes $(MINUTES)
 	@$(PY) -m tests.processes.chaos_messages --engine sqlite --minutes $(MINUTES)
 
-nightly: .venv/dev.stamp ## what takes too long for every change: all interleavings, 200 rounds of kill -9, 5,000 seeds
+nightly: .venv/dev.stamp ## what takes too long for every change: all interleavings, 200 rounds of kill -9, chaos, 5,000 seeds
 	@$(PY) -m pytest -q tests -m nightly --timeout 3600
 	@$(MAKE) --no-print-directory plants
 	@$(MAKE) --no-print-directory chaos

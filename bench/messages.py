@@ -113,8 +113,8 @@ async def _client(url: str) -> AsyncIterator[Cluster]:
 
 
 def _spread(cluster: Cluster, entity: type, method: str) -> Work:
-    entities = [cluster.ref(entity, f"{method}-{number}") for number in range(ENTITIES)]
-    refs: itertools.cycle[Any] = itertools.cycle(entities)
+    entities: list[Any] = [cluster.ref(entity, f"{method}-{number}") for number in range(ENTITIES)]
+    refs = itertools.cycle(entities)
     return lambda: getattr(next(refs), method)(BODY)
 
 

@@ -34,6 +34,8 @@ class Notes:
         self.cancelled: list[tuple[str, Any]] = []
         self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """By entity id: `wait` ends when it is set."""
+        self.left: asyncio.Task[None] | None = None
+        """What a handler left running."""
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc] # the same object: entities know it
@@ -144,8 +146,10 @@ async def counts(cluster: Cluster) -> tuple[int, int, int]:
 async def evict(url: str, victim: Cluster) -> None:
     """Take all seats from a runner that knows nothing of it, as if it had been frozen for too long."""
     witness = "e" * 32
-    me = Registration(id=witness, name="witness", address="", host_id="", groups=("none",), knows={})
     gone = victim._acting().incarnation
+    host_id = next(row.host_id for row in await victim.runners.list() if row.id == gone)
+    here = {"address": "127.0.0.1:9", "host_id": host_id}  # beside the others; nobody listens there
+    me = Registration(id=witness, name="witness", **here, groups=("none",), knows={})
     async with _storage(url) as storage, storage.ownership(witness) as session:
         await session.register(me, [], ttl_s=60)
         async with asyncio.timeout(PROMPTLY_S):

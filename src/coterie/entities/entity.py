@@ -91,7 +91,7 @@ class Entity(Generic[S]):
 
         Promise:
             All of it or nothing: an rpc that raises, or whose shard is lost, leaves nothing behind. So does a block
-            that is left by an exception.
+            that is left by an exception. Several blocks of one rpc, one after another, are one transaction.
 
         Not promised:
             From its first statement to the end of the rpc it may take `transaction_limit` (2 s), since whatever moves

@@ -22,6 +22,7 @@ Not promised:
     That a former leader has stopped when the new one begins: a frozen process cannot be told. It is fenced; what it
     does outside of the database is not. `leader.verify()` before such an effect, and `takeover_delay`, narrow the gap.
 
-Read in this order: `definitions` (what a program says), `leader` (what a body sees), `states` and `stamping` (what is
-stored), `leadership` (from grant to loss), `staleness` (is it well), `room` (all of a runner), `standing` (for people).
+Read in this order: `definitions` (what a program says), `leader` (what a body sees), `keeping`, `turns` and `states`
+(its state), `stamping` (what it says of itself), `leadership` (from grant to loss), `post` and `room` (all of a runner),
+`staleness` (is it well), `standing` (for people).
 """

@@ -25,6 +25,7 @@ from coterie.errors import (
 from coterie.kernel import chaos
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
+from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leader import Leader
 from coterie.singletons.stamping import Stamps
 from coterie.singletons.states import LeaderState
@@ -84,17 +85,25 @@ class Leadership:
             heartbeat_s=post.settings.heartbeat.total_seconds(),
             expected_s=singleton.expected_s,
         )
-        state = LeaderState(
-            singleton,
+        row = KeptRow(
+            singleton.name,
+            singleton.key,
             tenure,
-            post.storage,
+            post.storage.states,
+            ttl_s=singleton.ttl_s,
             retry=singleton.retry or post.settings.retry,
             chance=post.chance,
+            failed=self._state_failed,
+        )
+        state = self._state = LeaderState(
+            singleton,
+            tenure,
+            row,
+            post.storage,
             tasks=post.tasks,
             changed=self.stamps.progress,
             failed=self._state_failed,
         )
-        self._state = state
         self.leader: Leader[Any] = Leader(
             singleton.name,
             cluster=post.cluster,

@@ -10,7 +10,7 @@ import pytest
 
 from coterie import Entity, RemoteError, Retry, RunnerUnavailable, rpc
 from coterie.entities.envelopes import FAILED, LOOK
-from coterie.entities.ledgers import ledger_of
+from coterie.entities.ledgers import has_ended, ledger_of
 from coterie.entities.work import handling
 from tests.unit.entities.stores import StoredGround, refused, stored, unknown, unreachable
 
@@ -183,6 +183,18 @@ async def test_a_volatile_call_that_changed_the_state_is_answered_after_the_comm
         assert (await asked.future, await behind.future) == (5, 5)
         (write,) = ground.messages.asked["commit"]
         assert write.message is None
+
+
+async def test_what_a_handler_left_running_can_add_nothing_while_its_end_is_committed() -> None:
+    """D1: it would never be stored."""
+    async with stored(QUICK) as ground:
+        gate = ground.messages.hold("commit")
+        asked = ground.ask("a", "put_quickly", 5)
+        await passed()
+        assert asked.answers == 0
+        assert has_ended(asked)
+        gate.set()
+        await asked.future
 
 
 async def test_a_volatile_call_that_lost_its_shard_before_the_commit_may_have_run() -> None:

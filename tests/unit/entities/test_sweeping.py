@@ -86,6 +86,19 @@ async def test_mbox_10_what_has_no_room_does_not_hide_the_next_message_of_a_resi
         assert Diary.began[:2] == [0, 1]
 
 
+async def test_mbox_08_more_entities_than_there_is_room_for_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stored((Diary, {"max_idle": "1s"}), resident_entities=2) as ground:
+        most: list[int] = []
+        deliver = ground.host.deliver
+        monkeypatch.setattr(
+            ground.host, "deliver", lambda work: (deliver(work), most.append(ground.host.counts.resident))
+        )
+        sent = [ground.put(f"entity {number}", "note", number) for number in range(6)]
+        await asyncio.sleep(10)
+        assert ground.status(*sent) == ["done"] * 6
+        assert max(most) <= 2
+
+
 async def test_mbox_15_at_the_cap_with_a_backlog_storage_is_not_asked_all_the_time() -> None:
     async with stored(Diary, resident_entities=1) as ground:
         ground.put("resident", "wait", 0)

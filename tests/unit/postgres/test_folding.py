@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave, Write
-from coterie.storage.postgres.folding import FENCED, Bucket, Keyed, fold, refused, results, values
+from coterie.storage.postgres.folding import FENCED, Bucket, fold, refused, results, values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ def one_by_one(state: State, writes: Sequence[Write]) -> list[object]:
     """What the writes mean, one after another."""
     found: list[object] = []
     for write in writes:
-        assert isinstance(write, Keyed)
+        assert isinstance(write, KvPut | KvSwap | KvRemove | StateSave)
         if isinstance(write, StateSave):
             found.append(one_save(state, write.claim.seat, write.key, write.value, write.version))
             continue

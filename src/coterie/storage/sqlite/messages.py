@@ -89,7 +89,7 @@ class SqliteMessages:
         return await self._read(lambda c, s: records.find(c, s, **names))
 
     async def cancel(self, id: str, claim: Claim | None) -> bool:
-        """Delete a pending message; False: there is none. With a claim only under the fence, else if nobody holds it."""
+        """Delete a pending message; False: there is none. With a claim under the fence, else if nobody holds it."""
         fenced = claim is not None
         return await self._fenced(claim, lambda c, s: records.cancel(c, s, id, fenced=fenced), about=id, lost=False)
 
