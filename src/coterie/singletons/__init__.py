@@ -23,6 +23,6 @@ Not promised:
     does outside of the database is not. `leader.verify()` before such an effect, and `takeover_delay`, narrow the gap.
 
 Read in this order: `definitions` (what a program says), `leader` (what a body sees), `keeping`, `turns` and `states`
-(its state), `stamping` (what it says of itself), `leadership` (from grant to loss), `post` and `room` (all of a runner),
+(its state), `stamping` (what it says of itself), `leadership` (from grant to loss), `post` and `room` (of a runner),
 `staleness` (is it well), `standing` (for people).
 """
