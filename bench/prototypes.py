@@ -111,6 +111,9 @@ async def call_bare(address: str) -> AsyncIterator[Call]:
 
 # Bare frames of the same shape: our envelopes, the table of calls, deadlines and cancellation; no handshake, no bounds,
 # no back-pressure, no streams, no sealing. Written as fast as we know how: what ours costs beyond it is what it keeps.
+# It also leaves out what any transport that is used must do: it takes frames of any length, breaks by a malformed one,
+# tells no caller when the connection is lost and sees no silence on it, is up to a second late with deadlines, keeps
+# them from the handler, and cancels no handler that has begun.
 
 
 class _Ask(msgspec.Struct, array_like=True, tag=1, gc=False):

@@ -24,9 +24,8 @@ PROGRAMS = [
 
 def run(arguments: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-    return subprocess.run(
-        [sys.executable, "-W", "error", *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=240
-    )
+    command = [sys.executable, "-W", "error", *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -148,8 +148,8 @@ async def evict(url: str, victim: Cluster) -> None:
     witness = "e" * 32
     gone = victim._acting().incarnation
     host_id = next(row.host_id for row in await victim.runners.list() if row.id == gone)
-    here = {"address": "127.0.0.1:9", "host_id": host_id}  # beside the others; nobody listens there
-    me = Registration(id=witness, name="witness", **here, groups=("none",), knows={})
+    address = "127.0.0.1:9"  # nobody listens there
+    me = Registration(id=witness, name="witness", address=address, host_id=host_id, groups=("none",), knows={})
     async with _storage(url) as storage, storage.ownership(witness) as session:
         await session.register(me, [], ttl_s=60)
         async with asyncio.timeout(PROMPTLY_S):

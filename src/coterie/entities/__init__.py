@@ -29,20 +29,16 @@ Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a
 
 Between processes: `calling` (a call's way there and back) with `routing` (whose shard it is), `attempts` (what is worth
 another one, pure) and `envelopes` (what crosses, pure); `arrivals` (calls of other processes), `nearby` (calls of one's
-own), `detached` (those nobody waits for), `broadcasting`; `room` (the entities of a program, and how runners come to host
-them).
+own), `detached` (those nobody waits for), `broadcasting`; `room` (the entities of a program, and how runners come to
+host them).
 
-Persisted calls and state: `posting` (the sender's side) with `awaiting` and `seeking` (its reply, from the owner or from
-storage) and `outcomes` (which error, pure); `handovers` (what arrives at the owner), `deliveries` and `stored` (what is in its
-memory), `sweeping` (what it finds in storage), `retention`; `kept` (state as it is stored), `ledgers` (what a handler
-leaves behind) and `committing` (which is durable before anybody hears of it).
-
-    stored ──▶ handed over, or swept ──▶ in memory ──▶ handler ──▶ one commit ──▶ replied
-                                            ▲             │
-                                            └── set back ─┴──▶ dead after its attempts
-
-    Promise:
-        A message that is stored runs to its end, once as far as the database can tell (B3): reply, state and sent
-        messages commit together, under the fence, before anybody hears of them. What cannot run now stays in storage,
-        and is bounded in memory [INV-D1, D2, R1].
+Persisted calls and state: `posting` (the sender's side) with `awaiting` and `seeking` (its reply, from the owner or
+from storage) and `outcomes` (which error, pure); `handovers` (what arrives at the owner), `deliveries` and `stored`
+(what is in its memory), `sweeping` (what it finds in storage), `retention`; `kept` (state as it is stored), `ledgers`
+(what a handler leaves behind), `transacting` (SQL of its own) and `committing` (which is durable before anybody hears
+of it); `mail` (for people to look at messages, and to run them again). stored ──▶ handed over, or swept ──▶ in memory
+──▶ handler ──▶ one commit ──▶ replied ▲ │ └── set back ─┴──▶ dead after its attempts Promise: A message that is
+stored runs to its end, once as far as the database can tell (B3): reply, state and sent messages commit together,
+under the fence, before anybody hears of them. What cannot run now stays in storage, and is bounded in memory [INV-D1,
+D2, R1].
 """

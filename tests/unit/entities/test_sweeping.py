@@ -90,9 +90,12 @@ async def test_mbox_08_more_entities_than_there_is_room_for_take_turns(monkeypat
     async with stored((Diary, {"max_idle": "1s"}), resident_entities=2) as ground:
         most: list[int] = []
         deliver = ground.host.deliver
-        monkeypatch.setattr(
-            ground.host, "deliver", lambda work: (deliver(work), most.append(ground.host.counts.resident))
-        )
+
+        def counted(work: Any) -> None:
+            deliver(work)
+            most.append(ground.host.counts.resident)
+
+        monkeypatch.setattr(ground.host, "deliver", counted)
         sent = [ground.put(f"entity {number}", "note", number) for number in range(6)]
         await asyncio.sleep(10)
         assert ground.status(*sent) == ["done"] * 6
