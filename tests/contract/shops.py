@@ -145,7 +145,8 @@ class Shop(Entity[Sold]):
             self.state.count += 1
             await self._send(number)
             await self._act(how, sql)
-        await self._act(how.removeprefix("then "), sql)
+        if how.startswith("then "):
+            await self._act(how.removeprefix("then "), sql)
         return self.state.count
 
     async def _act(self, how: str, sql: Transaction) -> None:

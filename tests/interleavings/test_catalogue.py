@@ -44,6 +44,7 @@ async def test_no_order_with_a_session_lost_anywhere_breaks_a_promise(
     _require_well(count, allows=PAIRS[name].allows)
 
 
+@pytest.mark.timeout(300)  # all pairs at once
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 async def test_the_isolation_level_of_the_database_does_not_matter(level: str, new_database: NewDatabase) -> None:
     """m4: our sessions set their own level; at a stricter one the fence's wait would end in 40001."""

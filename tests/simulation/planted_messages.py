@@ -268,3 +268,11 @@ PLANTED: tuple[Planted, ...] = (
     ),
 )
 """Name, how it is planted, what finds it, and the promises that are then broken, if it says so."""
+SAMPLE = {
+    "state kept after a declared error",
+    "key ignored",
+    "sent before the handler has ended",
+    "innocent counted with the guilty",
+    "hand-over overtakes what was left",
+}
+"""Those that every change is held against; the others take longer."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from . import planted_messages
 from .plants import PLANTS, SEEDS_MOST, Plant
+
+LONG = {name for name, *_ in planted_messages.PLANTED} - planted_messages.SAMPLE
 
 
 @pytest.mark.simulation
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+@pytest.mark.parametrize(
+    "plant",
+    [pytest.param(plant, id=plant.name, marks=[pytest.mark.nightly] * (plant.name in LONG)) for plant in PLANTS],
+)
 def test_a_planted_bug_is_found(plant: Plant) -> None:
     assert plant.found_after() is not None, f"{plant.name}: not found within {SEEDS_MOST} seeds"

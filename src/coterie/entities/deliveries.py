@@ -253,6 +253,7 @@ class Deliveries:
             _, _, work = heapq.heappop(self._due)
             if self.inbox.get(work.message_id) is not work:
                 continue
+            work.due_s = 0.0  # it waits no more, though the database's clock be set back
             if work.shelf.leaves((work.entity_type, work.entity_id)):
                 self._leave_in_storage(work)
             else:
