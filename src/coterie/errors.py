@@ -397,20 +397,23 @@ class LeaderHandoffFailed(SingletonError):
 class LeadershipLost(CoterieError):
     """The epoch is no longer ours: what was to be written in the name of this seat was not.
 
-    `seat` has its kind before the colon: `singleton:importer`, `cron:report`, `shard:default:42`.
+    `seat` has its kind before the colon: `singleton:importer`, `cron:report`, `shard:default:42`. With `in_doubt` an
+    earlier try, which the database has not answered, may have been written.
     """
 
     text = "{seat} is lost: epoch {epoch} is no longer ours"
     advice = "stop writing; this work is being cancelled, and others go on with it"
     seat: str
     epoch: int
+    in_doubt: bool = False
 
     @property
     def message(self) -> str:
         """What happened to what: a shard is lost, of all else the leadership."""
         kind, _, name = self.seat.partition(":")
         what = f"shard {name}" if kind == "shard" else f"leadership of {quoted(name)}"
-        return f"{what} is lost: epoch {self.epoch} is no longer ours"
+        doubt = ", and whether its last write happened is not known" if self.in_doubt else ""
+        return f"{what} is lost: epoch {self.epoch} is no longer ours{doubt}"
 
 
 class ClusterContextRequired(CoterieError):

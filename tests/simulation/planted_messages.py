@@ -13,11 +13,10 @@ from coterie.entities.committing import Committing
 from coterie.entities.deliveries import Deliveries
 from coterie.entities.handling import Handlers
 from coterie.entities.posting import Posting
-from coterie.entities.stored import Shelf
 from coterie.entities.sweeping import Sweeping
 from coterie.errors import PersistenceError
 from coterie.kernel.addresses import MessageId
-from coterie.storage.sqlite import completions, deliveries, states
+from coterie.storage.sqlite import deliveries, records, states
 
 from . import test_messages
 from .workloads import messages as workload
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from coterie.entities.stored import StoredWork
     from coterie.entities.work import Work
-    from coterie.storage.messages import Commit, Message, Receipt
+    from coterie.storage.messages import Commit, Delivery, Message, Receipt
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 
@@ -129,7 +128,7 @@ def _unknown_commit_taken_as_success() -> Iterator[None]:
 @contextmanager
 def _committed_without_the_fence() -> Iterator[None]:
     without = states.SQL["update"].replace("and epoch <= :epoch", "")
-    with patch.object(completions.states, "held", lambda *_: True), patch.dict(states.SQL, update=without):
+    with patch.object(states, "held", lambda *_: True), patch.dict(states.SQL, update=without):
         yield
 
 
@@ -144,11 +143,11 @@ def _innocent_counted_with_the_guilty() -> Iterator[None]:
     def every(connection: Any, scope: Any, claim: Any, policies: Any) -> int:
         counted = 0
         for policy in policies:
-            names = deliveries.bindings(scope, seat=claim.seat, epoch=claim.epoch, error="died while handling it")
+            names = records.bindings(scope, seat=claim.seat, epoch=claim.epoch, error="died while handling it")
             names |= {"entity_type": policy.entity_type, "concurrency": policy.concurrency, "attempts": policy.attempts}
-            rows = connection.execute(deliveries.SQL["suspects"], names).fetchall()
+            rows = connection.execute(records.SQL["suspects"], names).fetchall()
             ids = [message for message, epoch, *_ in rows if epoch != claim.epoch]
-            connection.executemany(deliveries.SQL["suspect"], [names | {"id": each} for each in ids])
+            connection.executemany(records.SQL["suspect"], [names | {"id": each} for each in ids])
             counted += len(ids)
         return counted
 
@@ -197,7 +196,15 @@ def _old_hand_over_believed() -> Iterator[None]:
 
 @contextmanager
 def _hand_over_overtakes_what_was_left() -> Iterator[None]:
-    with patch.object(Shelf, "leaves", lambda *_: False):
+    right = Deliveries.arrived
+
+    def hasty(self: Deliveries, delivery: Delivery, *, swept: bool = False) -> None:
+        shelf = self.shelves.get(delivery.seat)
+        if shelf is not None and not swept:
+            shelf.left, shelf.blocked = set(), set()
+        right(self, delivery, swept=swept)
+
+    with patch.object(Deliveries, "arrived", hasty):
         yield
 
 

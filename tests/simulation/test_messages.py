@@ -57,8 +57,8 @@ class Scene:
     def row(self, id_: Any) -> tuple[int, int, str]:
         """Status, attempts and errors."""
         sql = "select status, attempts, errors from messages where id = ?"
-        found: tuple[int, int, str] = self.sim.database.main.execute(sql, (str(id_),)).fetchone()
-        return found
+        status, attempts, errors = next(iter(self.sim.database.main.execute(sql, (str(id_),))))
+        return status, attempts, errors
 
     def is_done(self, *ids: Any) -> bool:
         return all(self.row(id_)[0] == 1 for id_ in ids)
@@ -308,11 +308,12 @@ async def test_m5_inv_e2_messages_of_a_sender_begin_in_order_past_full_mailboxes
         async def send_on(sender: str) -> None:
             for number in range(30):
                 await here.send(f"{sender}{number}", think_s=here.random.uniform(0, 0.03))
+                await asyncio.sleep(here.random.uniform(0, 0.04))  # now there is room, and now there is none
 
         async with asyncio.TaskGroup() as group:
             for sender in ("a", "b"):
                 group.create_task(send_on(sender), name=sender)
-            await here.sim.advance(here.random.uniform(0.05, 0.5))
+            await here.sim.advance(here.random.uniform(0.05, 0.8))
             await here.owner().stop()
         await messages.all_quiet(here.stage)
         assert len(here.began()) == 60

@@ -60,6 +60,7 @@ FACTS: dict[str, Any] = {
     "following": 2,
     "found": "charge",
     "id": "order-7",
+    "in_doubt": False,
     "key": "order-7",
     "known": 2,
     "limit_s": 2.0,

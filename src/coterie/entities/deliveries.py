@@ -268,10 +268,11 @@ class Deliveries:
             work = self._suspects.pop(0)
             if self.inbox.get(work.message_id) is work:
                 self._suspect = work
-                self._loop.call_later(_SUSPECT_S, self._acquit, work)
+                self._loop.call_later(_SUSPECT_S, self.acquit, work)
                 self._host.deliver(work)
 
-    def _acquit(self, work: StoredWork) -> None:
+    def acquit(self, work: StoredWork) -> None:
+        """The next suspect need not wait for this one any longer: it may be what this one waits for."""
         if self._suspect is work:
             self._suspect = None
             self._next_suspect()
@@ -337,7 +338,7 @@ class Deliveries:
             del self.inbox[work.message_id]
             work.shelf.works.pop(work.message_id, None)
         if self._suspect is work:
-            self._acquit(work)
+            self.acquit(work)
 
     def _remember_ended(self, message_id: str) -> None:
         if len(self._ended) < _ENDED_MOST:
@@ -373,6 +374,8 @@ class Deliveries:
             log.error("%s is dead: message %s", work.target, work.message_id)
         if not is_written or again_s is None:
             self.dropped(work)
+            if not saving.cancelled() and saving.exception() is None and saving.result() == "gone":
+                self._remember_ended(work.message_id)  # an end of ours that nobody told us of
             return
         if self.inbox.get(work.message_id) is not work:
             return

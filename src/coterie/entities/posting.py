@@ -31,6 +31,7 @@ from coterie.entities.outcomes import (
     require_same,
     require_small,
 )
+from coterie.entities.stored import StoredWork
 from coterie.entities.work import handling
 from coterie.errors import MessageExpired, PersistenceError, SendTimeout
 from coterie.kernel.addresses import MessageId, MessageIds
@@ -91,6 +92,8 @@ class Posting:
                 return read_reply(receipt.reply or b"", call.rpc)
             if receipt.status == "dead":
                 raise dead(await self._row(receipt.id, until_s=until_s))
+        if isinstance(outer, StoredWork):
+            outer.deliveries.acquit(outer)  # it does nothing while it waits, maybe for a suspect behind it [C5]
         due_s, is_new = receipt.due_at.timestamp(), receipt.fresh
         return await self._awaiting.reply(
             call.rpc, message, is_new=is_new, due_s=due_s, until_s=until_s, within_s=within_s
@@ -265,6 +268,8 @@ class Posting:
     def _bring(self, message: Message, due_s: float) -> None:
         calling = self._calling
         shard = calling.routing.of_seat(message.seat)
+        if (shard.peer is None and not shard.is_mine) or _now_s() > calling.routing.fresh_until_s:
+            calling.routing.doubt()  # who only sends is told by nobody that its picture is old
         if shard.peer is not None and calling.wires is not None:
             epoch = calling.here.directory.epoch(message.seat)
             body = pack(Kind.NEW, message, epoch=epoch, due_s=due_s)

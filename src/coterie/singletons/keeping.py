@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.kernel import chaos
+from coterie.kernel.texts import storable
 from coterie.storage.interface import StateSave
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class KeptRow:
         self._chance = chance
         self._failed = failed
         self._version = 0
+        self._is_in_doubt = False  # whether a try of the present write was not answered
 
     # Reading
 
@@ -93,7 +95,7 @@ class KeptRow:
 
     async def set_aside(self, reason: str) -> None:
         """Keep a copy of what is stored."""
-        if not await self._states.set_aside(self._tenure.claim, self._key, reason):
+        if not await self._states.set_aside(self._tenure.claim, self._key, storable(reason)):
             raise self.lost()
 
     # Writing
@@ -102,11 +104,20 @@ class KeptRow:
         """Until it is durable, or not ours to write any more; what the database refuses, as often as the policy says.
 
         Raises:
-            LeadershipLost: It is not ours. It was not written.
+            LeadershipLost: It is not ours. It was not written, unless it is said to be in doubt.
             StatePersistFailed: It is refused. It was not written.
         """
         self.require_held()
-        attempt = 0
+        self._is_in_doubt = False
+        try:
+            await self._insist_to_write(data)
+        except LeadershipLost as error:
+            if self._is_in_doubt:
+                raise self.lost(in_doubt=True) from error
+            raise
+
+    async def _insist_to_write(self, data: bytes) -> None:
+        away = refused = 0
         while True:
             if chaos.on:
                 await chaos.point("singletons.before_save")
@@ -114,10 +125,15 @@ class KeptRow:
                 if await self._wrote(data):
                     return
             except PersistenceError as error:
-                attempt += 1
+                self._is_in_doubt |= error.outcome == "unknown"
                 failure = StatePersistFailed(singleton=self._name, problem=str(error))
                 self._failed(failure)
-                pause_s = self._pause_s(attempt, error)
+                if error.outcome == "refused":
+                    refused += 1
+                    pause_s = self._retry.delay_s(refused, self._chance)
+                else:  # the database is away: it will be back, or we lose the seat
+                    away += 1
+                    pause_s = min(_PAUSE_S * 2.0 ** min(away, 10), _PAUSE_MOST_S)
                 if pause_s is None:
                     if (await self.insist_to_read()).value == data:  # by an earlier try of unknown outcome
                         return
@@ -146,14 +162,11 @@ class KeptRow:
     async def has_followed(self, data: bytes) -> bool:
         """Whether such a write, whose answer was lost, has happened. It locks the row until that is decided."""
         before = self._version
-        loaded = await self.insist_to_read()
+        try:
+            loaded = await self.insist_to_read()
+        except LeadershipLost as error:
+            raise self.lost(in_doubt=True) from error
         return loaded.version == before + 1 and loaded.value == data
-
-    def _pause_s(self, attempt: int, error: PersistenceError) -> float | None:
-        """None: enough."""
-        if error.outcome != "refused":  # the database is away: it will be back, or we lose the seat
-            return min(_PAUSE_S * 2.0 ** min(attempt, 10), _PAUSE_MOST_S)
-        return self._retry.delay_s(attempt, self._chance)
 
     # The seat
 
@@ -162,6 +175,6 @@ class KeptRow:
         if not self._tenure.held:
             raise self.lost()
 
-    def lost(self) -> LeadershipLost:
+    def lost(self, *, in_doubt: bool = False) -> LeadershipLost:
         """The seat is not ours."""
-        return LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+        return LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch, in_doubt=in_doubt)

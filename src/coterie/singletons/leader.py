@@ -43,7 +43,7 @@ class Leader(Generic[S]):
 
     Promise:
         What a method has written when it returns is durable, and was written while this runner led. Once another
-        one leads, everything here that writes raises `LeadershipLost` and has written nothing.
+        one leads, everything here that writes raises `LeadershipLost` and has written nothing, or says `in_doubt`.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Leader(Generic[S]):
         """Replace the state. Nothing is written if it is the same.
 
         Raises:
-            LeadershipLost: Another runner leads, or may lead by now. It was not saved.
+            LeadershipLost: Another runner leads, or may lead by now. It was not saved, or the error says `in_doubt`:
+                the database went away while it was being saved.
             StatePersistFailed: The database refuses it, again and again. It was not saved.
         """
         await self._state.save(state)

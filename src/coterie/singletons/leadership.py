@@ -25,6 +25,7 @@ from coterie.errors import (
 from coterie.kernel import chaos
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
+from coterie.kernel.texts import said
 from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leader import Leader
 from coterie.singletons.stamping import Stamps
@@ -48,6 +49,8 @@ _RESTARTS = Retry(attempts=20, base="200ms", max="30s")
 _WELL_S = 10.0
 """After so long without an error a body counts as well, and its next pause is the first one again."""
 _LOOK_S = 0.05
+_AWAY_S = 0.2
+"""Between two looks whether the database is back."""
 
 Stage = Literal["beginning", "running", "pausing", "done", "ended"]
 
@@ -142,7 +145,8 @@ class Leadership:
             log.info("singleton %r was not begun: %s", self.singleton.name, error)
             return
         except Exception as error:  # noqa: BLE001 a hook may raise anything
-            self._cannot_begin(error)
+            if self.tenure.held:  # else this runner was away, which says nothing of the next time
+                self._cannot_begin(error)
             return
         if self.singleton.every_s is None:
             await self._run_until_done()
@@ -168,18 +172,21 @@ class Leadership:
         log.info("singleton %r is led by %s, epoch %d", self.singleton.name, self._post.name, self.tenure.epoch)
 
     async def _insist(self) -> None:
-        """Load state and what is known, as often as the policy says."""
+        """Load what is known and the state. What is refused is tried as often as the policy says; an outage ends, or
+        the seat is lost.
+        """
         retry = self.singleton.retry or self._post.settings.retry
         attempt = 0
         while True:
             try:
-                await self.stamps.begin()
+                if not self.stamps.has_begun:
+                    await self.stamps.begin()
                 await self._state.load()
             except PersistenceError as error:
-                attempt += 1
                 failure = StateLoadFailed(singleton=self.singleton.name, problem=str(error))
                 self._state_failed(failure)
-                pause_s = retry.delay_s(attempt, self._post.chance)
+                attempt += error.outcome == "refused"
+                pause_s = retry.delay_s(attempt, self._post.chance) if error.outcome == "refused" else _AWAY_S
                 if pause_s is None:
                     raise failure from error
                 await asyncio.sleep(pause_s)
@@ -187,7 +194,10 @@ class Leadership:
                 return
 
     def _cannot_begin(self, error: Exception) -> None:
-        """Give up the seat, and do not take it again: another runner may be able to."""
+        """Give up the seat, and do not take it again: another runner may be able to.
+
+        A hook that was told of a loss proves nothing against this runner.
+        """
         log.error(
             "singleton %r cannot begin on %s, which leaves it to others: %s",
             self.singleton.name,
@@ -196,7 +206,7 @@ class Leadership:
             exc_info=not isinstance(error, CoterieError),
         )
         self.stamps.error(error)
-        self._post.resign(self.tenure.seat, refuse=True)
+        self._post.resign(self.tenure.seat, refuse=not isinstance(error.__cause__, LeadershipLost))
 
     async def _run_until_done(self) -> None:
         attempt = 0
@@ -241,6 +251,8 @@ class Leadership:
         self.stage = "running"
         self.stamps.ran()
         try:
+            if self.singleton.every_s is not None:
+                await self.stamps.insist()  # it is known to all before it begins: nobody repeats it
             await self.singleton.body(self.leader)
         except LeadershipLost as error:
             log.info("singleton %r stopped: %s", self.singleton.name, error)
@@ -265,6 +277,8 @@ class Leadership:
         return self._ending
 
     async def _finish(self) -> None:
+        if self._former is not None:  # it was lost before it began: who waits for its end waits for that one's too
+            await asyncio.shield(self._former.ended)
         if not await _has_ended(self._work, GRACE_S):
             problem = (
                 f"its body ignored its cancellation for {GRACE_S:g}s and is left behind; what it writes is refused"
@@ -300,7 +314,7 @@ class Leadership:
             raise
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
-            problem = f"{name} raised {type(error).__name__}: {error}"
+            problem = f"{name} raised {said(error)}"
             raise self._report(LeaderHandoffFailed(singleton=self.singleton.name, problem=problem), error) from error
 
     def _report(self, failure: LeaderHandoffFailed, error: BaseException | None = None) -> LeaderHandoffFailed:

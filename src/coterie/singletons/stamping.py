@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import HeartbeatFailed, LeadershipLost, PersistenceError
 from coterie.kernel.clock import to_datetime
+from coterie.kernel.texts import said, storable
 from coterie.storage.executions import Stamp
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ log = logging.getLogger("coterie.singletons")
 
 _SOON_S = 1.0
 """Changes are written this long after each other at most: a body may beat as often as it likes."""
+_AWAY_S = 0.2
+"""Between two looks whether the database is back."""
 _TEXT_MOST = 2_000
 """Characters of an error or a note that are kept."""
 
@@ -116,8 +119,9 @@ class Stamps:
         self.runs = found.runs
         self.ran_ns = _since(found.ran_at, found, now_ns)
         self._progress_ns = _since(found.progress_at, found, now_ns)
-        self._error = found.error
-        self._error_ns = _since(found.error_at, found, now_ns)
+        if self._error is None:  # else something failed here meanwhile, which is newer
+            self._error = found.error
+            self._error_ns = _since(found.error_at, found, now_ns)
 
     def ran(self) -> None:
         """A run begins."""
@@ -132,12 +136,13 @@ class Stamps:
 
     def beat(self, note: str, done: int | None, total: int | None) -> None:
         """The body says how far it is."""
-        self._note, self._done, self._total = note[:_TEXT_MOST], done, total
+        self._done, self._total = _counted(done, "done"), _counted(total, "total")
+        self._note = storable(note[:_TEXT_MOST])
         self.progress()
 
     def error(self, error: BaseException) -> None:
         """Something failed."""
-        self._error = f"{type(error).__name__}: {error}"[:_TEXT_MOST]
+        self._error = storable(said(error)[:_TEXT_MOST])
         self._error_ns = self._clock.steady_ns()
         self._news.set()
 
@@ -166,6 +171,19 @@ class Stamps:
         self._is_away = False
         return told != "fenced"
 
+    async def insist(self) -> None:
+        """Write it, for as long as the seat is ours.
+
+        Raises:
+            LeadershipLost: It is not.
+        """
+        while True:
+            if not self._tenure.held or not await self.write():
+                raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+            if not self._is_away:
+                return
+            await asyncio.sleep(_AWAY_S)
+
     def _stamp(self) -> Stamp:
         return Stamp(
             self._tenure.claim,
@@ -190,3 +208,10 @@ class Stamps:
 
 def _since(at: datetime | None, found: Execution, now_ns: int) -> int | None:
     return None if at is None else now_ns - round((found.now - at).total_seconds() * 1e9)
+
+
+def _counted(value: int | None, what: str) -> int | None:
+    """A number that the database can store: one that it refuses would keep all else from being told."""
+    if value is None or (isinstance(value, int) and -(2**63) <= value < 2**63):
+        return value
+    raise ValueError(f"{what} of a heartbeat is {value!r}, expected a whole number of 64 bits")

@@ -89,7 +89,7 @@ class LeaderState(Generic[S]):
         loaded = await self._row.read()
         if loaded.value is None or loaded.expired:
             self._take(self._encode(self._singleton.initial()))
-            self._stored = self._data if loaded.value is None else None
+            self._stored = None  # what nobody has saved is not there: the next leader's first state may be another
         else:
             await self._decode(loaded.value)
 
@@ -131,7 +131,7 @@ class LeaderState(Generic[S]):
     async def update(self) -> AsyncIterator[S]:
         """A copy to change, saved when the block ends well."""
         if self._turn.in_transaction_here:
-            draft = self._codec.decode(self._data if self._staged is None else self._staged)
+            draft = self._codec.decode(self._current)
             yield draft
             self._stage(self._encode(draft))
             return
@@ -146,12 +146,17 @@ class LeaderState(Generic[S]):
         await self._then_leave(self._write(data))
 
     async def _write(self, data: bytes) -> None:
-        self._warn_of_change()
-        if data == self._stored:
+        self._warn_of_change(data)
+        if self._is_stored(data):
             self._row.require_held()
             return
+        self._stored = None  # until it is known what is there
         await self._row.write(data)
         self._wrote(data)
+
+    def _is_stored(self, data: bytes) -> bool:
+        """Whether there is nothing to write. What expires counts from its last save, so it is saved each time."""
+        return data == self._stored and self._singleton.ttl_s is None
 
     def _wrote(self, data: bytes) -> None:
         self._stored = data
@@ -161,7 +166,7 @@ class LeaderState(Generic[S]):
     async def _then_leave(self, work: Coroutine[Any, Any, None]) -> None:
         """Bring something to its end, also if its caller is cancelled."""
         task = self._tasks.spawn(work, name=f"save {self._singleton.name}", report=False)
-        task.add_done_callback(self._turn.left)
+        self._turn.hand_to(task)
         await asyncio.shield(task)
 
     # Transactions
@@ -186,6 +191,7 @@ class LeaderState(Generic[S]):
         await self._then_leave(self._commit(transaction))
 
     def _stage(self, data: bytes) -> None:
+        self._warn_of_change(data)
         self._staged = data
         self._shown = self._codec.decode(data)
 
@@ -198,7 +204,7 @@ class LeaderState(Generic[S]):
     async def _commit(self, transaction: Transaction) -> None:
         data = self._staged
         try:
-            if data is None or data == self._stored:
+            if data is None or self._is_stored(data):
                 await self._commit_alone(transaction)
             else:
                 await self._commit_with(transaction, data)
@@ -211,6 +217,7 @@ class LeaderState(Generic[S]):
 
     async def _commit_with(self, transaction: Transaction, data: bytes) -> None:
         write: Any = self._row.following(data)
+        self._stored = None
         try:
             told = await transaction.commit(write)
         except PersistenceError as error:
@@ -235,18 +242,23 @@ class LeaderState(Generic[S]):
         self._data = data
         self._shown = self._codec.decode(data)
 
-    def _warn_of_change(self) -> None:
+    @property
+    def _current(self) -> bytes:
+        return self._data if self._staged is None else self._staged
+
+    def _warn_of_change(self, data: bytes) -> None:
+        """Unless the change is what is being saved: `leader.save(leader.state)`."""
         try:
-            is_same = self._codec.encode(self._shown) == self._data
+            is_known = self._codec.encode(self._shown) in (self._current, data)
         except MalformedMessage:
-            is_same = False
-        if not is_same:
+            is_known = False
+        if not is_known:
             log.warning(
                 "singleton %r changed leader.state outside of update(): that change is not saved, and gone now; write "
                 "async with leader.update() as state",
                 self._singleton.name,
             )
-            self._shown = self._codec.decode(self._data)
+            self._shown = self._codec.decode(self._current)
 
     def _encode(self, state: Any) -> bytes:
         return self._codec.encode(state)

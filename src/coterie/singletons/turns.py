@@ -28,13 +28,17 @@ class Turn:
         await self._lock.acquire()
         self._task = asyncio.current_task()
 
+    def hand_to(self, task: asyncio.Task[Any]) -> None:
+        """It ends with a task: whoever took it, and was cancelled meanwhile, waits like everybody else."""
+        self._task = task
+        task.add_done_callback(self._left)
+
     def leave(self) -> None:
         """The next one may change something."""
         self._task = None
         self._lock.release()
 
-    def left(self, task: asyncio.Task[Any]) -> None:
-        """The same, when a task has ended. Its error is its caller's, if that still waits."""
+    def _left(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
-            task.exception()
+            task.exception()  # its caller's, if that still waits
         self.leave()

@@ -73,6 +73,7 @@ class Stage:
         here = current()
         assert here.runner_id is not None
         assert here.epoch is not None
+        assert here.attempt is not None
         id_ = str(here.message_id)
         self.mail.began(id_, entity.id, epoch=here.epoch, attempt=here.attempt)
         self._compare(entity, number, (here.runner_id, here.epoch), here.seat)
@@ -212,8 +213,8 @@ class Client:
 
     async def act(self, *, until_s: float) -> None:
         """Until that time."""
-        acts = (self.deposit, self.deposit, self.repeat, self.repeat, self.send, self.send, self.move, self.relay)
-        acts = (*acts, self.record, self.bump, self.send_later, self.conflict)
+        often = (self.deposit, self.repeat, self.send)
+        acts = (*often, *often, self.move, self.relay, self.record, self.bump, self.send_later, self.conflict)
         while current_loop().time() < until_s:
             await asyncio.sleep(self._random.expovariate(1.0))
             self._sending = ""

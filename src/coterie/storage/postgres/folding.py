@@ -56,6 +56,8 @@ _FENCED_COLUMNS: dict[Shape, tuple[str, ...]] = {
     "remove_kv": ("key",),
 }
 
+_LONGEST_S = 9e9
+
 Keyed = KvPut | KvSwap | KvRemove | StateSave | Stamp
 _Spot = tuple[int, Shape, str]
 
@@ -219,4 +221,9 @@ def _keyed(write: Write) -> Keyed:
 
 
 def _columns(chosen: Sequence[Keyed], *names: str) -> list[list[Any]]:
-    return [[getattr(write, name) for write in chosen] for name in names]
+    return [_ttls(chosen) if name == "ttl_s" else [getattr(write, name) for write in chosen] for name in names]
+
+
+def _ttls(chosen: Sequence[Any]) -> list[float | None]:
+    """Longer ones would end after the last day that the database knows."""
+    return [None if write.ttl_s is None else min(write.ttl_s, _LONGEST_S) for write in chosen]

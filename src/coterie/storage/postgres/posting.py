@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
+from coterie.kernel.texts import storable
 from coterie.storage.messages import Commit, Insert, Receipt, Setback, Status
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
     if shape == "set_back":
         failed = cast("Sequence[Setback]", writes)
         columns = [[getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")]
-        return [*columns[:2], [_text(write.error) for write in failed], columns[2]]
+        return [*columns[:2], [storable(write.error) for write in failed], columns[2]]
     ended = cast("Sequence[Commit]", writes)
     ends = [[write.message for write in ended], [write.reply for write in ended]]
     return ends if shape == "end_messages" else [*ends, *_changes(ended), *_sends(ended)]
@@ -116,8 +117,3 @@ def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:
 def _order(message: Message) -> tuple[str, ...]:
     """Two groups that have keys in common take them in one order [M3]; of one key the first that queued comes first."""
     return () if message.key is None else _KEY(message)
-
-
-def _text(error: str) -> str:
-    """An error as the database can store it: whatever it says, its attempt must be counted."""
-    return error.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

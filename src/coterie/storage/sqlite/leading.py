@@ -31,7 +31,7 @@ def save(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: 
         names = scope.bindings(key=write.key, runner=write.claim.runner, expires_at_ns=scope.expires_at_ns(write.ttl_s))
         connection.execute(_SQL["date"], names)
         if write.keep:
-            connection.execute(_SQL["keep"], scope.bindings(key=write.key, most=write.keep, reason=""))
+            connection.execute(_SQL["keep"], scope.bindings(key=write.key, most=write.keep))
     return told
 
 
@@ -39,7 +39,7 @@ def set_aside(connection: apsw.Connection, scope: Scope, claim: Claim, *, key: s
     """Keep a copy of a state before something else takes its place; False: the seat is not held."""
     if not states.held(connection, scope.cluster, claim):
         return False
-    connection.execute(_SQL["keep"], scope.bindings(key=key, most=-ASIDE_MOST, reason=reason))
+    connection.execute(_SQL["set_aside"], scope.bindings(key=key, most=ASIDE_MOST, reason=reason))
     return True
 
 

@@ -23,7 +23,7 @@ with items as materialized (
     where i.version = 0
     order by i.key
     on conflict (cluster, key) do nothing
-    returning key, version
+    returning key, version, saved_at
 ), updated as (
     insert into coterie.states as t (cluster, key, seat, value, version, epoch, runner, saved_at, expires_at)
     select $1, i.key, i.seat, i.value, i.version + 1, i.epoch, i.runner, clock_timestamp(),
@@ -42,12 +42,13 @@ with items as materialized (
     on conflict (cluster, key) do update -- always: the row is there, and locked
     set value = excluded.value, version = excluded.version, epoch = excluded.epoch, seat = excluded.seat,
         runner = excluded.runner, saved_at = excluded.saved_at, expires_at = excluded.expires_at
-    returning t.key, t.version
+    returning t.key, t.version, t.saved_at
 ), written as (
-    select key, version from inserted union all select key, version from updated
+    select * from inserted union all select * from updated
 ), kept as (
     insert into coterie.state_history as t (cluster, key, slot, version, epoch, runner, saved_at, value)
-    select $1, i.key, written.version % nullif(i.keep, 0), written.version, i.epoch, held.runner, clock_timestamp(), i.value
+    select $1, i.key, written.version % nullif(i.keep, 0), written.version, i.epoch, held.runner, written.saved_at,
+        i.value
     from items as i
         join held on held.name = i.seat and held.epoch = i.epoch
         join written on written.key = i.key
@@ -78,11 +79,19 @@ with items as materialized (
     for share of s
 ), kept as (
     insert into coterie.state_history as t (cluster, key, slot, version, epoch, runner, saved_at, reason, value)
-    select $1, i.key, -1 - s.version % $7::int, s.version, s.epoch, coalesce(s.runner, ''),
-        coalesce(s.saved_at, clock_timestamp()), i.reason, s.value
+    select $1, i.key, place.slot, s.version, s.epoch, coalesce(s.runner, ''), coalesce(s.saved_at, clock_timestamp()),
+        i.reason, s.value
     from items as i
         join held on held.name = i.seat and held.epoch = i.epoch
         join coterie.states as s on s.cluster = $1 and s.key = i.key
+        cross join lateral ( -- where it is already, else the next free place, else that of the oldest
+            select coalesce(
+                min(h.slot) filter (where h.version = s.version),
+                case when count(*) < $7 then -1 - count(*) else (array_agg(h.slot order by h.version))[1] end
+            ) as slot
+            from coterie.state_history as h
+            where h.cluster = $1 and h.key = i.key and h.slot < 0
+        ) as place
     order by i.key
     on conflict (cluster, key, slot) do update
     set version = excluded.version, epoch = excluded.epoch, runner = excluded.runner, saved_at = excluded.saved_at,

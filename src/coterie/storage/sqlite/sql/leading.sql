@@ -32,11 +32,26 @@ update states set saved_at_ns = :now_ns, expires_at_ns = :expires_at_ns,
 where cluster = :cluster and key = :key;
 
 -- name: keep
--- A state, as it stands in the table, into a slot of its history.
-insert into state_history (cluster, key, slot, version, epoch, runner, saved_at_ns, reason, value)
-select cluster, key, case when :most > 0 then version % :most else -1 - version % -:most end, version, epoch,
-    coalesce(runner, ''), coalesce(saved_at_ns, :now_ns), :reason, value
+-- A state, as it stands in the table, into its place in the history.
+insert into state_history (cluster, key, slot, version, epoch, runner, saved_at_ns, value)
+select cluster, key, version % :most, version, epoch, coalesce(runner, ''), coalesce(saved_at_ns, :now_ns), value
 from states where cluster = :cluster and key = :key
+on conflict (cluster, key, slot) do update
+set version = excluded.version, epoch = excluded.epoch, runner = excluded.runner, saved_at_ns = excluded.saved_at_ns,
+    value = excluded.value;
+
+-- name: set_aside
+-- A state into a place of its own: where it is already, else the next free one, else that of the oldest.
+insert into state_history (cluster, key, slot, version, epoch, runner, saved_at_ns, reason, value)
+select cluster, key, coalesce(
+        (select slot from state_history as h
+         where h.cluster = s.cluster and h.key = s.key and slot < 0 and h.version = s.version),
+        (select -1 - count(*) from state_history as h
+         where h.cluster = s.cluster and h.key = s.key and slot < 0 having count(*) < :most),
+        (select slot from state_history as h
+         where h.cluster = s.cluster and h.key = s.key and slot < 0 order by h.version limit 1)
+    ), version, epoch, coalesce(runner, ''), coalesce(saved_at_ns, :now_ns), :reason, value
+from states as s where cluster = :cluster and key = :key
 on conflict (cluster, key, slot) do update
 set version = excluded.version, epoch = excluded.epoch, runner = excluded.runner, saved_at_ns = excluded.saved_at_ns,
     reason = excluded.reason, value = excluded.value;
