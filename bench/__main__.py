@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 
-from bench import assignment, calls, kv, messages, ownership, transport
+from bench import assignment, calls, kv, messages, ownership, singletons, transport
 from bench.measure import Row, fsync_per_s
 from bench.peers import run
 
@@ -21,6 +21,7 @@ SUITES = {
     "ownership": ownership.run,
     "calls": calls.run,
     "messages": messages.run,
+    "singletons": singletons.run,
 }
 
 

@@ -58,25 +58,25 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
     """A row for each way to lose or gain seats, over at least 20 trials unless a quick look is wanted."""
     del seconds
     trials = 20 if rounds >= 7 else 4
-    limit = partial(_limit, trials=trials)
+    limited = partial(limit, trials=trials)
     with closing(Server(options=DURABLE)) as server, tempfile.TemporaryDirectory() as folder:
         server.start()
         async with _cluster(server, Path(folder)) as stage:
             killed = [await _kill(stage, each) async for each in _trials(stage, trials, "SIGKILL")]
-            yield limit("seat unheld after SIGKILL", chain(*killed), median=300, most=1500)
+            yield limited("seat unheld after SIGKILL", chain(*killed), median=300, most=1500)
             left = [await _leave(stage, each) async for each in _trials(stage, trials, "SIGTERM")]
-            yield limit("seat unheld after SIGTERM", chain(*left), median=100, most=500)
+            yield limited("seat unheld after SIGTERM", chain(*left), median=100, most=500)
             joined = [await _join(stage) async for _ in _trials(stage, trials, "join")]
-            yield limit("a 4th joins: settled", [settled for settled, _ in joined], most=3000)
-            yield limit("a 4th joins: seat unheld", chain(*(unheld for _, unheld in joined)), most=200)
+            yield limited("a 4th joins: settled", [settled for settled, _ in joined], most=3000)
+            yield limited("a 4th joins: seat unheld", chain(*(unheld for _, unheld in joined)), most=200)
             frozen = [await _freeze(stage, each) async for each in _trials(stage, trials, "SIGSTOP")]
-            yield limit("seat unheld after SIGSTOP", chain(*(unheld for unheld, _ in frozen)), most=10_000)
-            yield limit("late writes after SIGCONT", [late for _, late in frozen], most=0, unit="")
+            yield limited("seat unheld after SIGSTOP", chain(*(unheld for unheld, _ in frozen)), most=10_000)
+            yield limited("late writes after SIGCONT", [late for _, late in frozen], most=0, unit="")
         per_s = await _idle(server, Path(folder))
-        yield _limit("statements/s/runner, idle", per_s, trials=len(per_s), most=3, unit="/s")
+        yield limit("statements/s/runner, idle", per_s, trials=len(per_s), most=3, unit="/s")
 
 
-def _limit(
+def limit(
     scenario: str,
     figures: Iterable[float],
     *,
@@ -85,6 +85,7 @@ def _limit(
     median: float | None = None,
     unit: str = "ms",
 ) -> Limit:
+    """A row for times that may not be exceeded by their median, if so wished, and by the longest."""
     values = list(figures)
     middle, worst = statistics.median(values), max(values)
     ratios = [_ratio(most, worst), *([_ratio(median, middle)] if median is not None else [])]

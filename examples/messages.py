@@ -28,7 +28,7 @@ class Account(Entity[Balance]):
         return self.state.cents
 
     @rpc(persisted=True, key="order_id")
-    async def deposit(self, order_id: str, cents: int) -> int:
+    async def deposit(self, order_id: str, cents: int) -> int:  # noqa: ARG002 the key
         self.state.cents += cents
         return self.state.cents
 

@@ -19,10 +19,12 @@ from coterie.entities.work import handling
 from coterie.errors import Forked, NotStarted
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.codec import codec_for
+from coterie.kernel.context import refuse_in_transaction
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.service import State
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
+from coterie.singletons.definitions import require_name
 from coterie.singletons.room import SingletonRoom
 from coterie.singletons.standing import Singletons
 
@@ -212,6 +214,7 @@ class Cluster:
             self._singletons.add(name, body, cast("SingletonOptions", options))
             return body
 
+        require_name(name)  # now: whoever forgets the parentheses never calls `add`
         return add
 
     def setup(self, fn: Setup, /) -> Setup:
@@ -530,6 +533,7 @@ class Cluster:
             return None
         if work is not None:
             refuse_inside_transaction("a write to cluster.kv", work, instead="or write a table of your own in it")
+        refuse_in_transaction("a write to cluster.kv")
         return claim_here()
 
     def _acting(self) -> Connection:

@@ -430,6 +430,25 @@ class ScheduleError(CoterieError):
     expression: str
     problem: str
     position: int = 0
+    length: int = 1
+    timezone: str | None = None
+    cron: str = ""
+
+    @property
+    def message(self) -> str:
+        """What cannot be read and why; with `timezone` it is that which is unknown."""
+        if self.timezone is not None:
+            subject = f"cron {quoted(self.cron)}" if self.cron else f"schedule {quoted(self.expression)}"
+            return f"{subject} needs a time zone that exists; {quoted(self.timezone)} is unknown"
+        return f"cron {quoted(self.cron)}: {super().message}" if self.cron else super().message
+
+    @property
+    def pointer(self) -> str:
+        """The expression and marks below what is wrong in it, for terminals; nothing where it is the zone."""
+        if self.timezone is not None:
+            return ""
+        shown = "".join(char if char.isprintable() else " " for char in self.expression)
+        return f"{shown}\n{' ' * self.position}{'^' * self.length}"
 
 
 class ConfigurationError(CoterieError):

@@ -231,7 +231,7 @@ async def test_incidents_11_20_storms_of_joining_and_leaving_leave_one_leader() 
                     random.choice((runner.stop, runner.kill))()
                 else:
                     runner.start()
-            await here.sim.advance(random.choice((0.0, 0.1, 2.0, 6.0)))
+            await here.sim.advance(random.choice((0.001, 0.1, 2.0, 6.0)))
 
 
 @pytest.mark.simulated(seeds=3)

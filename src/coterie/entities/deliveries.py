@@ -79,6 +79,9 @@ class Deliveries:
         self._waiters: dict[str, list[Waiter]] = {}
         self._ended: dict[str, None] = {}
         self._ended_before: dict[str, None] = {}
+        self._doubted: set[str] = set()
+        self._doubted_before: set[str] = set()
+        """Messages that have begun here and were dropped: whether they have ended, only storage knows."""
         self._forgot_s = 0.0
         self._due: list[tuple[float, int, StoredWork]] = []
         self._numbers = itertools.count()
@@ -126,6 +129,9 @@ class Deliveries:
     def _has_ended(self, message_id: str) -> bool:
         return message_id in self._ended or message_id in self._ended_before
 
+    def _is_doubted(self, message_id: str) -> bool:
+        return message_id in self._doubted or message_id in self._doubted_before
+
     def forget_ended(self) -> None:
         """A sweep begins: what ended before the last one began cannot be in its answer any more.
 
@@ -135,6 +141,7 @@ class Deliveries:
         if now_s - self._forgot_s > _REMEMBER_S or len(self._ended) > _ENDED_MOST // 2:
             self._forgot_s = now_s
             self._ended_before, self._ended = self._ended, {}
+            self._doubted_before, self._doubted = self._doubted, set()
 
     def hand_over(self, delivery: Delivery, *, epoch: int, again: bool, waiter: Waiter | None) -> None:
         """A sender brings a message that it has stored.
@@ -159,6 +166,8 @@ class Deliveries:
         if delivery.id in self.inbox:
             return
         if again:
+            if waiter is None:  # one before it was left in storage: those that follow wait for the sweep, too [M5]
+                shelf.blocked.add((delivery.entity_type, delivery.entity_id))
             self._wake()
         elif shelf.is_read:
             self.arrived(delivery)
@@ -184,7 +193,7 @@ class Deliveries:
             shelf.later.add(address)  # those behind it stay, too, until a whole round has passed
         elif address in shelf.blocked:
             return
-        elif not swept and late_s > _FRESH_S:
+        elif not swept and (late_s > _FRESH_S or self._is_doubted(delivery.id)):
             shelf.blocked.add(address)  # it may have run since, by a sweep: storage knows
             self._wake()
         elif late_s < -AHEAD_S or len(self.inbox) >= MEMORY_MOST:
@@ -291,6 +300,8 @@ class Deliveries:
     def dropped(self, work: StoredWork) -> None:
         """It has not run to its end here, or not in our name: storage knows what comes of it."""
         work.is_open = False
+        if work.has_begun and len(self._doubted) < _ENDED_MOST:
+            self._doubted.add(work.message_id)
         self._forget(work)
         for waiter in self._waiters.pop(work.message_id, ()):
             waiter(LOOK)
@@ -374,8 +385,6 @@ class Deliveries:
             log.error("%s is dead: message %s", work.target, work.message_id)
         if not is_written or again_s is None:
             self.dropped(work)
-            if not saving.cancelled() and saving.exception() is None and saving.result() == "gone":
-                self._remember_ended(work.message_id)  # an end of ours that nobody told us of
             return
         if self.inbox.get(work.message_id) is not work:
             return

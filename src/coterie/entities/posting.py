@@ -36,7 +36,7 @@ from coterie.entities.work import handling
 from coterie.errors import MessageExpired, PersistenceError, SendTimeout
 from coterie.kernel.addresses import MessageId, MessageIds
 from coterie.kernel.clock import to_datetime
-from coterie.kernel.context import trace_here
+from coterie.kernel.context import refuse_in_transaction, trace_here
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.directory import peer_of
 from coterie.storage.messages import Message
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _MESSAGE = int(Route.MESSAGE)
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+_LEFT_MOST = 10_000
 _BRING_S = 1.0
 """How long to try to reach an owner with a message for which nobody waits: then its own sweep has found it."""
 
@@ -74,6 +75,8 @@ class Posting:
         self._ids = MessageIds(calling.clock, calling.chance)
         self._awaiting = Awaiting(calling, storage)
         self._tasks = Tasks("messages/bring")
+        self._left: dict[tuple[str, str], None] = {}
+        """Entities of which a message could not be brought: the next one must not overtake it [M5]."""
 
     async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
         """Store a call and wait for its reply."""
@@ -220,6 +223,7 @@ class Posting:
 
     async def _stored(self, message: Message, *, until_s: float) -> Receipt:
         """Store a message. While the database is away it is tried again, under the same id, until the deadline."""
+        refuse_in_transaction(f"{message.entity_type}/{message.entity_id}.{message.method}")
         pause_s, doubt = _PAUSE_S, None
         while True:
             try:
@@ -270,14 +274,27 @@ class Posting:
         shard = calling.routing.of_seat(message.seat)
         if (shard.peer is None and not shard.is_mine) or _now_s() > calling.routing.fresh_until_s:
             calling.routing.doubt()  # who only sends is told by nobody that its picture is old
+        address = (message.entity_type, message.entity_id)
+        kind = Kind.AGAIN if address in self._left else Kind.NEW
+        self._left.pop(address, None)
         if shard.peer is not None and calling.wires is not None:
             epoch = calling.here.directory.epoch(message.seat)
-            body = pack(Kind.NEW, message, epoch=epoch, due_s=due_s)
+            body = pack(kind, message, epoch=epoch, due_s=due_s)
             if not calling.wires.notify(shard.peer, _MESSAGE, body):  # no connection yet: have one made
-                request = self._awaiting.request(message, Kind.NEW, due_s=due_s, within_s=_BRING_S)
+                self._leave(address)
+                request = self._awaiting.request(message, Kind.AGAIN, due_s=due_s, within_s=_BRING_S)
                 self._tasks.spawn(request, name=f"bring {message.id}")
         elif shard.is_mine and calling.host is not None and calling.host.deliveries is not None:
-            calling.host.deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=False, waiter=None)
+            again = kind is Kind.AGAIN
+            calling.host.deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=again, waiter=None)
+        else:
+            self._leave(address)
+
+    def _leave(self, address: tuple[str, str]) -> None:
+        """A sweep will find the message. Who is forgotten here may be overtaken, after so many others."""
+        self._left[address] = None
+        if len(self._left) > _LEFT_MOST:
+            del self._left[next(iter(self._left))]
 
     async def _taken_back(self, row: MessageRow) -> bool | None:
         """What came of a cancellation; None: whoever should know was not reached, or has just changed."""

@@ -74,6 +74,9 @@ class Source(Protocol):
 
 _current: ContextVar[ClusterContext | Source] = ContextVar("coterie_context")
 
+transacting: ContextVar[str | None] = ContextVar("coterie_transacting", default=None)
+"""Who has a transaction open here whose block must end before anything else is committed; None: nobody."""
+
 
 def current() -> ClusterContext:
     """The context of the work that runs here.
@@ -99,6 +102,16 @@ def work_here() -> ClusterContext | None:
 
 enter = _current.set
 """From here on, in this context, `current` tells what the source, or the context, knows."""
+
+
+def refuse_in_transaction(what: str) -> None:
+    """Refuse a commit of its own while locks of the database are held here: on SQLite it needs the same one [C3]."""
+    who = transacting.get()
+    if who is not None:
+        raise RuntimeError(
+            f"{what} needs a commit of its own, and {who} has a transaction open, which holds locks until its block "
+            f"ends: do it before or after the block"
+        )
 
 
 def within_cluster(**fields: Unpack[ContextFields]) -> AbstractContextManager[ClusterContext]:

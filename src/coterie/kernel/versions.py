@@ -7,6 +7,7 @@ either; and `MalformedMessage`, which does not fit the type and never will (S4).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from coterie.kernel.codec import PLAIN, Codec, codec_for
 from coterie.kernel.refusals import misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
@@ -52,6 +53,15 @@ class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 _STORED = msgspec.msgpack.Decoder(_Stored)
 
 
+def split(data: bytes, *, what: str) -> tuple[int, bytes]:
+    """The version of something stored, and its value as it is, for those who do not know the type."""
+    try:
+        stored = _STORED.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedMessage(what=what, problem=misfit(error, data)) from error
+    return stored.version, bytes(stored.payload)
+
+
 class Versioned(Generic[T]):
     """Encodes values of one type with the version of their class, and reads those of earlier versions.
 
@@ -77,7 +87,7 @@ class Versioned(Generic[T]):
         self.type = type
         self.version = version
         self.what = what or self._codec.name
-        self._migrations = dict(migrations or {})
+        self._migrations = self._read(migrations)
         self._require_complete()
         self._head = b"\x92" + msgspec.msgpack.encode(version)
 
@@ -87,15 +97,12 @@ class Versioned(Generic[T]):
 
     def decode(self, data: bytes) -> T:
         """The value, migrated if an earlier version wrote it."""
-        try:
-            stored = _STORED.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise MalformedMessage(what=self.what, problem=misfit(error, data)) from error
-        if stored.version > self.version:
-            raise NewerVersion(what=self.what, found=stored.version, known=self.version)
-        if stored.version == self.version:
-            return self._codec.decode(bytes(stored.payload), what=self.what)
-        return self._migrated(stored.version, bytes(stored.payload))
+        version, payload = split(data, what=self.what)
+        if version > self.version:
+            raise NewerVersion(what=self.what, found=version, known=self.version)
+        if version == self.version:
+            return self._codec.decode(payload, what=self.what)
+        return self._migrated(version, payload)
 
     def version_of(self, data: bytes) -> int:
         """The version that wrote something which decodes."""
@@ -123,8 +130,21 @@ class Versioned(Generic[T]):
     def _failed(self, version: int, problem: str) -> MigrationFailed:
         return MigrationFailed(what=self.what, version=version, following=version + 1, problem=problem)
 
+    def _read(self, migrations: Any) -> dict[int, Any]:
+        if migrations is not None and not isinstance(migrations, Mapping):
+            raise ConfigurationError(
+                problem=f"{self.what}: migrations is {migrations!r}, expected a map from versions to functions",
+                hint="write migrations={1: to_version_2}",
+            )
+        for version, function in (migrations or {}).items():
+            if not callable(function):
+                raise ConfigurationError(
+                    problem=f"{self.what}: the migration from {version!r} is {function!r}, expected a function"
+                )
+        return dict(migrations or {})
+
     def _require_complete(self) -> None:
-        if self.version < 1:
+        if type(self.version) is not int or self.version < 1:
             raise ConfigurationError(
                 problem=f"{self.what}: version is {self.version!r}, expected a whole number from 1 on"
             )

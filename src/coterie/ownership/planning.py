@@ -136,15 +136,16 @@ class Plans:
     def _agree(self, name: str, epoch: int) -> bool:
         """Whether to take an offered seat.
 
-        Where our view still has a holder it is the older one, and cannot tell. A free one is taken if nobody has held
-        it since the offer, for who gave it back may have resigned; or if it is ours by target. One that was lost since
-        is no gift: it waits for its takeover delay.
+        Where our view still has a holder, or an epoch before, it is the older one, and cannot tell. A free one is taken
+        if nobody has held it since the offer, for who gave it back may have resigned; or if it is ours by target. One
+        that was lost since is no gift: it waits for its takeover delay.
         """
         seat, me = self._seats.get(name), self._runners.get(self._me)
         if seat is None or me is None or not assignment.is_candidate(me, seat):
             return False
-        is_due = seat.epoch <= epoch or self._targets.get(name) == self._me
-        return seat.holder not in (None, self._me) or (is_due and seat.clean)
+        if seat.epoch < epoch or seat.holder not in (None, self._me):
+            return True
+        return (seat.epoch == epoch or self._targets.get(name) == self._me) and seat.clean
 
     def _misplaced(self, seat: SeatRow) -> bool:
         ours = seat.holder == self._me and self._me in self._runners

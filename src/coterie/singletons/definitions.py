@@ -119,30 +119,45 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
 
 def require_name(name: Any) -> str:
     """The name, if both databases can give it back exactly."""
+    if not isinstance(name, str):
+        raise refusal(f"name of a singleton is {name!r}, expected text", hint='write @cluster.singleton("importer")')
     try:
         return EntityAddress("singleton", name).id
-    except (ValueError, TypeError, AttributeError) as error:
-        problem = str(error).replace("entity id", "name")
-        raise refusal(f"name of a singleton is {name!r}: {problem}") from error
+    except UnicodeEncodeError as error:
+        raise refusal(f"name {name!r} of a singleton has half a surrogate pair, which is no text") from error
+    except ValueError as error:
+        raise refusal(
+            str(error).replace("an entity id", "a singleton's name").replace("entity id", "singleton's name")
+        ) from error
 
 
 def _require_body(body: Any, what: str) -> None:
     shown = getattr(body, "__name__", repr(body))
+    hint = f"write async def {shown if shown.isidentifier() else 'work'}(leader)"
     if not inspect.iscoroutinefunction(inspect.unwrap(body)):
-        raise refusal(f"{what}: {shown} is no async function", hint=f"write async def {shown}(leader)")
-    try:
-        inspect.signature(body).bind(None)
-    except TypeError as error:
-        raise refusal(
-            f"{what}: {shown} does not take one argument, its leader", hint=f"write async def {shown}(leader)"
-        ) from error
+        raise refusal(f"{what}: {shown} is no async function", hint=hint)
+    if not _takes_a_leader(body):
+        raise refusal(f"{what}: {shown} does not take one argument, its leader", hint=hint)
 
 
 def _hook(options: SingletonOptions, name: str, what: str) -> Hook | None:
     hook: Any = options.get(name)
+    hint = f"write async def {name}(leader)"
     if hook is not None and not callable(hook):
-        raise refusal(f"{name} of {what} is {hook!r}, expected a function", hint=f"write async def {name}(leader)")
+        raise refusal(f"{name} of {what} is {hook!r}, expected a function", hint=hint)
+    if hook is not None and not _takes_a_leader(hook):
+        raise refusal(f"{name} of {what} does not take one argument, its leader", hint=hint)
     return hook  # type: ignore[no-any-return]
+
+
+def _takes_a_leader(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # some that are not written in Python do not say
+    return True
 
 
 def _retry(value: Any, what: str) -> Retry | None:

@@ -79,7 +79,7 @@ class KeptRow:
         """
         loaded = await self._states.load(self._tenure.claim, self._key)
         if loaded is None:
-            raise self.lost()
+            raise self.fenced()
         self._version = loaded.version
         return loaded
 
@@ -96,7 +96,7 @@ class KeptRow:
     async def set_aside(self, reason: str) -> None:
         """Keep a copy of what is stored."""
         if not await self._states.set_aside(self._tenure.claim, self._key, storable(reason)):
-            raise self.lost()
+            raise self.fenced()
 
     # Writing
 
@@ -144,7 +144,7 @@ class KeptRow:
     async def _wrote(self, data: bytes) -> bool:
         told = await self._states.save(self.following(data))
         if told == "fenced":
-            raise self.lost()
+            raise self.fenced()
         if told == "written":
             self._version += 1
             return True
@@ -174,6 +174,11 @@ class KeptRow:
         """Raise if the seat is not ours, as far as is known here."""
         if not self._tenure.held:
             raise self.lost()
+
+    def fenced(self) -> LeadershipLost:
+        """The database says that the seat is not ours: nothing begins in its name any more."""
+        self._tenure.ended = True
+        return self.lost()
 
     def lost(self, *, in_doubt: bool = False) -> LeadershipLost:
         """The seat is not ours."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
+from coterie.errors import MalformedMessage
 from coterie.kernel.addresses import Seat
 from coterie.kernel.codec import PLAIN, codec_for
 from coterie.kernel.durations import to_seconds
+from coterie.kernel.versions import split
 from coterie.singletons.definitions import PREFIX
 from coterie.singletons.staleness import judge
 
@@ -130,8 +130,9 @@ class Singletons:
         if known is not None and known.codec is not None and known.codec.type is type:
             value: T = known.codec.decode(row.value)
             return value
-        _, payload = _split(row.value)
-        return codec_for(type).decode(payload, what=f"state of {name!r}")
+        what = f"state of {name!r}"
+        _, payload = split(row.value, what=what)
+        return codec_for(type).decode(payload, what=what)
 
     async def history(self, name: str) -> Sequence[SavedState]:
         """The last states, the newest first, and those that were set aside."""
@@ -198,16 +199,11 @@ def _seat(view: View, name: str) -> SeatRow:
     return found
 
 
-def _split(data: bytes) -> tuple[int, bytes]:
-    version, payload = msgspec.msgpack.decode(data, type=tuple[int, msgspec.Raw])
-    return version, bytes(payload)
-
-
 def _saved(row: StateRow) -> SavedState:
     try:
-        version, payload = _split(row.value)
+        version, payload = split(row.value, what="a state")
         value = PLAIN.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError):
+    except MalformedMessage:
         version, value = 0, row.value  # bytes that nobody can read: they are shown as they are
     return SavedState(
         value=value,

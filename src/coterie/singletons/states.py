@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic
 
 from coterie.errors import MalformedMessage, PersistenceError, SchemaDecodeFailed, StatePersistFailed
+from coterie.kernel.context import transacting
 from coterie.kernel.versions import MigrationFailed, NewerVersion
 from coterie.singletons.definitions import S
 from coterie.singletons.turns import Turn
@@ -179,11 +180,14 @@ class LeaderState(Generic[S]):
             self._row.require_held()
             transaction = self._storage.transaction(limit_s=limit_s)
             self._turn.in_transaction = True
+            token = transacting.set(f"singleton {self._singleton.name!r}")
             try:
                 yield transaction
             except BaseException:
                 await transaction.rollback()
                 raise
+            finally:
+                transacting.reset(token)
         except BaseException:
             self._unstage()
             self._turn.leave()
@@ -213,7 +217,7 @@ class LeaderState(Generic[S]):
 
     async def _commit_alone(self, transaction: Transaction) -> None:
         if await transaction.commit(Commit(self._tenure.claim, None, b"", None, ())) != "written":
-            raise self._row.lost()
+            raise self._row.fenced()
 
     async def _commit_with(self, transaction: Transaction, data: bytes) -> None:
         write: Any = self._row.following(data)
@@ -228,7 +232,7 @@ class LeaderState(Generic[S]):
                 raise
         else:
             if told == "fenced":
-                raise self._row.lost()
+                raise self._row.fenced()
             if told != "written":  # it has expired, or somebody removed it by hand
                 await self._row.insist_to_read()
                 problem = "the stored state is another one than this leader knows"

@@ -53,6 +53,7 @@ class FakeCalling:
         self.clock = ManualClock()
         self.chance = Chance(1)
         self.doubts = 0
+        self.fresh_until_s = float("inf")
         self.owner = owner
         directory = SimpleNamespace(epoch=lambda _: 7, holder=lambda _: None)
         self.here = SimpleNamespace(

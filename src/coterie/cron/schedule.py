@@ -1,0 +1,127 @@
+"""When a cron is due: an expression in a time zone, as instants."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from coterie.cron.calendar import Calendar
+from coterie.cron.expression import Expression, Fields
+from coterie.cron.instants import Fixed, Flowing, Steady
+from coterie.cron.words import explain_fields, explain_interval
+from coterie.cron.zones import read_zone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coterie.cron.instants import Instants
+    from coterie.cron.zones import Zone
+
+_INSTANT = timedelta(microseconds=1)
+
+
+class Schedule:
+    """A cron expression in a time zone, read once.
+
+        >>> nightly = Schedule("30 2 * * *", timezone="Europe/Zurich")
+        >>> nightly.explain()
+        'every day at 02:30, Europe/Zurich'
+        >>> nightly.next_after(datetime(2026, 3, 28, 12, tzinfo=UTC)).isoformat()  # 02:30 does not exist on this day
+        '2026-03-29T01:00:00+00:00'
+
+    Days: where day of month and day of week both name days, a day matches if one of them does; if one of them begins
+    with a star, both must (`*/2` is a star as well).
+
+    Changes of the clock: a schedule that names its hours (the hour field does not begin with a star) is due once a day
+    for each time it names. Times that a gap leaves out are due together once, right after it; of times that come
+    twice the first counts. All else follows the clock as it goes: `0 * * * *` is due every real hour. `@every` does not
+    look at clocks: it is due at the multiples of its interval since 1970 in UTC.
+
+    Promise:
+        `previous(at) < at < next_after(at)`, and all that it says speaks of one and the same set of ticks. Ticks are
+        whole seconds, in UTC.
+
+    Not promised:
+        The same future for ever: governments change zones, and a new tz database then changes ticks to come.
+
+    Args:
+        expression: Five fields, or six with the second first; `@hourly`, `@daily` …, `@every 90s`.
+        timezone: A name of the tz database.
+        cron: The name of the cron, for errors.
+
+    Raises:
+        ScheduleError: It cannot be read, its zone does not exist, or no such day ever comes.
+    """
+
+    def __init__(self, expression: str, *, timezone: str = "UTC", cron: str = "") -> None:
+        text = Expression(expression, cron)
+        read = text.read()
+        self.expression = " ".join(expression.split())
+        self._zone = read_zone(timezone, expression=self.expression, cron=cron)
+        self._read = read
+        self._instants = self._interpret(text, read)
+
+    def _interpret(self, text: Expression, read: Fields | timedelta) -> Instants:
+        if isinstance(read, timedelta):
+            return Steady(read)
+        calendar = Calendar(read)
+        if not calendar.is_possible():
+            text.refuse_days("no such day ever comes")
+        return Flowing(calendar, self._zone) if read.hour.is_star else Fixed(calendar, self._zone)
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.expression!r}, timezone={self.timezone!r})"
+
+    @property
+    def timezone(self) -> str:
+        """The name of its zone."""
+        return self._zone.name
+
+    @property
+    def zone(self) -> Zone:
+        """Its zone, for those who show its ticks."""
+        return self._zone
+
+    def next_after(self, at: datetime) -> datetime:
+        """The first tick after an instant.
+
+        Raises:
+            OverflowError: It would lie beyond the years that Python knows.
+        """
+        return self._instants.first(_utc(at) + _INSTANT)
+
+    def previous(self, at: datetime) -> datetime:
+        """The last tick before an instant.
+
+        Raises:
+            OverflowError: It would lie before the years that Python knows.
+        """
+        return self._instants.last(_utc(at) - _INSTANT)
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The ticks from start to before end."""
+        tick = self._instants.first(_utc(start))
+        while tick < end:
+            yield tick
+            tick = self.next_after(tick)
+
+    def count(self, start: datetime, end: datetime) -> int:
+        """How many ticks there are from start to before end, without visiting each."""
+        return self._instants.count(_utc(start), _utc(end))
+
+    def matches(self, at: datetime) -> bool:
+        """Whether the second in which an instant lies is a tick."""
+        second = _utc(at).replace(microsecond=0)
+        return self._instants.first(second) == second
+
+    def explain(self) -> str:
+        """It in words: `every day at 03:00, Europe/Zurich`."""
+        if isinstance(self._read, timedelta):
+            return explain_interval(self._read)
+        return explain_fields(self._read, self.timezone)
+
+
+def _utc(at: datetime) -> datetime:
+    if at.tzinfo is None:
+        raise ValueError(f"naive datetime {at}: add a zone")
+    return at.astimezone(UTC)

@@ -1,0 +1,259 @@
+"""States of leaders: of other versions, out of reach, refused, and of old (S2, S4 to S6, M8, M13)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coterie import Leader, LeadershipLost, PersistenceError, StatePersistFailed
+from coterie.storage.sqlite.leading import SqliteStates
+from coterie.testing.running import current_loop
+from coterie.testing.seeds import stream
+from coterie.testing.simulation import simulate
+
+from .diaries import Diary, new_cluster
+
+if TYPE_CHECKING:
+    from coterie import Cluster
+    from coterie.storage.interface import StateSave, Written
+
+pytestmark = pytest.mark.simulation
+
+
+@dataclass
+class One:
+    n: int = 0
+
+
+@dataclass
+class Two:
+    n: int = 0
+    doubled: int = 0
+
+
+def counting(cluster: Cluster, diary: Diary, type_: Any, note: str, **options: Any) -> None:
+    """A singleton that counts, and notes under which version it began."""
+
+    @cluster.singleton("x", state=type_, **{**diary.hooks(), **options})
+    async def body(leader: Leader[Any]) -> None:
+        diary.note(note, leader)
+        while True:
+            async with leader.update() as state:
+                state.n += 1
+            await leader.sleep("100ms")
+
+
+def two_versions(diary: Diary) -> tuple[Cluster, Cluster]:
+    """A program and the next version of it, in one cluster."""
+    old, new = new_cluster(), new_cluster()
+    counting(old, diary, One, "old")
+    counting(new, diary, Two, "new", version=2, migrations={1: lambda state: {**state, "doubled": 2 * state["n"]}})
+    return old, new
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_m8_s5_a_rolling_deploy_hands_over_to_the_new_version_once() -> None:
+    """While both are there the new one leads; what it saved the old one never touches."""
+    diary = Diary()
+    old, new = two_versions(diary)
+    async with simulate(old, runners=3) as sim:
+        await sim.wait_until(lambda: diary.of("old"))
+        sim.cluster = new
+        for runner in list(sim.runners):
+            runner.stop()
+            await sim.start(1)
+            await sim.advance(5)
+        begun = [line.what for line in diary.lines if line.what in ("old", "new")]
+        assert begun == sorted(begun, reverse=True), "no old one led after the new one"
+        state = await old.singletons.state("x", Two)
+        assert state is not None
+        assert 0 < state.doubled < 2 * state.n
+        aside = [each for each in await old.singletons.history("x") if each.set_aside]
+        assert [each.value.keys() for each in aside] == [{"n"}]
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_m8_inv_l3_a_state_newer_than_known_is_refused_untouched_and_the_seat_left_to_others() -> None:
+    """Only old runners are left: they say what is wrong, each once, and a new one goes on where it was."""
+    diary = Diary()
+    old, new = two_versions(diary)
+    async with simulate(new, runners=1) as sim:
+        await sim.wait_until(lambda: diary.of("new"))
+        await sim.advance(1)
+        await sim.runners[0].stop()
+        sim.cluster = old
+        before = await new.singletons.history("x")
+        await sim.start(2)
+        await sim.advance(30)
+        assert await new.singletons.history("x") == before
+        assert not diary.of("old")
+        info = await new.singletons.get("x")
+        assert info.leader is None
+        assert info.problem == "nobody leads it"
+        assert "SchemaDecodeFailed" in (info.last_error or "")
+        assert info.epoch <= 3, "each of them tried once"
+        sim.cluster = new
+        await sim.start(1)
+        for runner in sim.runners[1:3]:
+            runner.stop()
+        await sim.wait_until(lambda: len(diary.of("new")) == 2)
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_s9_an_outage_while_a_leader_begins_disqualifies_nobody() -> None:
+    """The database comes and goes with each taker; when it stays, somebody leads."""
+    cluster, diary = new_cluster(), Diary()
+    counting(cluster, diary, One, "body")
+    async with simulate(cluster, runners=0) as sim:
+        downs: list[int] = []
+
+        def granted(epoch: int) -> None:
+            if len(downs) < 3:
+                downs.append(epoch)
+                sim.restart_storage(down="3500ms")
+
+        sim.database.main.create_scalar_function("outage", granted, 1)
+        sim.database.main.execute(
+            "create temp trigger late after update of holder on main.seats "
+            "when new.holder is not null and new.name = 'singleton:x' begin select outage(new.epoch); end"
+        )
+        await sim.start(2)
+        await sim.wait_until(lambda: diary.of("body"))
+        assert downs
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_inv_d6_a_save_that_was_not_answered_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the try that nobody answered has happened or not: one save, one version."""
+    cluster, seen = new_cluster(), list[int]()
+    right = SqliteStates.save
+
+    async def flaky(self: SqliteStates, write: StateSave) -> Written:
+        fate = random.randrange(4)
+        told = await right(self, write) if fate != 1 else "written"
+        if fate < 2:
+            raise PersistenceError(doing="save", problem="no answer", outcome="unknown")
+        return told
+
+    @cluster.singleton("x", state=One)
+    async def body(leader: Leader[One]) -> None:
+        for _ in range(30):
+            async with leader.update() as state:
+                state.n += 1
+            seen.append(leader.state.n)
+        await asyncio.Event().wait()
+
+    random = stream(current_loop().seed, "flaky")
+    monkeypatch.setattr(SqliteStates, "save", flaky)
+    async with simulate(cluster, runners=1) as sim:
+        await sim.wait_until(lambda: len(seen) >= 30)
+        assert seen == list(range(1, 31))
+        assert await cluster.singletons.state("x", One) == One(30)
+        assert [each.number for each in await cluster.singletons.history("x")] == list(range(30, 10, -1))
+
+
+@pytest.mark.simulated(seeds=2)
+@pytest.mark.parametrize("down", ["2s", "20s"])
+async def test_s2_a_save_waits_out_an_outage_or_says_that_the_leadership_is_lost(down: str) -> None:
+    cluster, told = new_cluster(), list[str]()
+
+    @cluster.singleton("x", state=One)
+    async def body(leader: Leader[One]) -> None:
+        await asyncio.sleep(1)
+        sim.restart_storage(down=down)
+        try:
+            await leader.save(One(leader.epoch))
+            told.append("saved")
+        except LeadershipLost as error:
+            told.append("in doubt" if error.in_doubt else "lost")
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            raise
+        await asyncio.Event().wait()
+
+    async with simulate(cluster, runners=0) as sim:
+        await sim.start(1)
+        await sim.wait_until(lambda: told)
+        if down == "2s":
+            assert told == ["saved"]
+            assert await cluster.singletons.state("x", One) == One((await cluster.singletons.get("x")).epoch)
+        else:
+            assert told[0] in ("lost", "cancelled")
+            sim.runners[0].kill()
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_s9_a_save_that_the_database_refuses_is_tried_by_the_policy_and_then_told() -> None:
+    cluster, told = new_cluster(), list[str]()
+
+    @cluster.singleton("x", state=One)
+    async def body(leader: Leader[One]) -> None:
+        try:
+            await leader.save(One(1))
+        except StatePersistFailed as error:
+            told.append(error.problem)
+        sim.database.main.execute("drop trigger no")
+        await leader.save(One(2))
+        told.append("saved")
+        await asyncio.Event().wait()
+
+    async with simulate(cluster, runners=0) as sim:
+        sim.database.main.execute(
+            "create temp trigger no before insert on main.states begin select raise(abort, 'not on a Sunday'); end"
+        )
+        await sim.start(1)
+        await sim.wait_until(lambda: told[-1:] == ["saved"])
+        assert len(told) == 2
+        assert "not on a Sunday" in told[0]
+        await sim.advance(2)
+        assert "StatePersistFailed" in ((await cluster.singletons.get("x")).last_error or "")
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_s6_a_state_expires_after_its_last_save_and_is_cleared_away() -> None:
+    """A save counts though it changes nothing; a leader that comes later begins from the first state."""
+    cluster, begun = new_cluster(), list[int]()
+
+    @cluster.singleton("x", state=One, ttl="20s")
+    async def body(leader: Leader[One]) -> None:
+        begun.append(leader.state.n)
+        for _ in range(10):  # longer than it lives
+            await leader.save(One(7))
+            await leader.sleep("5s")
+        await asyncio.Event().wait()
+
+    async with simulate(cluster, runners=2) as sim:
+        await sim.advance(45)
+        assert await cluster.singletons.state("x", One) == One(7)
+        await cluster.singletons.resign("x", timeout="20s")
+        await sim.wait_until(lambda: begun == [0, 7])
+        for runner in sim.runners:
+            runner.kill()
+        await sim.advance(90)
+        assert await cluster.singletons.state("x", One) is None
+        for runner in sim.runners:
+            runner.start()
+        await sim.wait_until(lambda: begun == [0, 7, 0])
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_s6_expired_states_of_programs_that_are_gone_are_cleared_away() -> None:
+    cluster = new_cluster()
+
+    @cluster.singleton("gone", state=One, ttl="10s")
+    async def gone(leader: Leader[One]) -> None:
+        await leader.save(One(1))
+
+    @cluster.singleton("here", state=One, ttl="1h")
+    async def here(leader: Leader[One]) -> None:
+        await leader.save(One(1))
+
+    async with simulate(cluster, runners=1) as sim:
+        keys = "select key from states order by key"
+        await sim.wait_until(lambda: len(list(sim.database.main.execute(keys))) == 2)
+        await sim.wait_until(lambda: len(list(sim.database.main.execute(keys))) == 1, within="120s")
+        assert list(sim.database.main.execute(keys)) == [("singleton-state:here",)]
+        assert await cluster.singletons.history("gone") == []
