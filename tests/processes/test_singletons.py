@@ -51,8 +51,8 @@ async def test_b2_a_leader_that_is_cut_off_is_replaced_and_refused(postgres_url:
 
 
 @pytest.mark.postgres
-async def test_gap_06_a_leader_leads_on_when_the_database_has_restarted(
+async def test_gap_06_nothing_is_lost_when_the_database_restarts_under_a_leader(
     postgres_server: Server, postgres_url: str, tmp_path: Path
 ) -> None:
-    """Its saves wait meanwhile, and none is lost."""
+    """Saves wait meanwhile."""
     await befalls(restart(postgres_server), url=postgres_url, folder=tmp_path, times=STEADY)

@@ -17,6 +17,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
 
 if TYPE_CHECKING:
+    from coterie import Leader
     from coterie.entities.calls import Sender
 
 
@@ -99,6 +100,39 @@ async def stored(account: Account) -> str:
     async with account.transaction() as sql:
         sql.commit  # type: ignore[attr-defined] # noqa: B018 it is committed when the rpc ends
     return await cluster.result(sent)  # type: ignore[arg-type] # a number
+
+
+@cluster.singleton("other", state=Balance)  # type: ignore[arg-type] # of another state than declared
+async def other(leader: Leader[int]) -> None: ...
+
+
+@cluster.singleton("plain")  # type: ignore[arg-type] # a plain def
+def plain(leader: Leader) -> None: ...
+
+
+@cluster.singleton("misspelt", evry="10m")  # type: ignore[call-overload, untyped-decorator] # no such option
+async def misspelt(leader: Leader) -> None: ...
+
+
+@cluster.singleton("stateless", ttl="1h")  # type: ignore[call-overload, untyped-decorator] # there is no state to expire
+async def stateless(leader: Leader) -> None: ...
+
+
+@cluster.singleton("instance", state=Balance())  # type: ignore[call-overload, untyped-decorator] # not its class
+async def instance(leader: Leader[Balance]) -> None: ...
+
+
+async def leading(leader: Leader[Balance]) -> None:
+    leader.state = Balance()  # type: ignore[misc] # it is saved
+    leader.state.euros = 5  # type: ignore[attr-defined] # the state has no such field
+    await leader.save(5)  # type: ignore[arg-type] # another state
+    async with leader.update() as state:
+        state.euros = 5  # type: ignore[attr-defined] # the state has no such field
+    leader.heartbeat("pages", 3)  # type: ignore[call-arg] # by keyword only
+    leader.heartbeat(done="3")  # type: ignore[arg-type] # text for a number
+    await leader.sleep(object())  # type: ignore[arg-type] # no duration
+    found: int = await cluster.singletons.state("importer", Balance)  # type: ignore[arg-type] # another type
+    print(found)
 
 
 def definitions(sender: Sender) -> Bare:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, assert_type
 
-from coterie import FailedAttempt, Transaction
+from coterie import ExecutionMeta, FailedAttempt, Leader, Retry, SavedState, SingletonInfo, Transaction
 from coterie.cluster import Cluster
 from coterie.entities.definitions import define
 from coterie.entities.entity import Entity
@@ -153,6 +153,54 @@ class Shop(Entity[Balance]):
         assert_type(sent, MessageId[int])
         await self.forget()
         return self.state.cents
+
+
+async def become(leader: Leader[Balance]) -> None:
+    assert_type(leader.state, Balance)
+
+
+@cluster.singleton("importer", state=Balance, on_become_leader=become, retry=Retry(attempts=3), ttl="7d")
+async def importer(leader: Leader[Balance]) -> None:
+    assert_type(leader.state, Balance)
+    assert_type(leader.name, str)
+    assert_type(leader.epoch, int)
+    assert_type(leader.is_leader, bool)
+    assert_type(leader.cluster, Cluster)
+    assert_type(leader.meta, ExecutionMeta)
+    assert_type(leader.meta.last_run_at, datetime | None)
+    async with leader.update() as state:
+        assert_type(state, Balance)
+        state.cents = 5
+    await leader.save(Balance(5))
+    async with leader.transaction() as sql:
+        assert_type(sql, Transaction)
+    leader.heartbeat("pages", done=3, total=10)
+    await leader.verify()
+    await leader.sleep("1s")
+
+
+@cluster.singleton("made", state=lambda: Balance(7), version=2, migrations={1: lambda values: values})
+async def made(leader: Leader[Balance]) -> None: ...
+
+
+@cluster.singleton("counted", state=dict[str, int])
+async def counted(leader: Leader[dict[str, int]]) -> None:
+    assert_type(leader.state, dict[str, int])
+
+
+@cluster.singleton("sweeper", every="10m", group="special", takeover_delay="30s", expected_interval="1h")
+async def sweeper(leader: Leader) -> None:
+    assert_type(leader.state, None)
+
+
+async def standing(leader: Leader[Balance]) -> None:
+    await importer(leader)  # it stays what it is
+    assert_type(await cluster.singletons.list(), Sequence[SingletonInfo])
+    info = await cluster.singletons.get("importer")
+    assert_type(info.leader, str | None)
+    assert_type(await cluster.singletons.state("importer", Balance), Balance | None)
+    assert_type(await cluster.singletons.history("importer"), Sequence[SavedState])
+    assert_type(await cluster.singletons.resign("importer", timeout="5s"), str | None)
 
 
 async def together(account: Account) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.kernel import chaos
-from coterie.kernel.texts import storable
 from coterie.storage.interface import StateSave
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class KeptRow:
 
     async def set_aside(self, reason: str) -> None:
         """Keep a copy of what is stored."""
-        if not await self._states.set_aside(self._tenure.claim, self._key, storable(reason)):
+        if not await self._states.set_aside(self._tenure.claim, self._key, reason):
             raise self.fenced()
 
     # Writing

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from coterie.errors import MalformedMessage, PersistenceError, SchemaDecodeFailed, StatePersistFailed
 from coterie.kernel.context import transacting
+from coterie.kernel.texts import storable
 from coterie.kernel.versions import MigrationFailed, NewerVersion
 from coterie.singletons.definitions import S
 from coterie.singletons.turns import Turn
@@ -101,7 +102,7 @@ class LeaderState(Generic[S]):
         except (NewerVersion, MigrationFailed) as error:
             raise SchemaDecodeFailed(singleton=self._singleton.name, problem=error.message, hint=error.hint) from error
         except MalformedMessage as error:
-            await self._begin_anew(f"it cannot be read: {error.message}")
+            await self._begin_anew(storable(f"it cannot be read: {error.message}"))  # it may quote anything
             value = self._singleton.initial()
         else:
             before = codec.version_of(data)

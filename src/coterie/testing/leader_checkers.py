@@ -10,17 +10,17 @@ from coterie.testing.checkers import Event, Grant, Saved, Violation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ORDER = ("becoming", "became", "began", "losing", "lost")
+_ORDER = ("becoming", "became", "began", "acting", "losing", "lost")
 
 
 @dataclass(frozen=True, slots=True)
 class Led(Event):
-    """What the program of a leader saw of itself; `trying` is to write, the others are its hooks and its body."""
+    """What the program of a leader saw of itself: both hooks from begin to end, its body, and what that does."""
 
     seat: str
     epoch: int
     process: str
-    what: Literal["becoming", "became", "began", "trying", "losing", "lost"]
+    what: Literal["becoming", "became", "began", "acting", "losing", "lost"]
     is_leader: bool = False
     """What it took itself for."""
     state: tuple[int, ...] | None = None
@@ -50,7 +50,7 @@ class HooksInOrder:
             for (process, seat, epoch), steps in self._steps.items():
                 if process == event.process and steps[-1] != "lost":
                     raise Violation("S7", f"{process} led {seat} at epoch {epoch}, and was never told of its loss")
-        elif isinstance(event, Led) and event.what != "trying":
+        elif isinstance(event, Led):
             self._follow(event)
             self._take_turns(event)
 
@@ -109,7 +109,7 @@ class OnlyTheLeaderLeads:
 
 
 def _fits(steps: list[str]) -> bool:
-    """Each step once and in order, but for the body, which may begin again and again, or not at all.
+    """Each step once and in order, but for the body, which may begin and act again and again, or not at all.
 
     A loss may come before the first hook has ended, if that was cut short.
     """
@@ -118,5 +118,7 @@ def _fits(steps: list[str]) -> bool:
         return now == "becoming"
     last = before[-1]
     if now == "began":
-        return last in ("became", "began")
+        return last in ("became", "began", "acting")
+    if now == "acting":
+        return last in ("began", "acting")
     return _ORDER.index(now) > _ORDER.index(last) and (now != "lost" or last == "losing") and now != "becoming"

@@ -93,7 +93,6 @@ class Stage:
     async def append(self, leader: Leader[Ledger], how: int) -> None:
         """Append a number, in one of several ways, and note what was told of it."""
         number = next(self.numbers)
-        self.led("trying", leader)
         try:
             await self._append(leader, how, number)
         except BaseException as error:
@@ -149,6 +148,7 @@ def new_stage(**settings: Any) -> Stage:
             if how == 30:
                 await leader.cluster.singletons.resign(leader.name)
             with _stubborn(stage, leader, is_stubborn=how % 4 == 3):
+                stage.led("acting", leader)
                 await stage.append(leader, how % 3)
                 await leader.sleep(random.uniform(0.05, 1.5))
 

@@ -212,5 +212,5 @@ async def loaded(**options: Any) -> Stage:
 
 async def until(holds: Any) -> None:
     async with asyncio.timeout(PROMPTLY_S):
-        while not holds():  # noqa: ASYNC110 a test's condition
+        while not holds():
             await asyncio.sleep(0.001)

@@ -150,6 +150,22 @@ _KINDS = (
     "expected its class or a function that makes the first one: write state=Progress, "
     "or state=lambda: Progress(last_id=7)"
 )
+_MISSING = (
+    "the first state of singleton 'x' cannot be made: TypeError: Bare.__init__() missing 1 required positional "
+    "argument: 'last_id': give its fields defaults, or state=lambda: Progress(last_id=7)"
+)
+_NO_DATA = "the first state of singleton 'x' cannot be stored: state of 'x': it is of type object, which is not data"
+_NO_MIGRATION = (
+    "state of 'x' is version 2, but has no migration from 1: "
+    "add migrations={1: …}: a function from that version's map to the next's"
+)
+_NO_MAP = (
+    "state of 'x': migrations is [<class 'dict'>], expected a map from versions to functions: "
+    "write migrations={1: to_version_2}"
+)
+_BEYOND = (
+    "state of 'x' is version 1, but has a migration from 1: is the version 1 right? a migration from n leads to n + 1"
+)
 
 
 @pytest.mark.parametrize(
@@ -160,37 +176,18 @@ _KINDS = (
         ({"migrations": {1: dict}}, _NO_STATE),
         ({"state": "Progress"}, f"state of singleton 'x' is 'Progress', {_KINDS}"),
         ({"state": Progress()}, f"state of singleton 'x' is Progress(last_id=0, names=[]), {_KINDS}"),
-        (
-            {"state": Bare},
-            "the first state of singleton 'x' cannot be made: TypeError: Bare.__init__() missing 1 required positional "
-            "argument: 'last_id': give its fields defaults, or state=lambda: Progress(last_id=7)",
-        ),
-        (
-            {"state": lambda: object()},
-            "the first state of singleton 'x' cannot be stored: state of 'x': it is of type object, which is not data",
-        ),
+        ({"state": Bare}, _MISSING),
+        ({"state": lambda: object()}, _NO_DATA),
         ({"state": Progress, "version": 0}, "state of 'x': version is 0, expected a whole number from 1 on"),
         ({"state": Progress, "version": "2"}, "state of 'x': version is '2', expected a whole number from 1 on"),
         ({"state": Progress, "version": True}, "state of 'x': version is True, expected a whole number from 1 on"),
-        (
-            {"state": Progress, "version": 2},
-            "state of 'x' is version 2, but has no migration from 1: add migrations={1: …}: a function from that "
-            "version's map to the next's",
-        ),
-        (
-            {"state": Progress, "migrations": {1: dict}},
-            "state of 'x' is version 1, but has a migration from 1: is the version 1 right? a migration from n leads to "
-            "n + 1",
-        ),
+        ({"state": Progress, "version": 2}, _NO_MIGRATION),
+        ({"state": Progress, "migrations": {1: dict}}, _BEYOND),
         (
             {"state": Progress, "version": 2, "migrations": {1: "x"}},
             "state of 'x': the migration from 1 is 'x', expected a function",
         ),
-        (
-            {"state": Progress, "version": 2, "migrations": [dict]},
-            "state of 'x': migrations is [<class 'dict'>], expected a map from versions to functions: write "
-            "migrations={1: to_version_2}",
-        ),
+        ({"state": Progress, "version": 2, "migrations": [dict]}, _NO_MAP),
     ],
     ids=range(14),
 )

@@ -122,7 +122,7 @@ def test_it_is_stale_exactly_if_the_sign_that_counts_is_older_than_twice_its_int
         assert (found.silent_s, found.expected_s) == (age_s, interval_s)
 
 
-@given(ages=st.fixed_dictionaries({name: SECONDS for name in ("known_s", "ran_s", "progress_s", "alive_s")}))
+@given(ages=st.fixed_dictionaries(dict.fromkeys(("known_s", "ran_s", "progress_s", "alive_s"), SECONDS)))
 def test_more_progress_never_makes_it_worse(ages: dict[str, float]) -> None:
     if stale(expected_s=10, **ages) is None:
         assert stale(expected_s=10, **ages | {"progress_s": ages["progress_s"] / 2}) is None

@@ -153,7 +153,7 @@ async def test_an_error_that_cannot_be_printed_is_told_all_the_same() -> None:
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 0.5, "3"])
 async def test_a_number_that_cannot_be_stored_is_refused_at_once(number: Any) -> None:
     stage = Stage()
-    with pytest.raises(ValueError, match="done of a heartbeat is .*, expected a whole number of 64 bits"):
+    with pytest.raises(ValueError, match=r"done of a heartbeat is .*, expected a whole number of 64 bits"):
         stage.stamps.beat("", number, None)
     with pytest.raises(ValueError, match="total of a heartbeat"):
         stage.stamps.beat("", None, number)

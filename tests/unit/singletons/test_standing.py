@@ -16,6 +16,8 @@ from tests.unit.singletons.stages import NOW, Progress, singleton
 from tests.unit.singletons.test_staleness import execution
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from coterie.storage.executions import Execution
 
 
@@ -43,16 +45,16 @@ class FakeConnection:
     async def view(self) -> View:
         return View(tuple(self.runners), tuple(self.seats), "")
 
-    async def list(self, prefix: str) -> list[Execution]:
-        assert prefix == "singleton:"
-        return self.said
-
     async def peek(self, key: str) -> StateRow | None:
         rows = self.rows.get(key)
         return rows[0] if rows else None
 
     async def history(self, key: str) -> list[StateRow]:
         return self.rows.get(key, [])
+
+    async def list(self, prefix: str) -> Sequence[Execution]:
+        assert prefix == "singleton:"
+        return self.said
 
     async def ask_to_resign(self, holder: RunnerRow, seat: SeatRow, *, within_s: float) -> None:
         self.asked.append((holder.name, seat.name))

@@ -223,11 +223,15 @@ class TestSaving:
 
     async def test_an_update_has_a_copy_that_is_dropped_when_it_raises(self) -> None:
         stage = await loaded()
-        with pytest.raises(KeyError):
+
+        async def work() -> None:
             async with stage.state.update() as state:
                 state.last_id = 5
                 state.names.append("a")
                 raise KeyError
+
+        with pytest.raises(KeyError):
+            await work()
         assert stage.state.shown == Progress()
         assert stage.states.saved == []
         async with stage.state.update() as state:

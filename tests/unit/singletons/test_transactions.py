@@ -52,29 +52,39 @@ async def test_without_a_save_the_rows_alone_are_committed() -> None:
 async def test_a_block_that_raises_is_rolled_back_and_its_saves_with_it() -> None:
     stage = await loaded()
     await stage.state.save(Progress(1))
-    with pytest.raises(KeyError):
+
+    async def saves() -> None:
         async with stage.state.transaction(limit_s=1):
             await stage.state.save(Progress(2))
             raise KeyError
+
+    async def updates() -> None:
+        async with stage.state.transaction(limit_s=1), stage.state.update() as state:
+            state.last_id = 5
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await saves()
     assert ended(stage) == ["rolled back"]
     assert stage.state.shown == stage.stored() == Progress(1)
     with pytest.raises(KeyError):
-        async with stage.state.transaction(limit_s=1):
-            async with stage.state.update() as state:
-                state.last_id = 5
-                raise KeyError
+        await updates()
     await stage.state.save(Progress(3))
     assert stage.stored() == Progress(3)
 
 
 async def test_a_failed_update_inside_leaves_the_transaction_to_its_block() -> None:
     stage = await loaded()
+
+    async def fails() -> None:
+        async with stage.state.update() as state:
+            state.last_id = 5
+            raise KeyError
+
     async with stage.state.transaction(limit_s=1):
         await stage.state.save(Progress(1))
         with pytest.raises(KeyError):
-            async with stage.state.update() as state:
-                state.last_id = 5
-                raise KeyError
+            await fails()
     assert stage.values() == [Progress(1)]
 
 
@@ -93,11 +103,15 @@ async def test_saves_of_other_tasks_wait_for_its_end() -> None:
 async def test_fenced_is_leadership_lost_and_nothing_of_it_was_written(saves: bool) -> None:
     """C1."""
     stage = await loaded()
-    with pytest.raises(LeadershipLost):
+
+    async def work() -> None:
         async with stage.state.transaction(limit_s=1):
             if saves:
                 await stage.state.save(Progress(1))
             stage.states.held = False
+
+    with pytest.raises(LeadershipLost):
+        await work()
     assert ended(stage) == ["fenced"]
     assert stage.state.shown == Progress()
 
@@ -187,11 +201,13 @@ async def test_a_cancelled_commit_comes_to_its_end_and_what_follows_is_not_part_
     gate = stage.states.hold("commit")
     went_on = asyncio.Event()
 
+    async def first() -> None:
+        async with asyncio.timeout(0.01), stage.state.transaction(limit_s=1):
+            await stage.state.save(Progress(1))
+
     async def work() -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                async with stage.state.transaction(limit_s=1):
-                    await stage.state.save(Progress(1))
+            await first()
         went_on.set()
         async with stage.state.update() as state:
             state.last_id += 1

@@ -1,0 +1,229 @@
+"""Planted bugs of singletons, each with the scenario or workload that finds it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
+from coterie.singletons.keeping import KeptRow
+from coterie.singletons.leadership import Leadership
+from coterie.singletons.stamping import Stamps
+from coterie.singletons.states import LeaderState
+from coterie.storage.sqlite import leases
+
+from . import test_leader_hooks, test_leader_places
+from .workloads import leaders as workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
+
+
+@contextmanager
+def _granted_while_another_leads() -> Iterator[None]:
+    # What was seen some time ago is believed at the moment of the eviction.
+    with patch.object(leases, "is_still", lambda *_, **__: True):
+        yield
+
+
+@contextmanager
+def _hook_before_the_state() -> Iterator[None]:
+    right = Leadership._insist
+
+    async def later(self: Leadership) -> None:
+        hook = self.singleton.on_become_leader
+        if self.singleton.codec is not None:
+            self._state._take(self._state._encode(self.singleton.initial()))
+        if hook is not None:
+            self._has_become = True
+            await self._call(hook, "on_become_leader")
+            with patch.object(Leadership, "_call", _nothing):
+                await right(self)
+        else:
+            await right(self)
+
+    with patch.object(Leadership, "_insist", later):
+        yield
+
+
+async def _nothing(*_: Any) -> None:
+    pass
+
+
+@contextmanager
+def _fenced_save_taken_as_written() -> Iterator[None]:
+    right = KeptRow._wrote
+
+    async def sure(self: KeptRow, data: bytes) -> bool:
+        try:
+            return await right(self, data)
+        except LeadershipLost:
+            self._version += 1
+            return True
+
+    with patch.object(KeptRow, "_wrote", sure):
+        yield
+
+
+@contextmanager
+def _body_not_cancelled() -> Iterator[None]:
+    def lenient(self: Leadership) -> asyncio.Task[Any]:
+        if self._ending is None:
+            self._ending = self._spawn(self._finish(), "end")
+        return self._ending
+
+    with patch.object(Leadership, "_end", lenient):
+        yield
+
+
+@contextmanager
+def _told_before_it_is_durable() -> Iterator[None]:
+    async def hasty(self: LeaderState[Any], work: Any) -> None:
+        self._turn.hand_to(self._tasks.spawn(work, name="save", report=False))
+
+    with patch.object(LeaderState, "_then_leave", hasty):
+        yield
+
+
+@contextmanager
+def _state_of_an_earlier_leadership() -> Iterator[None]:
+    kept: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
+    load, wrote = LeaderState.load, LeaderState._wrote
+
+    async def from_memory(self: LeaderState[Any]) -> None:
+        await load(self)
+        if self._storage in kept and self._singleton.codec is not None:
+            self._take(kept[self._storage])
+
+    def remembered(self: LeaderState[Any], data: bytes) -> None:
+        wrote(self, data)
+        kept[self._storage] = data
+
+    with patch.object(LeaderState, "load", from_memory), patch.object(LeaderState, "_wrote", remembered):
+        yield
+
+
+@contextmanager
+def _hook_run_twice() -> Iterator[None]:
+    right = Leadership._call
+
+    async def twice(self: Leadership, hook: Any, name: str) -> None:
+        await right(self, hook, name)
+        if name == "on_lose_leadership":
+            await right(self, hook, name)
+
+    with patch.object(Leadership, "_call", twice):
+        yield
+
+
+@contextmanager
+def _no_hook_when_the_lease_is_lost() -> Iterator[None]:
+    def silent(self: Leadership) -> None:
+        self._has_become = False
+        self._end()
+
+    with patch.object(Leadership, "abandon", silent):
+        yield
+
+
+@contextmanager
+def _hook_at_each_restart() -> Iterator[None]:
+    right = Leadership._pause
+
+    async def paused(self: Leadership, seconds: float) -> None:
+        await right(self, seconds)
+        if self.singleton.on_become_leader is not None:
+            await self._call(self.singleton.on_become_leader, "on_become_leader")
+
+    with patch.object(Leadership, "_pause", paused):
+        yield
+
+
+@contextmanager
+def _unanswered_save_taken_as(answer: bool) -> Iterator[None]:
+    right = KeptRow._wrote
+
+    async def sure(self: KeptRow, data: bytes) -> bool:
+        try:
+            return await right(self, data)
+        except PersistenceError as error:
+            if error.outcome != "unknown":
+                raise
+            if answer:
+                return True
+            raise StatePersistFailed(singleton=self._name, problem=str(error)) from error
+
+    with patch.object(KeptRow, "_wrote", sure):
+        yield
+
+
+@contextmanager
+def _doubt_kept_secret() -> Iterator[None]:
+    right = KeptRow.lost
+    with patch.object(KeptRow, "lost", lambda self, **_: right(self)):
+        yield
+
+
+@contextmanager
+def _former_end_not_awaited() -> Iterator[None]:
+    right = Leadership.__init__
+    with patch.object(Leadership, "__init__", lambda self, *args: right(self, *args[:-1], None)):
+        yield
+
+
+@contextmanager
+def _former_end_forgotten_by_who_never_began() -> Iterator[None]:
+    right = Leadership._finish
+
+    async def forgetful(self: Leadership) -> None:
+        self._former = None
+        await right(self)
+
+    with patch.object(Leadership, "_finish", forgetful):
+        yield
+
+
+@contextmanager
+def _execution_begun_before_it_is_noted() -> Iterator[None]:
+    with patch.object(Stamps, "insist", _nothing):
+        yield
+
+
+PLANTED: tuple[Planted, ...] = (
+    ("granted while another leads", _granted_while_another_leads, workload.main, ("INV-F4",)),
+    ("first hook before the state is loaded", _hook_before_the_state, workload.main, ("INV-F3",)),
+    ("fenced save taken as written", _fenced_save_taken_as_written, workload.main, ("INV-D1", "INV-F4")),
+    ("body not cancelled", _body_not_cancelled, workload.main, ("S7", "INV-F4")),
+    ("told before it is durable", _told_before_it_is_durable, workload.main, ("INV-D1", "INV-F3", "INV-D6")),
+    ("state of an earlier leadership", _state_of_an_earlier_leadership, workload.main, ("INV-F3", "INV-D1")),
+    ("hook run twice", _hook_run_twice, workload.main, ("S7",)),
+    ("no hook when the lease is lost", _no_hook_when_the_lease_is_lost, workload.main, ("S7",)),
+    ("hook at each restart", _hook_at_each_restart, workload.main, ("S7",)),
+    ("unanswered save taken as failure", lambda: _unanswered_save_taken_as(False), workload.main, ("INV-D6", "INV-F3")),
+    ("unanswered save taken as success", lambda: _unanswered_save_taken_as(True), workload.main, ("INV-D1",)),
+    ("doubt about a save kept secret", _doubt_kept_secret, workload.main, ("INV-D6",)),
+    (
+        "end of the former leadership not awaited",
+        _former_end_not_awaited,
+        test_leader_hooks.test_s7_in_one_process_no_hook_runs_beside_another,
+        (),
+    ),
+    (
+        "end of the former but one not awaited",
+        _former_end_forgotten_by_who_never_began,
+        test_leader_hooks.test_s7_in_one_process_no_hook_runs_beside_another,
+        (),
+    ),
+    (
+        "execution begun before it is noted",
+        _execution_begun_before_it_is_noted,
+        test_leader_places.test_every_a_change_of_leader_neither_repeats_an_execution_nor_starts_the_clock_anew,
+        (),
+    ),
+)
+"""Name, how it is planted, what finds it, and the promises that are then broken, if it says so."""

@@ -1,0 +1,121 @@
+"""The ticks of schedules against the oracle, in 20 zones over 10 years (INV-C3, incident 27)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from coterie.cron.schedule import Schedule
+from coterie.errors import ScheduleError
+
+from .oracle import END, START, YEARS, ZONES, Meaning, changes, enumerate_ticks, expressions
+
+SAMPLE = settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(SAMPLE, max_examples=4000)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+changes_of = cache(changes)
+
+
+def read(meaning: Meaning, zone: str) -> Schedule:
+    try:
+        return Schedule(meaning.text, timezone=zone)
+    except ScheduleError as refused:
+        assert refused.problem == "no such day ever comes"
+        assert not any(meaning.has_day((START + n * DAY).date()) for n in range(28 * 366)), meaning.text
+        assume(False)
+        raise
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> tuple[str, datetime]:
+    """A zone and a minute in it: mostly near a change of its clocks."""
+    zone = draw(st.sampled_from(ZONES))
+    near = draw(st.sampled_from([*changes_of(zone), START + draw(st.integers(1, 3650)) * DAY]))
+    return zone, near + draw(st.sampled_from([0, 0, 1, -1, -30, 30, 60, 90])) * timedelta(minutes=1)
+
+
+def judge(meaning: Meaning, zone: str, start: datetime, end: datetime, *, step_s: int) -> None:
+    """All that a schedule says of a window is what the oracle says."""
+    schedule = read(meaning, zone)
+    expected = enumerate_ticks(meaning, ZoneInfo(zone), start, end, step_s)
+    assert list(schedule.between(start, end)) == expected
+    assert schedule.count(start, end) == len(expected)
+    assert all(schedule.matches(tick) for tick in expected[:50])
+    assert all(schedule.previous(later) == tick for tick, later in zip(expected, expected[1:], strict=False))
+    bounds = [start, *expected, end]
+    for low, high in zip(bounds[:50], bounds[1:51], strict=False):
+        middle = low + (high - low) / 2
+        if low < middle < high:
+            assert not schedule.matches(middle) or middle.replace(microsecond=0) in (low, high)
+            assert high == end or schedule.next_after(middle) == high
+            assert low == start or schedule.previous(middle) == low
+
+
+def by_minutes(meaning: Meaning, moment: tuple[str, datetime]) -> None:
+    zone, near = moment
+    judge(meaning, zone, near - 4 * HOUR, near + 5 * HOUR, step_s=60)
+
+
+def by_seconds(meaning: Meaning, moment: tuple[str, datetime]) -> None:
+    zone, near = moment
+    judge(meaning, zone, near - HOUR / 4, near + HOUR / 4, step_s=1)
+
+
+def over_years(meaning: Meaning, zone: str) -> None:
+    """One time of day on rare days: the days of ten years are looked at one by one."""
+    hour, minute = min(meaning.hours), min(meaning.minutes)
+    rare = Meaning(
+        f"{minute} {hour} {' '.join(meaning.fields[-3:])}",
+        meaning.seconds,
+        frozenset([minute]),
+        frozenset([hour]),
+        meaning.months,
+        meaning.by_date,
+        meaning.by_weekday,
+    )
+    schedule = read(rare, zone)
+    days = [(START + n * DAY).replace(tzinfo=None) for n in range(YEARS * 365)]
+    expected = [first_shown(day + hour * HOUR + minute * HOUR / 60, zone) for day in days if rare.has_day(day.date())]
+    inside = sorted({each for each in expected if START + DAY <= each < END - 9 * DAY})
+    assert list(schedule.between(START + DAY, END - 9 * DAY)) == inside
+    assert schedule.count(START + DAY, END - 9 * DAY) == len(inside)
+    backwards = [schedule.previous(later) for later in inside[1:]]
+    assert backwards == inside[:-1]
+
+
+def first_shown(label: datetime, zone: str) -> datetime:
+    """The first minute at which clocks show a label or a later one."""
+    at = (label - DAY).replace(tzinfo=UTC)
+    info = ZoneInfo(zone)
+    ahead = label - at.astimezone(info).replace(tzinfo=None)
+    at += max(ahead - 3 * HOUR, timedelta())
+    while at.astimezone(info).replace(tzinfo=None) < label:
+        at += timedelta(minutes=1)
+    return at
+
+
+@SAMPLE
+@given(expressions(), moments())
+def test_ticks_are_those_of_the_oracle_minute_by_minute(meaning: Meaning, moment: tuple[str, datetime]) -> None:
+    """INV-C3, incident 27."""
+    by_minutes(meaning, moment)
+
+
+@settings(SAMPLE, max_examples=40)
+@given(expressions(seconds=True), moments())
+def test_ticks_are_those_of_the_oracle_second_by_second(meaning: Meaning, moment: tuple[str, datetime]) -> None:
+    """INV-C3, incident 27."""
+    by_seconds(meaning, moment)
+
+
+@settings(SAMPLE, max_examples=60)
+@given(expressions(likely_days=False), st.sampled_from(ZONES))
+def test_rare_days_of_ten_years_are_those_of_the_oracle(meaning: Meaning, zone: str) -> None:
+    """INV-C3: leap days, ends of months and years, nth weekdays."""
+    over_years(meaning, zone)
