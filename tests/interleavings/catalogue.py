@@ -9,6 +9,7 @@ from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import judges
 from tests.interleavings.fenced_keys import fenced_keys
 from tests.interleavings.ground import CLUSTER, SQL, defined, given
+from tests.interleavings.leading import leading
 from tests.interleavings.steps import Steps
 from tests.interleavings.stored_messages import stored_messages
 
@@ -30,7 +31,10 @@ ANOTHER_SERVER = f";update coterie.generations set generation = 7, timeline = -1
 def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     """All pairs by name, over the right statements unless others are given."""
     chosen = steps or Steps(SQL)
-    parts: tuple[Some, ...] = (writes, leases, seats, definitions, keys, fenced_keys, generations, stored_messages)
+    parts: tuple[Some, ...] = (
+        *(writes, leases, seats, definitions, keys, fenced_keys, generations, stored_messages),
+        leading,
+    )
     pairs = [pair for part in parts for pair in part(chosen)]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"
     return {pair.name: pair for pair in pairs}

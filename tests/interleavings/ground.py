@@ -20,6 +20,7 @@ _PACKAGE = "coterie.storage.postgres.sql"
 SQL: Mapping[str, str] = {
     **statements.load(_PACKAGE, "ownership.sql"),
     **statements.load(_PACKAGE, "fence.sql"),
+    **statements.load(_PACKAGE, "leading.sql"),
     **statements.load(_PACKAGE, "messages.sql"),
     **{f"kv_{name}": sql for name, sql in statements.load(_PACKAGE, "kv.sql").items()},
 }
@@ -30,13 +31,18 @@ _TABLES = {
     "leases": "select id, counter, leaving from coterie.leases order by id",
     "seats": "select name, holder, epoch, fingerprint from coterie.seats order by name",
     "states": "select key, convert_from(value, 'UTF8') as value, version, epoch from coterie.states order by key",
+    "state_history": "select key, slot, convert_from(value, 'UTF8') as value from coterie.state_history order by key, slot",
+    "executions": "select seat, epoch, leader, runs from coterie.executions order by seat",
     "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
     "messages": "select id, key, status, attempts, epoch from coterie.messages order by id",
     "generations": "select generation from coterie.generations",
     "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
 }
 
-_EMPTIED = ("messages", "seats", "states", "kv", "leases", "runners", "generations", "fingerprints", "agreements")
+_EMPTIED = (
+    *("messages", "seats", "states", "state_history", "executions", "kv", "leases", "runners"),
+    *("generations", "fingerprints", "agreements"),
+)
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)
     + SQL["raise_generation"].replace("$1", f"'{CLUSTER}'")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from tests.interleavings.ground import SQL
+from tests.interleavings.leading import LEADING_PLANTS
 from tests.interleavings.mail_plants import MAIL_PLANTS
 from tests.interleavings.planting import Plant, swapped
 

@@ -131,7 +131,7 @@ async def leading(leader: Leader[Balance]) -> None:
     leader.heartbeat("pages", 3)  # type: ignore[call-arg] # by keyword only
     leader.heartbeat(done="3")  # type: ignore[arg-type] # text for a number
     await leader.sleep(object())  # type: ignore[arg-type] # no duration
-    found: int = await cluster.singletons.state("importer", Balance)  # type: ignore[arg-type] # another type
+    found: int = await cluster.singletons.state("importer", Balance)  # type: ignore[arg-type, assignment] # another type
     print(found)
 
 
