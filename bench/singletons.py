@@ -25,6 +25,7 @@ from tests.processes.crew import block, crew, cut, freeze, kill, restart, roll
 from bench.measure import Row, compare_alone
 from bench.ownership import DURABLE, REST_S, limit
 from coterie import Cluster, Leader
+from coterie.kernel.tasks import Tasks
 from coterie.testing import Server
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
     from tests.processes.crew import Befall
 
+    from collections.abc import Callable, Awaitable
+    from typing import Any
     from bench.measure import Work
+    Execute = Callable[..., Awaitable[Any]]
 
 MOST_MS = 10_000
 BLOCK_S = 12.0
@@ -105,35 +109,62 @@ async def _leader(url: str) -> AsyncIterator[Work]:
         yield lambda: leader.save(Count(next(numbers)))
 
 
+FENCED = (
+    "with held as materialized (select from seat where name = 'count' and epoch = 1 {lock}) "
+    "update raw set body = $1, version = version + 1 where key = 'count' and version = $2 and exists (select from held) "
+    "returning version"
+)
+
+
 @asynccontextmanager
 async def _raw(url: str) -> AsyncIterator[Work]:
-    """One UPDATE of one row, if the version and the epoch are right, on one connection."""
-    versions = itertools.count()
-    if url.startswith("sqlite"):
-        connection = apsw.Connection(url.removeprefix("sqlite:///"))
-        connection.execute("pragma journal_mode=wal; pragma synchronous=full")
-        connection.execute("create table raw(key text primary key, body text, version integer, epoch integer)")
-        connection.execute("insert into raw values ('count', '', 0, 1)")
-        fenced = "update raw set body = ?, version = version + 1 where key = 'count' and version = ? and epoch <= 1"
+    """One UPDATE of one row while a seat is held, by the worker of a queue, on one connection."""
+    execute = await _raw_sqlite(url) if url.startswith("sqlite") else await _raw_postgres(url)
+    versions, inbox = itertools.count(), asyncio.Queue[asyncio.Future[None]]()
 
-        def update() -> None:
-            connection.execute(fenced, (BODY, next(versions)))
-            assert connection.changes() == 1
+    async def work() -> None:
+        while True:
+            done = await inbox.get()
+            assert await execute(BODY, next(versions)), "it was not written"
+            done.set_result(None)
 
-        async def update_there() -> None:
-            await asyncio.get_running_loop().run_in_executor(None, update)
+    def update() -> asyncio.Future[None]:
+        done = asyncio.get_running_loop().create_future()
+        inbox.put_nowait(done)
+        return done
 
-        yield update_there
-        connection.close()
-        return
+    worker = Tasks("raw")
+    worker.spawn(work(), name="work")
+    yield update
+    await worker.stop()
+
+
+TABLES = (
+    "create table raw(key text primary key, body text, version bigint)",
+    "insert into raw values ('count', '', 0)",
+    "create table seat(name text primary key, epoch bigint)",
+    "insert into seat values ('count', 1)",
+)
+
+
+async def _raw_postgres(url: str) -> Execute:
     session = await asyncpg.connect(url)
-    await session.execute("create table raw(key text primary key, body text, version bigint, epoch bigint)")
-    await session.execute("insert into raw values ('count', '', 0, 1)")
-    fenced = "update raw set body = $1, version = version + 1 where key = 'count' and version = $2 and epoch <= 1"
-    statement = await session.prepare(fenced + " returning version")
+    for each in TABLES:
+        await session.execute(each)
+    statement = await session.prepare(FENCED.format(lock="for share"))
+    return statement.fetch
 
-    async def update_here() -> None:
-        assert await statement.fetch(BODY, next(versions))
 
-    yield update_here
-    await session.close()
+async def _raw_sqlite(url: str) -> Execute:
+    connection = apsw.Connection(url.removeprefix("sqlite:///"))
+    connection.execute("pragma journal_mode=wal; pragma synchronous=full")
+    for each in TABLES:
+        connection.execute(each)
+    loop = asyncio.get_running_loop()
+    fenced = "update raw set body = ?, version = version + 1 where key = 'count' and version = ? and exists "
+
+    def execute(*values: Any) -> Any:
+        connection.execute(fenced + "(select 1 from seat where name = 'count' and epoch = 1)", values)
+        return connection.changes()
+
+    return lambda *values: loop.run_in_executor(None, execute, *values)

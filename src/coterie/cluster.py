@@ -500,12 +500,9 @@ class Cluster:
     ) -> Runner:
         """A runner of this cluster, not started yet."""
         settings = settings or self.settings
-        # Whoever brings occupants of his own has the seats for them, unless a definition of ours sits there.
-        used: dict[Room, bool] = {
-            self._entities: bool(self._entities.types),
-            self._singletons: bool(self._singletons.known),
-        }
-        rooms = [room for room, is_used in used.items() if is_used or occupy is nobody]
+        # Whoever brings occupants of his own has the shards for them, unless there are entities to sit there.
+        rooms: list[Room] = [self._entities] if occupy is nobody or self._entities.types else []
+        rooms += [self._singletons] if self._singletons.known else []
         return Runner(
             settings,
             doors or system_doors(settings),

@@ -31,7 +31,7 @@ _TABLES = {
     "leases": "select id, counter, leaving from coterie.leases order by id",
     "seats": "select name, holder, epoch, fingerprint from coterie.seats order by name",
     "states": "select key, convert_from(value, 'UTF8') as value, version, epoch from coterie.states order by key",
-    "state_history": "select key, slot, convert_from(value, 'UTF8') as value from coterie.state_history order by key, slot",
+    "state_history": "select key, convert_from(value, 'UTF8') as value from coterie.state_history order by key, slot",
     "executions": "select seat, epoch, leader, runs from coterie.executions order by seat",
     "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
     "messages": "select id, key, status, attempts, epoch from coterie.messages order by id",

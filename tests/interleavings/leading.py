@@ -1,4 +1,4 @@
-"""Pairs of what leaders write: states with their history and what they say, against all that moves their seat [C1, m14]."""
+"""Pairs of what leaders write: states with their history and stamps, against all that moves their seat [C1, m14]."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ EXPIRED = (
 def leading(s: Steps) -> list[Pair]:
     """The pairs, over the right statements or some with a planted bug."""
     first = Script("leader: first save", atomic(_step(s, StateSave(MINE, "k", b"new", 0, 60.0, 20))))
-    later = Script("leader: save", atomic(_step(s, StateSave(MINE, "k", b"new", 1, None, 20))))
+    save = StateSave(MINE, "k", b"new", 1, None, 20)
+    later = Script("leader: save", atomic(_step(s, save)))
+    two = Script("leader: two saves", atomic(_step(s, save, StateSave(MINE, "j", b"new", 0, None, 20))))
     stamp = Script("leader: stamp", atomic(_step(s, Stamp(MINE, 7, 0.0, 0.0))))
     granted = Script("release and grant", (s.release("a", "s1"), *s.taking("b", "k")))
     evicted = Script("evict and grant", (*s.evicting("a"), *s.taking("b", "k")))
@@ -47,6 +49,7 @@ def leading(s: Steps) -> list[Pair]:
     return [
         _pair(first, granted, saved, states=False),
         _pair(later, granted, saved),
+        _pair(two, granted, saved),
         _pair(later, evicted, saved, left_s=-1),
         _pair(stamp, begun, nothing_said_late),
         _pair(stamp, evicted_begun, nothing_said_late, left_s=-1),
@@ -55,18 +58,16 @@ def leading(s: Steps) -> list[Pair]:
     ]
 
 
-def _pair(
-    a: Script, b: Script, judge: judges.Judge, *, left_s: float = 6, states: bool = True, more: str = ""
-) -> Pair:
+def _pair(a: Script, b: Script, judge: judges.Judge, *, left_s: float = 6, states: bool = True, more: str = "") -> Pair:
     begin = given(runners={"a": left_s, "b": 6}, seats={"s1": "a"}, states={"k": "old"} if states else {})
     tried = [Script(script.name, script.steps, tries=2) for script in (a, b)]
     return Pair(f"{a.name} x {b.name}", begin + BEGUN + more, tried[0], tried[1], judge)
 
 
-def _step(s: Steps, write: Write) -> Step:
-    """The statement and arrays that the engine itself makes of the write."""
-    (bucket,) = folding.fold([write])
-    return s.step(bucket.shape, *folding.values(bucket, [write]), step="write")
+def _step(s: Steps, *writes: Write) -> Step:
+    """The statement and values that the engine itself makes of the writes."""
+    (bucket,) = folding.fold(writes)
+    return s.step(bucket.shape, *folding.values(bucket, writes), step="write")
 
 
 def _beginning(s: Steps) -> tuple[Step, ...]:
@@ -131,13 +132,6 @@ LEADING_PLANTS = (
         "leader: stamp x release and begin",
         "written without the seat",
         swapped(("stamp_executions",), (_JOINED, "from items as i\n    where x.cluster")),
-    ),
-    Plant(
-        "stamps fenced by seats locked too weakly",
-        "m14",
-        "leader: stamp x release and begin",
-        "stale stamp",
-        swapped(("stamp_executions",), ("for share of s", "for key share of s"), (" and x.epoch = i.epoch\n", "\n")),
     ),
     Plant(
         "expired states purged without a lock",

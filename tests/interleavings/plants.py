@@ -276,4 +276,5 @@ PLANTS = (
         level="repeatable read",
     ),
     *MAIL_PLANTS,
+    *LEADING_PLANTS,
 )

@@ -1,7 +1,7 @@
 """A singleton that counts, and notes each number that was saved: `python leading.py` is a runner that may lead it.
 
 A leadership that was lost is not over here: whoever led goes on past all courtesy, with its old epoch and the version
-that the state has now, until it is answered. So it is the fence that is tried.
+that the state has now, until it is refused. So it is the fence that is tried.
 
 Variables:
     HOLDER_JOURNAL: The folder of the journals, see `holder`.
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from coterie import Cluster, CoterieError, Leader
 from coterie.kernel.tasks import Tasks
 from coterie.singletons.definitions import PREFIX
+from coterie.singletons.keeping import HISTORY
 from coterie.storage.interface import StateSave
 from tests.processes.holder import Journal, now_ns
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 NAME = "tally"
 KEY = PREFIX + NAME
+LATE = "late"
 EVERY_S = float(os.environ.get("LEADING_EVERY_S", "0.02"))
 BLOCK_S = float(os.environ.get("LEADING_BLOCK_S", "4"))
 
@@ -72,18 +74,19 @@ class Counter:
             self._late.spawn(self._insist(leader), name="insist")
 
     async def _insist(self, leader: Leader[Tally]) -> None:
-        states, claim = leader._storage.states, leader._tenure.claim
-        while True:
+        states, claim, told = leader._storage.states, leader._tenure.claim, ""
+        while told != "fenced":
+            sent_ns = now_ns()
             try:
                 row = await states.peek(KEY)
                 assert row is not None, "the state is gone"
-                told = await states.save(StateSave(claim, KEY, row.value, row.version, None, 20))
+                told = await states.save(StateSave(claim, KEY, row.value, row.version, None, HISTORY))
             except CoterieError:
-                told = "conflict"  # not known yet
-            if told != "conflict":
-                self._of(leader, "accepted" if told == "written" else "refused")
-                return
+                told = "unknown"
+            if told == "written":  # the seat was given up here, and is nobody else's yet: or the fence has a hole
+                self._of(leader, "written", key=LATE, sent_ns=sent_ns)
             await asyncio.sleep(0.01)
+        self._of(leader, "refused")
 
     def _of(self, leader: Leader[Tally], what: str, **fields: object) -> None:
         claim = leader._tenure.claim

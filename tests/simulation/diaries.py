@@ -1,4 +1,4 @@
-"""Diaries: what the hooks and bodies of singletons noted, and who of the simulated runners may still note something."""
+"""Diaries: what the hooks and bodies of singletons noted, in which process and when; and a singleton to begin with."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from coterie.testing.running import current_loop
 
 if TYPE_CHECKING:
     from coterie import Leader
+    from coterie.testing.simulation import Runner, Simulation
 
 
 class Line(NamedTuple):
@@ -57,3 +58,33 @@ class Diary:
 def new_cluster(**settings: Any) -> Cluster:
     """Of one name, whatever its program: programs of several versions meet in it."""
     return Cluster("sqlite://", shards=1, **{"drain": "3s", "heartbeat": "5s", **settings})
+
+
+@dataclass
+class Count:
+    """A state."""
+
+    n: int = 0
+
+
+async def is_led(sim: Simulation, *, by: Runner | None = None, other_than: Runner | None = None) -> Runner:
+    """Who leads, when it is so."""
+
+    def fits() -> bool:
+        leader = sim.leader("x")
+        return leader.alive and (by is None or leader is by) and (other_than is None or leader is not other_than)
+
+    await sim.wait_until(fits, within="30s")
+    return sim.leader("x")
+
+
+def define_counter(cluster: Cluster, diary: Diary, **options: Any) -> None:
+    """A singleton that counts, with the hooks of the diary if no others are given."""
+
+    @cluster.singleton("x", **{"state": Count, **diary.hooks(), **options})
+    async def body(leader: Leader[Count]) -> None:
+        diary.note("body", leader)
+        while True:
+            async with leader.update() as state:
+                state.n += 1
+            await leader.sleep("200ms")

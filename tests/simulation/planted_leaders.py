@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
+from coterie.ownership.watching import Suspect, Watch
 from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.stamping import Stamps
 from coterie.singletons.states import LeaderState
-from coterie.storage.sqlite import leases
 
-from . import test_leader_hooks, test_leader_places
+from . import test_leader_hooks, test_leader_places, test_leader_states
 from .workloads import leaders as workload
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine, Iterator
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
@@ -26,33 +26,31 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _granted_while_another_leads() -> Iterator[None]:
-    # What was seen some time ago is believed at the moment of the eviction.
-    with patch.object(leases, "is_still", lambda *_, **__: True):
+    def hasty(self: Watch) -> list[Suspect]:
+        silent = [(runner, seen) for runner, seen in sorted(self._seen.items()) if seen.still_ns >= 1_000_000_000]
+        return [Suspect(runner, seen.counter, expired=False) for runner, seen in silent]
+
+    with patch.object(Watch, "evictable", hasty):
         yield
 
 
 @contextmanager
 def _hook_before_the_state() -> Iterator[None]:
-    right = Leadership._insist
+    insist, call = Leadership._insist, Leadership._call
 
-    async def later(self: Leadership) -> None:
-        hook = self.singleton.on_become_leader
-        if self.singleton.codec is not None:
-            self._state._take(self._state._encode(self.singleton.initial()))
-        if hook is not None:
-            self._has_become = True
-            await self._call(hook, "on_become_leader")
-            with patch.object(Leadership, "_call", _nothing):
-                await right(self)
+    async def not_yet(self: Leadership) -> None:
+        if self.singleton.on_become_leader is None:
+            await insist(self)
         else:
-            await right(self)
+            self._state._take(self._state._encode(self.singleton.initial()))
 
-    with patch.object(Leadership, "_insist", later):
+    async def and_then(self: Leadership, hook: Any, name: str) -> None:
+        await call(self, hook, name)
+        if name == "on_become_leader":
+            await insist(self)
+
+    with patch.object(Leadership, "_insist", not_yet), patch.object(Leadership, "_call", and_then):
         yield
-
-
-async def _nothing(*_: Any) -> None:
-    pass
 
 
 @contextmanager
@@ -66,7 +64,7 @@ def _fenced_save_taken_as_written() -> Iterator[None]:
             self._version += 1
             return True
 
-    with patch.object(KeptRow, "_wrote", sure):
+    with patch.object(KeptRow, "_wrote", sure), patch.object(KeptRow, "require_held", lambda _: None):
         yield
 
 
@@ -83,10 +81,10 @@ def _body_not_cancelled() -> Iterator[None]:
 
 @contextmanager
 def _told_before_it_is_durable() -> Iterator[None]:
-    async def hasty(self: LeaderState[Any], work: Any) -> None:
-        self._turn.hand_to(self._tasks.spawn(work, name="save", report=False))
+    async def hasty(self: LeaderState[Any], data: bytes) -> None:
+        self._hand_over(self._write(data))
 
-    with patch.object(LeaderState, "_then_leave", hasty):
+    with patch.object(LeaderState, "_write_and_leave", hasty):
         yield
 
 
@@ -171,7 +169,7 @@ def _doubt_kept_secret() -> Iterator[None]:
 
 @contextmanager
 def _former_end_not_awaited() -> Iterator[None]:
-    right = Leadership.__init__
+    right: Any = Leadership.__init__
     with patch.object(Leadership, "__init__", lambda self, *args: right(self, *args[:-1], None)):
         yield
 
@@ -190,12 +188,15 @@ def _former_end_forgotten_by_who_never_began() -> Iterator[None]:
 
 @contextmanager
 def _execution_begun_before_it_is_noted() -> Iterator[None]:
-    with patch.object(Stamps, "insist", _nothing):
+    async def not_yet(_: Stamps) -> None:
+        """It will be written soon."""
+
+    with patch.object(Stamps, "insist", not_yet):
         yield
 
 
 PLANTED: tuple[Planted, ...] = (
-    ("granted while another leads", _granted_while_another_leads, workload.main, ("INV-F4",)),
+    ("hook before the fence", _granted_while_another_leads, workload.main, ("INV-F4",)),
     ("first hook before the state is loaded", _hook_before_the_state, workload.main, ("INV-F3",)),
     ("fenced save taken as written", _fenced_save_taken_as_written, workload.main, ("INV-D1", "INV-F4")),
     ("body not cancelled", _body_not_cancelled, workload.main, ("S7", "INV-F4")),
@@ -205,8 +206,13 @@ PLANTED: tuple[Planted, ...] = (
     ("no hook when the lease is lost", _no_hook_when_the_lease_is_lost, workload.main, ("S7",)),
     ("hook at each restart", _hook_at_each_restart, workload.main, ("S7",)),
     ("unanswered save taken as failure", lambda: _unanswered_save_taken_as(False), workload.main, ("INV-D6", "INV-F3")),
-    ("unanswered save taken as success", lambda: _unanswered_save_taken_as(True), workload.main, ("INV-D1",)),
-    ("doubt about a save kept secret", _doubt_kept_secret, workload.main, ("INV-D6",)),
+    ("unanswered save taken as success", lambda: _unanswered_save_taken_as(True), workload.main, ("INV-D1", "INV-F3")),
+    (
+        "doubt about a save kept secret",
+        _doubt_kept_secret,
+        test_leader_states.test_inv_d6_a_lost_leadership_says_when_its_last_save_is_in_doubt,
+        (),
+    ),
     (
         "end of the former leadership not awaited",
         _former_end_not_awaited,

@@ -131,7 +131,7 @@ async def test_resign_moves_the_leadership_now_whoever_asks() -> None:
     assert whats == ["become", "body", "lose"] * 5
 
 
-@pytest.mark.simulated(seeds=4)
+@pytest.mark.simulated(seeds=2)
 async def test_every_a_change_of_leader_neither_repeats_an_execution_nor_starts_the_clock_anew() -> None:
     """S3: leaders are killed, stopped, cut off and asked to resign, also in the middle and at the very beginning."""
     cluster = new_cluster()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Leader, LeadershipLost, PersistenceError, StatePersistFailed
-from coterie.storage.sqlite.leading import SqliteStates
+from coterie.storage.sqlite.leading import SqliteExecutions, SqliteStates
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
 from coterie.testing.simulation import simulate
@@ -18,7 +18,8 @@ from .diaries import Diary, new_cluster
 
 if TYPE_CHECKING:
     from coterie import Cluster
-    from coterie.storage.interface import StateSave, Written
+    from coterie.storage.executions import Execution
+    from coterie.storage.interface import Claim, StateSave, Written
 
 pytestmark = pytest.mark.simulation
 
@@ -103,26 +104,22 @@ async def test_m8_inv_l3_a_state_newer_than_known_is_refused_untouched_and_the_s
 
 
 @pytest.mark.simulated(seeds=3)
-async def test_s9_an_outage_while_a_leader_begins_disqualifies_nobody() -> None:
-    """The database comes and goes with each taker; when it stays, somebody leads."""
+async def test_s9_an_outage_while_a_leader_begins_disqualifies_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lasts longer than all tries that a policy has, and shorter than a lease."""
     cluster, diary = new_cluster(), Diary()
     counting(cluster, diary, One, "body")
-    async with simulate(cluster, runners=0) as sim:
-        downs: list[int] = []
+    right, until_ns = SqliteExecutions.begin, dict[int, int]()
 
-        def granted(epoch: int) -> None:
-            if len(downs) < 3:
-                downs.append(epoch)
-                sim.restart_storage(down="3500ms")
+    async def away(self: SqliteExecutions, claim: Claim, **more: Any) -> Execution | None:
+        now_ns = current_loop().now_ns
+        if now_ns < until_ns.setdefault(claim.epoch, now_ns + 3_500_000_000):
+            raise PersistenceError(doing="begin", problem="nobody answers", outcome="unreachable")
+        return await right(self, claim, **more)
 
-        sim.database.main.create_scalar_function("outage", granted, 1)
-        sim.database.main.execute(
-            "create temp trigger late after update of holder on main.seats "
-            "when new.holder is not null and new.name = 'singleton:x' begin select outage(new.epoch); end"
-        )
-        await sim.start(2)
-        await sim.wait_until(lambda: diary.of("body"))
-        assert downs
+    monkeypatch.setattr(SqliteExecutions, "begin", away)
+    async with simulate(cluster, runners=1) as sim:
+        await sim.wait_until(lambda: diary.of("body"), within="20s")
+        assert diary.of("body")[0].at_s > 3.5
 
 
 @pytest.mark.simulated(seeds=3)
@@ -183,6 +180,33 @@ async def test_s2_a_save_waits_out_an_outage_or_says_that_the_leadership_is_lost
         else:
             assert told[0] in ("lost", "cancelled")
             sim.runners[0].kill()
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_inv_d6_a_lost_leadership_says_when_its_last_save_is_in_doubt() -> None:
+    """What it asks for happens, and it is not told; its body is gone by then, and another one waits for the end."""
+    cluster, told = new_cluster(), list[LeadershipLost]()
+
+    async def save(leader: Leader[One]) -> None:
+        try:
+            await leader.save(One(7))
+        except LeadershipLost as error:
+            told.append(error)
+
+    @cluster.singleton("x", state=One)
+    async def body(leader: Leader[One]) -> None:
+        sim.runners[0].cut("storage", "replies")
+        tasks.append(asyncio.create_task(save(leader)))
+        await asyncio.Event().wait()
+
+    tasks: list[asyncio.Task[None]] = []
+    async with simulate(cluster, runners=0) as sim:
+        await sim.start(1)
+        await sim.wait_until(lambda: told)
+        assert await cluster.singletons.state("x", One) == One(7)
+        assert told[0].in_doubt
+        assert "is not known" in str(told[0])
+        sim.runners[0].kill()
 
 
 @pytest.mark.simulated(seeds=2)

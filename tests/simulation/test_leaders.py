@@ -183,9 +183,9 @@ async def test_incident_1_a_seat_that_was_granted_too_late_is_not_led() -> None:
         other = next(runner for runner in sim.runners if runner is not first)
         late: list[int] = []
 
-        def granted(epoch: int) -> None:
+        def granted(*epochs: Any) -> None:
             if not late:
-                late.append(epoch)
+                late.extend(epochs)
                 other.freeze()
 
         sim.database.main.create_scalar_function("granted_late", granted, 1)

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import errors
+from coterie.cron.schedule import Schedule
 from coterie.errors import CoterieError, MailboxFull, RemoteError, SendTimeout, quoted
 from coterie.kernel.codec import PLAIN, codec_for
 from coterie.kernel.versions import MigrationFailed, NewerVersion, Versioned
@@ -53,6 +54,7 @@ FACTS: dict[str, Any] = {
     "attempts": 5,
     "chain": "Account/alice → Account/bob",
     "child": 12,
+    "cron": "nightly",
     "doing": "save the state",
     "entity": "Account/alice",
     "epoch": 17,
@@ -63,6 +65,7 @@ FACTS: dict[str, Any] = {
     "in_doubt": False,
     "key": "order-7",
     "known": 2,
+    "length": 2,
     "limit_s": 2.0,
     "message_id": "018f2c",
     "name": "approval",
@@ -79,6 +82,7 @@ FACTS: dict[str, Any] = {
     "singleton": "importer",
     "stored": "reserve",
     "target": "Account/alice.charge",
+    "timezone": None,
     "type_name": "ZeroDivisionError",
     "unit": "workflow Checkout/order-7",
     "version": 1,
@@ -196,6 +200,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     ).decode(b"\x92\x01\x80"),
     "a version that is no map": lambda: Versioned(_Order, 2, {1: dict}, what="state").decode(b"\x92\x01\x05"),
     "a migration that is missing": lambda: Versioned(_Order, 3, {1: dict}, what='singleton "importer"'),
+    "an hour that does not exist": lambda: Schedule("0 25 * * *", cron="nightly"),
+    "a time zone that does not exist": lambda: Schedule("0 3 * * *", timezone="Europe/Zuerich", cron="report"),
+    "a date that never comes": lambda: Schedule("0 0 31 2 *"),
     "a migration too many": lambda: Versioned(_Order, 1, {1: dict}, what='singleton "importer"'),
 }
 

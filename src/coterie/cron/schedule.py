@@ -100,7 +100,7 @@ class Schedule:
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """The ticks from start to before end."""
-        tick = self._instants.first(_utc(start))
+        tick, end = self._instants.first(_utc(start)), _utc(end)
         while tick < end:
             yield tick
             tick = self.next_after(tick)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import HeartbeatFailed, LeadershipLost, PersistenceError
 from coterie.kernel.clock import to_datetime
@@ -210,7 +210,7 @@ def _since(at: datetime | None, found: Execution, now_ns: int) -> int | None:
     return None if at is None else now_ns - round((found.now - at).total_seconds() * 1e9)
 
 
-def _counted(value: int | None, what: str) -> int | None:
+def _counted(value: Any, what: str) -> int | None:
     """A number that the database can store: one that it refuses would keep all else from being told."""
     if value is None or (isinstance(value, int) and -(2**63) <= value < 2**63):
         return value

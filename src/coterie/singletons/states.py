@@ -127,7 +127,7 @@ class LeaderState(Generic[S]):
             self._stage(data)
             return
         await self._turn.take()
-        await self._then_leave(self._write(data))
+        await self._write_and_leave(data)
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[S]:
@@ -145,7 +145,19 @@ class LeaderState(Generic[S]):
         except BaseException:
             self._turn.leave()
             raise
-        await self._then_leave(self._write(data))
+        await self._write_and_leave(data)
+
+    async def _write_and_leave(self, data: bytes) -> None:
+        """Write it, also if the caller is cancelled: then once more by a task, which finds what was under way."""
+        try:
+            await self._write(data)
+        except asyncio.CancelledError:
+            self._hand_over(self._write(data))
+            raise
+        except BaseException:
+            self._turn.leave()
+            raise
+        self._turn.leave()
 
     async def _write(self, data: bytes) -> None:
         self._warn_of_change(data)
@@ -165,11 +177,11 @@ class LeaderState(Generic[S]):
         self._take(data)
         self._changed()
 
-    async def _then_leave(self, work: Coroutine[Any, Any, None]) -> None:
-        """Bring something to its end, also if its caller is cancelled."""
+    def _hand_over(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that brings something to its end, and leaves the turn then."""
         task = self._tasks.spawn(work, name=f"save {self._singleton.name}", report=False)
         self._turn.hand_to(task)
-        await asyncio.shield(task)
+        return task
 
     # Transactions
 
@@ -193,7 +205,7 @@ class LeaderState(Generic[S]):
             self._unstage()
             self._turn.leave()
             raise
-        await self._then_leave(self._commit(transaction))
+        await asyncio.shield(self._hand_over(self._commit(transaction)))  # to its end, also if we are cancelled
 
     def _stage(self, data: bytes) -> None:
         self._warn_of_change(data)

@@ -7,7 +7,7 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coterie import Cluster, PersistenceError, ShuttingDown
+from coterie import Cluster, NotStarted, PersistenceError, ShuttingDown
 from coterie.testing import faults
 from coterie.testing.checkers import Final, NothingLostNothingDoubled, Told, check
 from coterie.testing.running import current_loop
@@ -54,7 +54,7 @@ async def append(cluster: Cluster, random: Stream, numbers: itertools.count[int]
         told.append(Told(key, number, "unknown"))  # should this runner die now, nobody knows
         try:
             seen = await cluster.kv.modify(key, partial(with_number, number))
-        except ShuttingDown:
+        except (NotStarted, ShuttingDown):
             told[place] = Told(key, number, "failed")
             return
         except PersistenceError as error:

@@ -76,6 +76,10 @@ class Meaning:
             return self.by_date(day) and self.by_weekday(day)
         return self.by_date(day) or self.by_weekday(day)
 
+    def ever_comes(self) -> bool:
+        """Whether a day matches in the 28 years after which weekdays fall on the same dates again."""
+        return any(self.has_day((START + timedelta(days=day)).date()) for day in range(28 * 366))
+
     def has_time(self, label: datetime) -> bool:
         return label.hour in self.hours and label.minute in self.minutes and label.second in self.seconds
 
@@ -93,20 +97,20 @@ def enumerate_ticks(meaning: Meaning, zone: tzinfo, start: datetime, end: dateti
     """The ticks from start to before end. Begins three hours before, to know what clocks have shown: more than any goes
     back within these years."""
     step = timedelta(seconds=step_s)
-    latest = datetime.min
+    latest: datetime | None = None
     found = []
     for at, label in labels(zone, start - timedelta(hours=3), end, step_s):
         if not meaning.names_hours:
             due = meaning.has(label)
-        elif label <= latest:
+        elif latest is not None and label <= latest:
             due = False  # clocks have shown this before
         else:
             due = meaning.has(label)
-            skipped = latest + step
-            while latest != datetime.min and not due and skipped < label:
+            skipped = latest + step if latest else label
+            while not due and skipped < label:
                 due = meaning.has(skipped)
                 skipped += step
-        latest = max(latest, label)
+            latest = label
         if due and at >= start:
             found.append(at)
     return found

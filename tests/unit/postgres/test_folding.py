@@ -111,6 +111,20 @@ def test_puts_of_one_key_share_a_statement_only_in_the_name_of_one_seat() -> Non
     assert [bucket.places for bucket in fold(other)] == [[0], [1], [2]]
 
 
+def test_a_save_that_is_alone_and_follows_another_needs_no_arrays() -> None:
+    mine = Claim("me", "s", 1)
+    first, later, other = (
+        StateSave(mine, key, b"v", version, 9.0, 20) for key, version in (("a", 0), ("a", 1), ("b", 7))
+    )
+    (lone,) = fold([later])
+    assert lone == Bucket("save_state", [0])
+    assert values(lone, [later]) == ["me", "s", 1, "a", b"v", 1, 9.0, 20]
+    assert results(lone, [later], [("a", True, False)]) == ["conflict"]
+    assert fold([later, other]) == [Bucket("save_states", [0, 1])]
+    assert fold([first, later]) == [Bucket("save_states", [0]), Bucket("save_state", [1])]
+    assert refused(lone, [later], ["fenced"]) == ["me", ["s"], [1], ["a"]]
+
+
 def test_the_audit_is_given_what_the_fence_refused_and_nothing_else() -> None:
     writes: list[Write] = [KvPut("k", b"", 1), save("a", seat="s1", epoch=3), save("b"), save("c", seat="s2", epoch=4)]
     put, saves = fold(writes)

@@ -27,6 +27,10 @@ class Bare:
 def plain(leader: Any) -> None: ...
 
 
+def watching(leader: Any) -> Any:
+    """A hook may be a plain function: what it returns is awaited if it can be."""
+
+
 async def without() -> None: ...
 
 
@@ -78,11 +82,13 @@ def test_all_options_are_read() -> None:
         retry=retry,
         takeover_delay=1.5,
         on_become_leader=hook,
-        on_lose_leadership=plain,
+        on_lose_leadership=watching,
     )
     assert (found.group, found.every_s, found.ttl_s, found.takeover_delay_s) == ("special", 600, 7 * 86400, 1.5)
     assert found.expected_s == 600, "an execution is progress"
-    assert (found.retry, found.on_become_leader, found.on_lose_leadership) == (retry, hook, plain)
+    assert found.retry is retry
+    assert found.on_become_leader is hook
+    assert found.on_lose_leadership is watching
     assert singleton(every="10m", expected_interval="1h").expected_s == 3600
 
 

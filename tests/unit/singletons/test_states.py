@@ -340,6 +340,17 @@ class TestDoubt:
         await stage.state.save(Progress(3))
         assert stage.values() == [Progress(1), Progress(3)]
 
+    async def test_after_a_refusal_the_former_state_is_not_taken_for_stored(self) -> None:
+        """Somebody removed it by hand."""
+        stage = await loaded(retry=Retry.never)
+        await stage.state.save(Progress(1))
+        stage.states.purge()
+        stage.states.failing["save"] = [refused]
+        with pytest.raises(StatePersistFailed):
+            await stage.state.save(Progress(2))
+        await stage.state.save(Progress(1))
+        assert stage.stored() == Progress(1)
+
     async def test_refused_after_an_unknown_try_that_had_happened_is_saved(self) -> None:
         stage = await loaded(retry=Retry.never)
         stage.states.losing["save"] = [unknown]

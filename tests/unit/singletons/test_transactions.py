@@ -36,6 +36,7 @@ async def test_a_save_inside_is_part_of_the_commit() -> None:
     assert stage.changes == 1
     await stage.state.save(Progress(3))
     assert [write.version for write in stage.states.saved] == [0, 1]
+    assert stage.states.asked["save"] == 1, "it knew what to follow"
 
 
 async def test_without_a_save_the_rows_alone_are_committed() -> None:
@@ -194,6 +195,18 @@ async def test_a_state_that_was_cleared_away_refuses_the_commit_once() -> None:
         await stage.state.save(Progress(2))
     assert ended(stage) == ["conflict", "committed"]
     assert stage.stored() == Progress(2)
+
+
+async def test_after_a_refusal_the_former_state_is_not_taken_for_stored() -> None:
+    """Somebody removed it by hand."""
+    stage = await loaded()
+    await stage.state.save(Progress(1))
+    stage.states.purge()
+    with pytest.raises(StatePersistFailed):
+        async with stage.state.transaction(limit_s=1):
+            await stage.state.save(Progress(2))
+    await stage.state.save(Progress(1))
+    assert stage.stored() == Progress(1)
 
 
 async def test_a_cancelled_commit_comes_to_its_end_and_what_follows_is_not_part_of_it() -> None:

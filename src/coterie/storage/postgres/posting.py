@@ -24,11 +24,12 @@ _MESSAGE = (
     "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
 )  # fmt: skip
 _KEY = attrgetter("entity_type", "entity_id", "method", "key")
+_SHAPES = frozenset(get_args(Shape))
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
     """Whether it is a statement of this file's."""
-    return shape in get_args(Shape)
+    return shape in _SHAPES
 
 
 def shape_of(write: Post) -> Shape:

@@ -79,7 +79,7 @@ class Session:
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open here."""
-        return self._raw.is_in_transaction()
+        return not self._raw.is_closed() and self._raw.is_in_transaction()
 
     async def fetch(self, sql: str, *values: Any, over: float) -> Sequence[asyncpg.Record]:
         """The rows of one statement. Raises `Lost` or what the server said."""

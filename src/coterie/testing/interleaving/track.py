@@ -71,7 +71,9 @@ class Track:
     @property
     def ready(self) -> bool:
         """Whether it can take a turn. One that waits for a lock cannot, but can get lost there."""
-        return not self.told.end and (self.task is None or self.next.act in ("end", "cut"))
+        if self.told.end or self.task is None:
+            return not self.told.end
+        return self._place < len(self._script.steps) and self.next.act in ("end", "cut")
 
     def send(self) -> None:
         """Send the next statement; `settle` takes its answer."""

@@ -4,7 +4,7 @@ alter table coterie.states add column saved_at timestamptz;
 alter table coterie.states add column runner text;
 alter table coterie.states add column expires_at timestamptz;
 
-create index states_expiring on coterie.states (expires_at) where expires_at is not null;
+create index states_expiring on coterie.states (cluster, expires_at) where expires_at is not null;
 
 -- A ring: a state stands in the slot that its version gives, where the oldest one stood. What was set aside has the
 -- slots below zero.

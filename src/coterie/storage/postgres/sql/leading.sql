@@ -63,6 +63,33 @@ from items as i
     left join held on held.name = i.seat and held.epoch = i.epoch
     left join written on written.key = i.key;
 
+-- name: save_state
+-- As `save_states`, for one state that follows another: a leader's save is alone in its group nearly always.
+with me as materialized (
+    select id, name from coterie.runners where id = $2 and cluster = $1 for key share
+), held as materialized (
+    select me.name as runner
+    from coterie.seats as s cross join me
+    where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
+    for share of s
+), written as (
+    update coterie.states as t
+    set value = $6, version = t.version + 1, epoch = $4, seat = $3, runner = held.runner, saved_at = clock_timestamp(),
+        expires_at = clock_timestamp() + make_interval(secs => $8::float8)
+    from held
+    where t.cluster = $1 and t.key = $5 and t.version = $7 and t.epoch <= $4
+    returning t.version, t.runner, t.saved_at
+), kept as (
+    insert into coterie.state_history as t (cluster, key, slot, version, epoch, runner, saved_at, value)
+    select $1, $5, version % nullif($9::int, 0), version, $4, runner, saved_at, $6
+    from written
+    where $9::int > 0
+    on conflict (cluster, key, slot) do update
+    set version = excluded.version, epoch = excluded.epoch, runner = excluded.runner, saved_at = excluded.saved_at,
+        value = excluded.value, reason = ''
+)
+select $5::text as key, exists (select from held) as held, exists (select from written) as written;
+
 -- name: set_aside
 -- Keep a copy of states before something else takes their place. Per key: was the seat held.
 with items as materialized (
@@ -117,13 +144,13 @@ order by version desc, slot desc;
 -- Delete some expired states, and their histories. How many states it were.
 with expired as materialized (
     select key from coterie.states
-    where cluster = $1 and expires_at <= clock_timestamp()
+    where cluster = $1 and expires_at <= (select clock_timestamp())
     order by expires_at limit $2
     for update skip locked
 ), gone as (
-    delete from coterie.states as s using expired where s.cluster = $1 and s.key = expired.key returning s.key
+    delete from coterie.states where cluster = $1 and key = any(array(select key from expired)) returning key
 ), forgotten as (
-    delete from coterie.state_history as h using gone where h.cluster = $1 and h.key = gone.key
+    delete from coterie.state_history where cluster = $1 and key = any(array(select key from gone))
 )
 select count(*) from gone;
 

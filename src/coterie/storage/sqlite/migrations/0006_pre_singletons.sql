@@ -4,7 +4,7 @@ alter table states add column saved_at_ns integer;
 alter table states add column runner text;
 alter table states add column expires_at_ns integer;
 
-create index states_expiring on states (expires_at_ns) where expires_at_ns is not null;
+create index states_expiring on states (cluster, expires_at_ns) where expires_at_ns is not null;
 
 -- A ring: a state stands in the slot that its version gives, where the oldest one stood. What was set aside has the
 -- slots below zero.

@@ -1,0 +1,230 @@
+"""What happens to the ticks that are due: which run, which are skipped and why, which one waits. Pure.
+
+    due ─▶ in a pause ────────────────────────────▶ skipped: paused (when the pause has ended, as one span)
+       ─▶ older than skip_if_older_than ──────────▶ skipped: stale
+       ─▶ passed while nobody had the seat ─ catch_up: none ───▶ skipped: stale
+       │                                               latest ─▶ the newest runs, the others are superseded
+       │                                               all ────▶ they run in order; of more than `most` the newest
+       ─▶ passed while we had it ─ from_previous, or catch_up="all": each runs; otherwise the newest
+                                 ─ overlap="skip", and a run goes on: skipped: overlapping
+
+While a cron is paused nothing begins: what was due before and has not begun is skipped as paused too.
+
+With overlap `skip` and `queue` one runs at a time. What has its turn while another runs waits: nothing is written of
+it, it stays due, and the next look decides anew. So at most one waits, and it survives whoever holds the seat.
+
+Promise:
+    What a look decides is the beginning of what is due, in order, without gap: each tick gets one verdict, in this look
+    or in a later one. However many are due, what a look returns is bounded by `most` and the number of pauses (C4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from coterie.cron.schedule import Schedule
+
+CatchUp: TypeAlias = Literal["latest", "all", "none"]
+Overlap: TypeAlias = Literal["allow", "skip", "queue"]
+Reason: TypeAlias = Literal["stale", "overlapping", "paused", "superseded"]
+
+_INSTANT = timedelta(microseconds=1)
+_NOTHING = timedelta()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the definition of a cron says about its ticks.
+
+    Args:
+        skip_if_older_than: Ticks that are due for longer do not run.
+        catch_up: Which of those run that passed while nobody had the seat.
+        overlap: What happens to a tick while a run goes on.
+        from_previous: Whether the next tick is the one after the previous tick, however late; or the newest.
+        delay: How long after its instant a tick of this cron is due (`jitter_of`).
+        most: How many are caught up with at once.
+    """
+
+    skip_if_older_than: timedelta | None = timedelta(days=1)
+    catch_up: CatchUp = "latest"
+    overlap: Overlap = "allow"
+    from_previous: bool = False
+    delay: timedelta = _NOTHING
+    most: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """From when to when a cron was paused; `until` is None while it is."""
+
+    since: datetime
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What storage says about a cron, all by the database's clock.
+
+    Args:
+        effective_from: Since when this definition counts. Ticks before that are not its ticks [M8].
+        held_since: Since when we have the seat.
+        last: The last tick that has a verdict, if there is one.
+        pauses: Those that may touch ticks after it, in order, not overlapping.
+        busy: Whether a run goes on, also one of a former holder that is to be resumed.
+    """
+
+    effective_from: datetime
+    held_since: datetime
+    last: datetime | None = None
+    pauses: Sequence[Pause] = ()
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """This tick runs."""
+
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Neighbouring ticks that do not run, for one reason."""
+
+    first: datetime
+    last: datetime
+    count: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done now.
+
+    Args:
+        verdicts: In the order of their ticks.
+        waiting: The tick whose turn comes when the run that goes on has ended.
+        look_at: When the next tick is due; to look earlier does no harm.
+    """
+
+    verdicts: tuple[Run | Skip, ...]
+    waiting: datetime | None
+    look_at: datetime
+
+
+def decide(schedule: Schedule, policy: Policy, known: Known, now: datetime) -> Decision:
+    """What happens to the ticks after the last one, up to `now` by the database's clock."""
+    spans = [span for span in _spans(policy, known, now) if span.start < span.end]
+    kept = _kept(schedule, policy, [span for span in spans if span.fate in ("missed", "held")])
+    verdicts: list[Run | Skip] = []
+    waiting, busy = None, known.busy and policy.overlap != "allow"
+    for span in spans:
+        if span.fate == "pausing":
+            break
+        for verdict in _judged(schedule, span, kept):
+            if isinstance(verdict, Run) and busy:
+                waiting = verdict.at
+                break
+            _add(verdicts, verdict)
+            busy = busy or (isinstance(verdict, Run) and policy.overlap != "allow")
+        if waiting:
+            break
+    return Decision(tuple(verdicts), waiting, schedule.next_after(now - policy.delay) + policy.delay)
+
+
+def jitter_of(name: str, jitter: timedelta) -> timedelta:
+    """How much of its jitter a cron waits: always the same for its name, and spread evenly over names."""
+    share = int.from_bytes(blake2b(name.encode(), digest_size=8, person=b"cron jitter").digest(), "big")
+    return timedelta(microseconds=(jitter // _INSTANT) * share >> 64)
+
+
+# ── which ticks share a fate ────────────────────────────────────────────────────────────────────────────────────
+
+_Fate: TypeAlias = Literal["paused", "pausing", "stale", "overlapping", "none", "missed", "held"]
+
+_REASONS: dict[_Fate, Reason] = {
+    "paused": "paused",
+    "stale": "stale",
+    "overlapping": "overlapping",
+    "none": "stale",
+    "missed": "superseded",
+    "held": "superseded",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Ticks from start to before end, which share a fate as far as time alone decides it."""
+
+    start: datetime
+    end: datetime
+    fate: _Fate
+
+
+def _spans(policy: Policy, known: Known, now: datetime) -> Iterator[_Span]:
+    """What is due, cut wherever a tick's fate may change, in order.
+
+    All that compares with the clock counts from when a tick is due, `delay` after its instant; what belongs to the
+    schedule, `effective_from` and `last`, from its instant.
+    """
+    end = now - policy.delay + _INSTANT
+    start = known.effective_from
+    if known.last is not None:
+        start = max(start, known.last + _INSTANT)
+    fresh = start if policy.skip_if_older_than is None else end - _INSTANT - policy.skip_if_older_than
+    held = known.held_since - policy.delay + _INSTANT
+    pauses = [(each.since - policy.delay, each.until and each.until - policy.delay) for each in known.pauses]
+    cuts = {start, fresh, held, end, *(cut for pause in pauses for cut in pause if cut)}
+    is_paused = any(until is None for _, until in pauses)
+    for low, high in pairwise(sorted(cut for cut in cuts if start <= cut <= end)):
+        pause = next((pause for pause in pauses if pause[0] <= low and (pause[1] is None or low < pause[1])), None)
+        if pause:
+            yield _Span(low, high, "pausing" if pause[1] is None else "paused")
+        elif low < fresh:
+            yield _Span(low, high, "stale")
+        elif is_paused:
+            yield _Span(low, high, "paused")
+        elif low < held:
+            yield _Span(low, high, "none" if policy.catch_up == "none" else "missed")
+        else:
+            yield _Span(low, high, "overlapping" if policy.overlap == "skip" and known.busy else "held")
+
+
+def _kept(schedule: Schedule, policy: Policy, spans: Sequence[_Span]) -> list[datetime]:
+    """The ticks that run, the newest first."""
+    each_held = policy.from_previous or policy.catch_up == "all"
+    kept: list[datetime] = []
+    for span in reversed(spans):
+        each = each_held if span.fate == "held" else policy.catch_up == "all"
+        most = policy.most if each else 1
+        tick = schedule.previous(span.end)
+        while tick >= span.start and len(kept) < most:
+            kept.append(tick)
+            tick = schedule.previous(tick)
+    return kept
+
+
+def _judged(schedule: Schedule, span: _Span, kept: Iterable[datetime]) -> Iterator[Run | Skip]:
+    """The verdicts of one span. Those of its ticks that run are its newest."""
+    runs = [tick for tick in kept if span.start <= tick < span.end][::-1]
+    end = runs[0] if runs else span.end
+    if count := schedule.count(span.start, end):
+        first = schedule.next_after(span.start - _INSTANT)
+        yield Skip(first, schedule.previous(end), count, _REASONS[span.fate])
+    yield from (Run(tick) for tick in runs)
+
+
+def _add(verdicts: list[Run | Skip], verdict: Run | Skip) -> None:
+    """Append, or prolong the span before."""
+    before = verdicts[-1] if verdicts else None
+    if isinstance(before, Skip) and isinstance(verdict, Skip) and before.reason == verdict.reason:
+        verdicts[-1] = replace(before, last=verdict.last, count=before.count + verdict.count)
+    else:
+        verdicts.append(verdict)
