@@ -4,7 +4,8 @@ Three real processes, settings as by default, a leader that saves every 20 ms; a
 old leader to the first one of the new. Every trial ends with the judgement of all saves, see `tests.processes.crew`:
 none that was acknowledged is lost, none of a former leader is accepted.
 
-RAW is one fenced UPDATE of one row on a connection of its own, sent by the same kind of task (on SQLite: in a thread).
+RAW is one UPDATE of one row under the fence, by a worker that takes its jobs from a queue as our writer does, on SQLite
+in a thread; it keeps no history.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import itertools
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +31,13 @@ from coterie.kernel.tasks import Tasks
 from coterie.testing import Server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from typing import Any
 
     from tests.processes.crew import Befall
 
-    from collections.abc import Callable, Awaitable
-    from typing import Any
     from bench.measure import Work
+
     Execute = Callable[..., Awaitable[Any]]
 
 MOST_MS = 10_000
@@ -65,7 +67,9 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
                 yield await compare_alone(f"save, {engine}", ours=save, raw=raw, goal=GOAL, rounds=rounds, times=times)
         for what, befall, median in _befalls(server):
             url = server.url(server.create_database())
-            yield limit(f"gap: {what}", await _gaps(what, befall, url, trials), trials=trials, median=median, most=MOST_MS)
+            yield limit(
+                f"gap: {what}", await _gaps(what, befall, url, trials), trials=trials, median=median, most=MOST_MS
+            )
         for number, (what, befall, _) in enumerate(_befalls(None)):
             url = f"sqlite:///{folder}/{number}.db"
             yield limit(f"gap: {what}, sqlite", await _gaps(what, befall, url, trials), trials=trials, most=MOST_MS)
@@ -109,20 +113,28 @@ async def _leader(url: str) -> AsyncIterator[Work]:
         yield lambda: leader.save(Count(next(numbers)))
 
 
-FENCED = (
-    "with held as materialized (select from seat where name = 'count' and epoch = 1 {lock}) "
-    "update raw set body = $1, version = version + 1 where key = 'count' and version = $2 and exists (select from held) "
-    "returning version"
+TABLES = (
+    "create table raw(key text primary key, body text, version bigint)",
+    "insert into raw values ('count', '', 0)",
+    "create table seat(name text primary key, epoch bigint)",
+    "insert into seat values ('count', 1)",
 )
+FENCED = """
+    with held as materialized (select from seat where name = 'count' and epoch = 1 for share)
+    update raw set body = $1, version = version + 1
+    where key = 'count' and version = $2 and exists (select from held) returning version"""
+FENCED_SQLITE = """
+    update raw set body = ?, version = version + 1
+    where key = 'count' and version = ? and exists (select 1 from seat where name = 'count' and epoch = 1)"""
 
 
 @asynccontextmanager
 async def _raw(url: str) -> AsyncIterator[Work]:
     """One UPDATE of one row while a seat is held, by the worker of a queue, on one connection."""
-    execute = await _raw_sqlite(url) if url.startswith("sqlite") else await _raw_postgres(url)
+    opened = _raw_sqlite(url) if url.startswith("sqlite") else _raw_postgres(url)
     versions, inbox = itertools.count(), asyncio.Queue[asyncio.Future[None]]()
 
-    async def work() -> None:
+    async def work(execute: Execute) -> None:
         while True:
             done = await inbox.get()
             assert await execute(BODY, next(versions)), "it was not written"
@@ -133,38 +145,35 @@ async def _raw(url: str) -> AsyncIterator[Work]:
         inbox.put_nowait(done)
         return done
 
-    worker = Tasks("raw")
-    worker.spawn(work(), name="work")
-    yield update
-    await worker.stop()
+    async with opened as execute:
+        worker = Tasks("raw")
+        worker.spawn(work(execute), name="work")
+        yield update
+        await worker.stop()
 
 
-TABLES = (
-    "create table raw(key text primary key, body text, version bigint)",
-    "insert into raw values ('count', '', 0)",
-    "create table seat(name text primary key, epoch bigint)",
-    "insert into seat values ('count', 1)",
-)
-
-
-async def _raw_postgres(url: str) -> Execute:
+@asynccontextmanager
+async def _raw_postgres(url: str) -> AsyncIterator[Execute]:
     session = await asyncpg.connect(url)
     for each in TABLES:
         await session.execute(each)
-    statement = await session.prepare(FENCED.format(lock="for share"))
-    return statement.fetch
+    statement = await session.prepare(FENCED)
+    yield statement.fetch
+    await session.close()
 
 
-async def _raw_sqlite(url: str) -> Execute:
+@asynccontextmanager
+async def _raw_sqlite(url: str) -> AsyncIterator[Execute]:
     connection = apsw.Connection(url.removeprefix("sqlite:///"))
     connection.execute("pragma journal_mode=wal; pragma synchronous=full")
     for each in TABLES:
         connection.execute(each)
-    loop = asyncio.get_running_loop()
-    fenced = "update raw set body = ?, version = version + 1 where key = 'count' and version = ? and exists "
 
-    def execute(*values: Any) -> Any:
-        connection.execute(fenced + "(select 1 from seat where name = 'count' and epoch = 1)", values)
+    def execute(*values: Any) -> int:
+        connection.execute(FENCED_SQLITE, values)
         return connection.changes()
 
-    return lambda *values: loop.run_in_executor(None, execute, *values)
+    with ThreadPoolExecutor(1) as thread:
+        loop = asyncio.get_running_loop()
+        yield lambda *values: loop.run_in_executor(thread, execute, *values)
+    connection.close()

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from coterie.testing import Processes, Server
 
+    Befall = Callable[["Crew"], Awaitable[list[float]]]
+
 LEADING = Path(__file__).with_name("leading.py")
 ROOT = LEADING.parent.parent.parent
-
-Befall = Callable[["Crew"], Awaitable[list[float]]] if TYPE_CHECKING else object
 
 
 class Crew:
@@ -80,8 +80,8 @@ class Crew:
         """The longest time between two saves that follow each other, whoever led."""
         return max(_ms(one, other) for one, other in itertools.pairwise(self.written()) if other.at_ns >= since_ns)
 
-    async def judge(self) -> int:
-        """Raise an AssertionError if a save was lost, late or stale, or hooks ran out of order; how many saves there were."""
+    async def judge(self) -> None:
+        """Raise an AssertionError if a save was lost or stale, or hooks ran out of order."""
         judge(self.journals.events)
         _judge_hooks(self.journals)
         saved = self.written()
@@ -93,7 +93,6 @@ class Crew:
         assert tally.number >= saved[-1].version, f"{saved[-1]} is lost: {tally} [S2]"
         epochs = [each.epoch for each in sorted(history, key=lambda each: each.number)]
         assert epochs == sorted(epochs), f"an epoch wrote after its successor: {history}"
-        return len(saved)
 
 
 def _judge_hooks(journals: Journals) -> None:

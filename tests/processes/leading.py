@@ -119,8 +119,8 @@ class Counter:
 
 def main() -> None:
     cluster, counter = Cluster(), Counter()
-    hooks = {"on_become_leader": counter.become, "on_lose_leadership": counter.lose}
-    cluster.singleton(NAME, state=Tally, **hooks)(counter.count)
+    lead = cluster.singleton(NAME, state=Tally, on_become_leader=counter.become, on_lose_leadership=counter.lose)
+    lead(counter.count)
     cluster.setup(lambda: counter.announced(cluster))
     cluster.run()
 

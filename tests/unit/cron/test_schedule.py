@@ -183,7 +183,11 @@ def test_beyond_the_calendar_of_python_there_is_an_error_and_no_endless_search()
             schedule.previous(datetime.min.replace(tzinfo=UTC))
 
 
-@pytest.mark.parametrize("name", ["Europe/Zuerich", "../UTC", "/etc/passwd", "", "America", "\0", "x" * 10_000, "😀"])
+@pytest.mark.parametrize(
+    "name",
+    ["Europe/Zuerich", "../UTC", "/etc/passwd", "", "America", "\0", "x" * 10_000, "😀"],
+    ids=["misspelt", "path", "file", "empty", "folder", "nul", "long", "emoji"],
+)
 def test_a_zone_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(ScheduleError, match="needs a time zone that exists") as caught:
         Schedule("0 3 * * *", timezone=name)

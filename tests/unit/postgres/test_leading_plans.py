@@ -23,7 +23,6 @@ TEXTS = "array['x', null]::text[]"
 HOT = {
     "save_states": f"{MINE}, {KEYS}, {BYTES}, array[0, 1]::bigint[], {TTLS}, array[20, 20]::int[]",
     "save_state": "'default', 'r1', 's1', 1, 'k1', 'x', 1, null, 20",
-    "save_state": "'default', 'r1', 's1', 1, 'k1', 'a', 1, null, 20",
     "set_aside": f"{MINE}, {KEYS}, array['why', 'why']::text[], 5",
     "begin_execution": f"{MINE}, array['r', 'r']::text[], {TTLS}",
     "stamp_executions": f"{MINE}, {SEATS}, {STAMPS}, {TTLS}, {TTLS}, {TEXTS}, {TTLS}, {KEYS}, {STAMPS}, {STAMPS}",

@@ -422,6 +422,15 @@ class TestDoubt:
         await working
         assert stage.values() == [Progress(1), Progress(2)]
 
+    async def test_a_save_that_was_written_when_its_caller_is_cancelled_is_not_written_twice(self) -> None:
+        stage = await loaded()
+        stage.states.losing["save"].append(asyncio.CancelledError())  # type: ignore[arg-type] # it comes with the answer
+        with pytest.raises(asyncio.CancelledError):
+            await stage.state.save(Progress(1))
+        async with stage.state.update() as state:
+            state.last_id += 1
+        assert stage.values() == [Progress(1), Progress(2)]
+
     async def test_a_cancelled_save_that_fails_says_nothing_to_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = await loaded()
         gate = stage.states.hold("save")

@@ -136,8 +136,8 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
     chosen = [_keyed(writes[place]) for place in _winners(bucket, writes)]
     chosen.sort(key=lambda write: write.key)  # code points sort as UTF-8 bytes do, which is the column's order
     if bucket.shape in FENCED:
-        runner, *columns = [*_claims(chosen), *_columns(chosen, *_FENCED_COLUMNS[bucket.shape])]
-        return [runner, *([each for (each,) in columns] if bucket.shape == "save_state" else columns)]
+        told = [*_claims(chosen), *_columns(chosen, *_FENCED_COLUMNS[bucket.shape])]
+        return told if bucket.shape != "save_state" else [told[0], *(column[0] for column in told[1:])]
     if bucket.shape in ("put", "insert"):
         return _columns(cast("list[KvPut]", chosen), "key", "value", "stamp", "ttl_s")
     if bucket.shape == "replace":
