@@ -13,7 +13,6 @@ from coterie.entities.committing import Committing
 from coterie.entities.deliveries import Deliveries
 from coterie.entities.handling import Handlers
 from coterie.entities.posting import Posting
-from coterie.entities.sweeping import Sweeping
 from coterie.errors import PersistenceError
 from coterie.kernel.addresses import MessageId
 from coterie.storage.sqlite import deliveries, records, states
@@ -24,7 +23,6 @@ from .workloads import messages as workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from coterie.entities.stored import StoredWork
     from coterie.entities.work import Work
     from coterie.storage.messages import Commit, Delivery, Message, Receipt
 
@@ -162,20 +160,6 @@ def _failed_attempt_not_counted() -> Iterator[None]:
 
 
 @contextmanager
-def _swept_past_a_cursor() -> Iterator[None]:
-    right = Sweeping._follow
-
-    def follow(self: Sweeping, shelves: Any, marks: Any, rows: Any) -> Any:
-        more = right(self, shelves, marks, rows)
-        for row in rows:
-            shelves[row.seat].mark = (row.due_at, row.id)
-        return more
-
-    with patch.object(Sweeping, "_follow", follow):
-        yield
-
-
-@contextmanager
 def _begun_too_early() -> Iterator[None]:
     right = Deliveries.now_s
     with patch.object(Deliveries, "now_s", lambda self: right(self) + 0.1):
@@ -208,31 +192,6 @@ def _hand_over_overtakes_what_was_left() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _hand_over_before_the_first_read() -> Iterator[None]:
-    right = Deliveries.open
-
-    def hasty(self: Deliveries, tenure: Any) -> None:
-        right(self, tenure)
-        self.shelves[tenure.seat].is_read = True
-
-    with patch.object(Deliveries, "open", hasty):
-        yield
-
-
-@contextmanager
-def _taken_back_by_itself_when_left() -> Iterator[None]:
-    right = Deliveries.dropped
-
-    def hasty(self: Deliveries, work: StoredWork) -> None:
-        right(self, work)
-        self._remember_ended(work.message_id)
-        self._forgot_s = math.inf
-
-    with patch.object(Deliveries, "dropped", hasty):
-        yield
-
-
 PLANTED: tuple[Planted, ...] = (
     ("replied before the commit", _replied_before_the_commit, workload.main, ("INV-D2",)),
     ("state kept after a declared error", _state_kept_after_a_declared_error, workload.main, ("M7", "INV-D4")),
@@ -244,11 +203,9 @@ PLANTED: tuple[Planted, ...] = (
     ("unknown commit of a handler taken as success", _unknown_commit_taken_as_success, workload.main, ("INV-D2", "M7")),
     ("committed without the fence", _committed_without_the_fence, workload.main, ("INV-F2", "INV-D4", "M7")),
     ("failed attempt not counted", _failed_attempt_not_counted, workload.main, ("INV-D1",)),
-    ("swept past a cursor", _swept_past_a_cursor, workload.main, ("INV-D1",)),
     ("begun too early", _begun_too_early, workload.main, ("INV-D5",)),
     ("old hand-over believed", _old_hand_over_believed, workload.main, ("M5",)),
     ("what has ended forgotten", _what_has_ended_forgotten, workload.main, ("M5",)),
-    ("kept out of storage's sight", _taken_back_by_itself_when_left, workload.main, ("INV-D1",)),
     (
         "attempt not counted on takeover",
         _attempt_not_counted_on_takeover,
@@ -264,12 +221,6 @@ PLANTED: tuple[Planted, ...] = (
     (
         "hand-over overtakes what was left",
         _hand_over_overtakes_what_was_left,
-        test_messages.test_m5_inv_e2_messages_of_a_sender_begin_in_order_past_full_mailboxes_and_moves,
-        ("INV-E2",),
-    ),
-    (
-        "hand-over before the first read",
-        _hand_over_before_the_first_read,
         test_messages.test_m5_inv_e2_messages_of_a_sender_begin_in_order_past_full_mailboxes_and_moves,
         ("INV-E2",),
     ),
