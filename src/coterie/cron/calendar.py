@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cronsim import CronSim, CronSimError
 
 if TYPE_CHECKING:
+    from datetime import date
+
     from coterie.cron.expression import Fields
 
 _SECOND = timedelta(seconds=1)
@@ -27,6 +30,11 @@ class Calendar:
         self._text = fields.text
         self._hours, self._minutes, self._seconds = fields.hour.values, fields.minute.values, fields.second.values
         self._each_day = len(self._hours) * len(self._minutes) * len(self._seconds)
+
+    @cached_property
+    def _days(self) -> CronSim:
+        """cronsim's judge of days."""
+        return CronSim(self._text, _SOME_DAY)
 
     def is_possible(self) -> bool:
         """Whether such a day ever comes."""
@@ -50,20 +58,18 @@ class Calendar:
         start, end = _whole_seconds(start), _whole_seconds(end)
         if start >= end:
             return 0
-        sim = CronSim(self._text, start)
-        return self._within(sim, end) + self._days(sim, start.date(), end.date()) - self._within(sim, start)
-
-    def _days(self, sim: CronSim, day: date, end: date) -> int:
-        """Those of whole days."""
-        matching = 0
-        while day < end:
-            matching += day.month in sim.months and sim.match_day(day)
+        matching, day = 0, start.date()
+        while day < end.date():
+            matching += self._has(day)
             day += _DAY
-        return matching * self._each_day
+        return matching * self._each_day + self._within(end) - self._within(start)
 
-    def _within(self, sim: CronSim, label: datetime) -> int:
+    def _has(self, day: date) -> bool:
+        return day.month in self._days.months and self._days.match_day(day)
+
+    def _within(self, label: datetime) -> int:
         """Those of its day before it."""
-        if label.month not in sim.months or not sim.match_day(label.date()):
+        if not self._has(label.date()):
             return 0
         hours, minutes, seconds = self._hours, self._minutes, self._seconds
         count = bisect_left(hours, label.hour)

@@ -17,7 +17,7 @@ from coterie.errors import ScheduleError
 
 from .oracle import END, START, YEARS, ZONES, Meaning, changes, enumerate_ticks, expressions
 
-SAMPLE = settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+SAMPLE = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 LONG = settings(SAMPLE, max_examples=4000)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
@@ -47,16 +47,16 @@ def judge(meaning: Meaning, zone: str, start: datetime, end: datetime, *, step_s
     expected = enumerate_ticks(meaning, ZoneInfo(zone), start, end, step_s)
     assert list(schedule.between(start, end)) == expected
     assert schedule.count(start, end) == len(expected)
-    assert all(schedule.matches(tick) for tick in expected[:50])
-    assert all(schedule.previous(later) == tick for tick, later in pairwise(expected[:50]))
+    assert all(schedule.matches(tick) for tick in expected[:30])
+    assert all(schedule.previous(later) == tick for tick, later in pairwise(expected[:30]))
     bounds = [start, *expected, end]
-    for low, high in pairwise(bounds[:50]):
+    for low, high in pairwise(bounds[:30]):
         middle = low + (high - low) / 2
         if low < middle < high:
             assert not schedule.matches(middle) or middle.replace(microsecond=0) in (low, high)
             assert high == end or schedule.next_after(middle) == high
             assert low == start or schedule.previous(middle) == low
-    for index, tick in enumerate(expected[:20]):
+    for index, tick in enumerate(expected[:10]):
         after = tick + timedelta(microseconds=1)
         assert (schedule.count(start, tick), schedule.count(tick, end)) == (index, len(expected) - index)
         assert (schedule.count(start, after), schedule.count(after, end)) == (index + 1, len(expected) - index - 1)
@@ -112,14 +112,14 @@ def test_ticks_are_those_of_the_oracle_minute_by_minute(meaning: Meaning, moment
     by_minutes(meaning, moment)
 
 
-@settings(SAMPLE, max_examples=40)
+@settings(SAMPLE, max_examples=30)
 @given(expressions(seconds=True), moments())
 def test_ticks_are_those_of_the_oracle_second_by_second(meaning: Meaning, moment: tuple[str, datetime]) -> None:
     """INV-C3, incident 27."""
     by_seconds(meaning, moment)
 
 
-@settings(SAMPLE, max_examples=40)
+@settings(SAMPLE, max_examples=30)
 @given(expressions(likely_days=False), moments())
 def test_rare_days_of_ten_years_are_those_of_the_oracle(meaning: Meaning, moment: tuple[str, datetime]) -> None:
     """INV-C3: leap days, ends of months and years, nth weekdays."""
