@@ -34,9 +34,9 @@ def preview(schedule: Schedule, *, after: datetime, count: int = 5) -> list[Upco
     >>> from coterie.cron.schedule import Schedule
     >>> nightly = Schedule("0 3 * * *", timezone="Europe/Zurich")
     >>> for tick in preview(nightly, after=datetime(2026, 3, 28, tzinfo=UTC), count=2):
-    ...     print(f"{tick.local:%a %H:%M %Z}", tick.note)
-    Sat 03:00 CET
-    Sun 03:00 CEST clocks go forward at 02:00
+    ...     print(f"{tick.local:%a %H:%M %Z}: {tick.note or 'as ever'}")
+    Sat 03:00 CET: as ever
+    Sun 03:00 CEST: clocks go forward at 02:00
     """
     ticks: list[Upcoming] = []
     for _ in range(count):

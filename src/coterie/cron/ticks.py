@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise, takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -121,21 +121,17 @@ class Decision:
 
 def decide(schedule: Schedule, policy: Policy, known: Known, now: datetime) -> Decision:
     """What happens to the ticks after the last one, up to `now` by the database's clock."""
-    spans = [span for span in _spans(policy, known, now) if span.start < span.end]
+    spans = list(takewhile(lambda span: span.fate != "pausing", _spans(policy, known, now)))
     kept = _kept(schedule, policy, [span for span in spans if span.fate in ("missed", "held")])
     verdicts: list[Run | Skip] = []
-    waiting, busy = None, known.busy and policy.overlap != "allow"
-    for span in spans:
-        if span.fate == "pausing":
-            break
-        for verdict in _judged(schedule, span, kept):
-            if isinstance(verdict, Run) and busy:
+    waiting, one_at_a_time, busy = None, policy.overlap != "allow", known.busy
+    for verdict in chain.from_iterable(_judged(schedule, span, kept) for span in spans):
+        if isinstance(verdict, Run):
+            if one_at_a_time and busy:
                 waiting = verdict.at
                 break
-            _add(verdicts, verdict)
-            busy = busy or (isinstance(verdict, Run) and policy.overlap != "allow")
-        if waiting:
-            break
+            busy = True
+        _add(verdicts, verdict)
     return Decision(tuple(verdicts), waiting, schedule.next_after(now - policy.delay) + policy.delay)
 
 
@@ -178,7 +174,9 @@ def _spans(policy: Policy, known: Known, now: datetime) -> Iterator[_Span]:
     start = known.effective_from
     if known.last is not None:
         start = max(start, known.last + _INSTANT)
-    fresh = start if policy.skip_if_older_than is None else end - _INSTANT - policy.skip_if_older_than
+    fresh, oldest = start, policy.skip_if_older_than
+    if oldest is not None and oldest < end - start:
+        fresh = end - _INSTANT - oldest
     held = known.held_since - policy.delay + _INSTANT
     pauses = [(each.since - policy.delay, each.until and each.until - policy.delay) for each in known.pauses]
     cuts = {start, fresh, held, end, *(cut for pause in pauses for cut in pause if cut)}

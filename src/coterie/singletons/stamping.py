@@ -30,6 +30,8 @@ _SOON_S = 1.0
 """Changes are written this long after each other at most: a body may beat as often as it likes."""
 _AWAY_S = 0.2
 """Between two looks whether the database is back."""
+_FIRST_S = 0.1
+"""How long the first one waits: the state is loaded, and nobody should wait longer than needed for the first save."""
 _TEXT_MOST = 2_000
 """Characters of an error or a note that are kept."""
 
@@ -148,6 +150,7 @@ class Stamps:
 
     async def live(self) -> None:
         """Write what is new soon, and a sign of life when nothing is, for as long as the seat is ours."""
+        await asyncio.sleep(min(_FIRST_S, self._soon_s))
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_s):

@@ -18,7 +18,7 @@ from coterie.errors import ScheduleError
 from .oracle import END, START, YEARS, ZONES, Meaning, changes, enumerate_ticks, expressions
 
 SAMPLE = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-LONG = settings(SAMPLE, max_examples=4000)
+LONG = settings(SAMPLE, max_examples=2000)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 changes_of = cache(changes)
@@ -143,7 +143,7 @@ def test_the_same_for_long(minutes: Meaning, seconds: Meaning, rare: Meaning, mo
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("zone", ZONES)
-@settings(SAMPLE, max_examples=3)
+@settings(SAMPLE, max_examples=2)
 @given(meaning=expressions())
 def test_every_minute_of_ten_years(zone: str, meaning: Meaning) -> None:
     """INV-C3, incident 27: no window, all of it. What is due very often is only counted."""

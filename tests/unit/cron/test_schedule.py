@@ -70,8 +70,19 @@ def test_where_clocks_change_named_times_run_once_and_others_follow_real_time(
 ) -> None:
     """Incident 27."""
     schedule = Schedule(expression, timezone=timezone)
-    found = shown(schedule, start, len(expected))
-    assert found == expected
+    assert shown(schedule, start, len(expected)) == expected
+    ticks = list(islice(schedule.between(instant(start), instant("2100-01-01")), len(expected)))
+    assert [schedule.previous(later) for later in ticks[1:]] == ticks[:-1]
+
+
+def test_in_the_second_half_of_an_overlap_a_named_time_is_over() -> None:
+    """Incident 27: 02:30 has run at 00:30 UTC, and it is 02:10 again."""
+    schedule = Schedule("30 2 * * *", timezone=ZURICH)
+    again = instant("2026-10-25T01:10")
+    assert schedule.next_after(again) == instant("2026-10-26T01:30")
+    assert schedule.previous(again) == instant("2026-10-25T00:30")
+    assert not schedule.matches(instant("2026-10-25T01:30"))
+    assert schedule.count(instant("2026-10-25T01:00"), instant("2026-10-25T02:00")) == 0
 
 
 @pytest.mark.parametrize(

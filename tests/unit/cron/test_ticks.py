@@ -92,6 +92,10 @@ def test_ticks_that_are_too_old_are_skipped_and_the_rest_is_caught_up_with() -> 
     assert look(policy, known(held=10), 10.5).verdicts == (skip(1, 7, "stale"), *runs(8, 9, 10))
 
 
+def test_the_longest_age_there_is_lets_every_tick_run() -> None:
+    assert look(Policy(catch_up="all", skip_if_older_than=timedelta.max), known(held=2), 2).verdicts == runs(1, 2)
+
+
 def test_what_passed_while_we_held_the_seat_is_not_missed() -> None:
     """C4: from the clock the newest runs, from the previous tick each of them."""
     assert look(Policy(catch_up="none"), known(), 3).verdicts == (skip(1, 2, "superseded"), *runs(3))
