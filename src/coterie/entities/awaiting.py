@@ -134,7 +134,8 @@ async def _ask_here(deliveries: Deliveries, message: Message, kind: Kind, *, due
         if not answer.done():
             answer.set_result(body)
 
-    deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=kind is not Kind.NEW, waiter=told)
+    again, is_due = kind is not Kind.NEW, message.is_immediate
+    deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=again, waiter=told, is_due=is_due)
     try:
         async with asyncio.timeout(within_s):
             return await answer

@@ -143,7 +143,9 @@ class Deliveries:
             self._ended_before, self._ended = self._ended, {}
             self._doubted_before, self._doubted = self._doubted, set()
 
-    def hand_over(self, delivery: Delivery, *, epoch: int, again: bool, waiter: Waiter | None) -> None:
+    def hand_over(
+        self, delivery: Delivery, *, epoch: int, again: bool, waiter: Waiter | None, is_due: bool = False
+    ) -> None:
         """A sender brings a message that it has stored.
 
         Args:
@@ -151,6 +153,7 @@ class Deliveries:
             epoch: At which the sender believes its shard to be held here.
             again: It was brought before: it may have run since, so only storage says whether it is still to be run.
             waiter: Told the reply; or `LOOK`, if storage knows more than we.
+            is_due: It was due when it was stored, so the database's clock is past that.
         """
         shelf = self.shelves.get(delivery.seat)
         if (
@@ -170,6 +173,8 @@ class Deliveries:
                 shelf.blocked.add((delivery.entity_type, delivery.entity_id))
             self._wake()
         elif shelf.is_read:
+            if is_due:  # else it would wait for what our idea of that clock is behind it: as long as a sweep takes
+                self._offset_s = max(self._offset_s, delivery.due_at.timestamp() - self._loop.time())
             self.arrived(delivery)
         else:
             shelf.wait(delivery)

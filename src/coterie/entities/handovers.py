@@ -50,6 +50,8 @@ class Handover(Struct, array_like=True, gc=False):
     due_s: float = 0.0
     key: str | None = None
     trace_id: str | None = None
+    is_immediate: bool = False
+    """Whether it was due when it was stored: then the database's clock is past `due_s`, whatever is believed here."""
 
 
 _decode = msgspec.msgpack.Decoder(Handover).decode
@@ -71,6 +73,7 @@ def pack(kind: Kind, message: Message, *, epoch: int, due_s: float) -> bytes:
             due_s,
             message.key,
             message.trace_id,
+            message.is_immediate,
         )
     )
 
@@ -129,6 +132,7 @@ class Handovers:
                 epoch=handover.epoch,
                 again=handover.kind != Kind.NEW,
                 waiter=None,
+                is_due=handover.is_immediate,
             )
 
     def on_cancel(self, request: Request) -> None:
@@ -149,7 +153,11 @@ class Handovers:
         self._waiting[request] = (handover.id, told)
         assert self._host.deliveries is not None, "asked before"
         self._host.deliveries.hand_over(
-            delivery_of(handover, handover.due_s), epoch=handover.epoch, again=handover.kind != Kind.NEW, waiter=told
+            delivery_of(handover, handover.due_s),
+            epoch=handover.epoch,
+            again=handover.kind != Kind.NEW,
+            waiter=told,
+            is_due=handover.is_immediate,
         )
 
     async def _cancel(self, request: Request, handover: Handover) -> None:

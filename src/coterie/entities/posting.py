@@ -285,8 +285,8 @@ class Posting:
                 request = self._awaiting.request(message, Kind.AGAIN, due_s=due_s, within_s=_BRING_S)
                 self._tasks.spawn(request, name=f"bring {message.id}")
         elif shard.is_mine and calling.host is not None and calling.host.deliveries is not None:
-            again = kind is Kind.AGAIN
-            calling.host.deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=again, waiter=None)
+            again, delivery, is_due = kind is Kind.AGAIN, delivery_of(message, due_s), message.is_immediate
+            calling.host.deliveries.hand_over(delivery, epoch=0, again=again, waiter=None, is_due=is_due)
         else:
             self._leave(address)
 

@@ -47,6 +47,11 @@ class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     delay_s: float = 0.0
     trace_id: str | None = None
 
+    @property
+    def is_immediate(self) -> bool:
+        """Whether it is due as soon as it is stored."""
+        return self.due_at is None and self.delay_s <= 0
+
 
 class Insert(msgspec.Struct, frozen=True, gc=False):
     """Store a message, unless its key is there already [M4]. The result is a `Receipt`."""

@@ -335,6 +335,18 @@ async def test_a_clock_that_turns_out_to_be_behind_lets_nothing_run_early() -> N
         assert numbers() == [1]
 
 
+async def test_what_was_due_when_it_was_stored_runs_at_once_whatever_is_believed_of_the_clock() -> None:
+    async with stored(Diary) as ground:
+        ground.deliveries.set_clock(now_at().timestamp() - 1)  # a second behind
+        for number, is_due in ((1, False), (2, True)):
+            message = ground.message(str(number), "note", number)
+            due_s = ground.messages.add(message).due_at.timestamp()
+            delivery = delivery_of(message, due_s)
+            ground.deliveries.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=is_due)
+            assert numbers() == ([2] if is_due else [])
+            assert message.is_immediate
+
+
 # Suspects
 
 
