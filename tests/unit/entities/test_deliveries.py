@@ -343,6 +343,7 @@ async def test_what_was_due_when_it_was_stored_runs_at_once_whatever_is_believed
             due_s = ground.messages.add(message).due_at.timestamp()
             delivery = delivery_of(message, due_s)
             ground.deliveries.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=is_due)
+            await passed(0.01)
             assert numbers() == ([2] if is_due else [])
             assert message.is_immediate
 
