@@ -206,7 +206,8 @@ class Runner(Connection):
 
     async def _live(self) -> None:
         """Begin a life under the present incarnation."""
-        self._missing = "it is not registered with the cluster yet"
+        if self._life is None:  # else it says why it has to come back
+            self._missing = "it is not registered with the cluster yet"
         routes = Routes()
         transport = self._transport = self._new_transport(routes, listens=True)
         self.calling.join(transport, routes)
