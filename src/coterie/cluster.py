@@ -20,7 +20,7 @@ from coterie.errors import Forked, NotStarted
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.codec import codec_for
 from coterie.kernel.context import refuse_in_transaction
-from coterie.kernel.durations import to_seconds
+from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.service import State
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
@@ -301,7 +301,7 @@ class Cluster:
             NotReady: It took longer than `timeout`; the error says what is missing. None waits for as long as it takes.
             NotStarted: Nobody has called `start`.
         """
-        within_s = None if timeout is None else to_seconds(timeout, what="timeout")
+        within_s = seconds_or_none(timeout, what="timeout")
         await self._acting().ready(within_s=within_s)
 
     @property
@@ -320,7 +320,7 @@ class Cluster:
             id: Which one. Any text; the entity comes to life with its first call.
             timeout: How long its calls wait, instead of what their rpcs or the setting `call_timeout` say.
         """
-        timeout_s = None if timeout is None else to_seconds(timeout, what="timeout")
+        timeout_s = seconds_or_none(timeout, what="timeout")
         return self._entities.ref(entity, id, timeout_s=timeout_s)
 
     async def call(self, call: Awaitable[T], *, timeout: Duration | None = None, key: str | None = None) -> T:
@@ -389,7 +389,7 @@ class Cluster:
             MessageDead: Its attempts are used up.
             MessageExpired: It is not kept any more, was cancelled, or never was.
         """
-        timeout_s = None if timeout is None else to_seconds(timeout, what="timeout")
+        timeout_s = seconds_or_none(timeout, what="timeout")
         result: T = await self._entities.result(message, timeout_s=timeout_s)
         return result
 

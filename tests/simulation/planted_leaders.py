@@ -131,14 +131,15 @@ def _no_hook_when_the_lease_is_lost() -> Iterator[None]:
 
 @contextmanager
 def _hook_at_each_restart() -> Iterator[None]:
-    right = Leadership._pause
+    right = Leadership._ran
 
-    async def paused(self: Leadership, seconds: float) -> None:
-        await right(self, seconds)
-        if self.singleton.on_become_leader is not None:
+    async def ran(self: Leadership) -> bool:
+        is_well = await right(self)
+        if not is_well and self.singleton.on_become_leader is not None:
             await self._call(self.singleton.on_become_leader, "on_become_leader")
+        return is_well
 
-    with patch.object(Leadership, "_pause", paused):
+    with patch.object(Leadership, "_ran", ran):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from coterie.errors import MalformedMessage
 from coterie.kernel.codec import codec_for
 from coterie.kernel.context import work_here
-from coterie.kernel.durations import to_seconds
+from coterie.kernel.durations import seconds_or_none
 from coterie.storage.interface import Claim
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class KeyValueStore(Generic[V]):
     async def set(self, key: str, value: V, *, ttl: Duration | None = None) -> None:
         """Set the value; with `ttl` it expires after that time, without it never does."""
         full = self._writable(key)
-        await self._source().set(full, self._encode(full, value), ttl_s=_seconds(ttl), claim=self._claim())
+        await self._source().set(
+            full, self._encode(full, value), ttl_s=seconds_or_none(ttl, what="ttl"), claim=self._claim()
+        )
 
     async def remove(self, key: str) -> bool:
         """Remove the key; whether it was there."""
@@ -109,7 +111,7 @@ class KeyValueStore(Generic[V]):
                 raise TypeError("modify takes a plain function: await what you need before, then modify")
             return None if new is None else self._encode(full, new)
 
-        changed = self._source().modify(full, apply, ttl_s=_seconds(ttl), claim=self._claim())
+        changed = self._source().modify(full, apply, ttl_s=seconds_or_none(ttl, what="ttl"), claim=self._claim())
         return self._decode(full, await changed)
 
     async def items(self) -> AsyncIterator[tuple[str, V]]:
@@ -163,10 +165,6 @@ def claim_here() -> Claim | None:
 
 def _what(full: str) -> str:
     return f"key {full!r}"
-
-
-def _seconds(ttl: Duration | None) -> float | None:
-    return None if ttl is None else to_seconds(ttl, what="ttl")
 
 
 def _checked(prefix: str, key: Any) -> str:

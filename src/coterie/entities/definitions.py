@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast
 
 from coterie.entities.annotations import codec_of
 from coterie.entities.entity import E, Entity, state_type_of
-from coterie.entities.options import refusal, refuse_unknown
+from coterie.entities.options import refusal, refuse_unknown, retry_of
 from coterie.entities.references import Reference, reference_type
 from coterie.entities.rpcs import Rpc, make_rpc, options_of
 from coterie.errors import ConfigurationError, MalformedMessage
 from coterie.kernel import readings
 from coterie.kernel.addresses import EntityAddress
-from coterie.kernel.durations import Duration, to_seconds
-from coterie.kernel.retry import Retry
+from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.versions import Versioned
 
 if TYPE_CHECKING:
     from coterie.entities.calls import Sender
+    from coterie.kernel.retry import Retry
     from coterie.kernel.versions import Migrations
 
 _MOST_MAILBOX = 1_000_000
@@ -100,8 +100,8 @@ def define(cls: type[E], /, **options: Unpack[EntityOptions]) -> EntityType[E]:
         group=readings.name().read(options.get("group", "default"), what=f"group of {name}"),
         mailbox=_whole(options.get("mailbox", 1000), _MOST_MAILBOX, what=f"mailbox of {name}"),
         concurrency=concurrency,
-        max_idle_s=_seconds(options.get("max_idle"), what=f"max_idle of {name}"),
-        retry=_retry(options.get("retry"), name),
+        max_idle_s=seconds_or_none(options.get("max_idle"), what=f"max_idle of {name}"),
+        retry=retry_of(options.get("retry"), what=name),
         rpcs=rpcs,
         state=_state(cls, name, options, concurrency=concurrency),
         references=reference_type(name, rpcs),
@@ -171,18 +171,6 @@ def _name(name: Any) -> str:
 def _whole(value: Any, most: int, *, what: str) -> int:
     found: int = readings.whole(1, most).read(value, what=what)
     return found
-
-
-def _seconds(value: Duration | None, *, what: str) -> float | None:
-    return None if value is None else to_seconds(value, what=what)
-
-
-def _retry(value: Any, entity: str) -> Retry | None:
-    if value is not None and not isinstance(value, Retry):
-        raise refusal(
-            f"retry of {entity} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never"
-        )
-    return value
 
 
 def _state(cls: type[Entity[Any]], name: str, options: EntityOptions, *, concurrency: int) -> Versioned[Any] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigurationError, quoted
+from coterie.kernel.retry import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -25,3 +26,10 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], *, what: str) -
     close = difflib.get_close_matches(unknown, known, n=1)
     meant = f"did you mean {quoted(close[0])}? " if close else ""
     raise refusal(f"{what} has no option {quoted(unknown)}", hint=f"{meant}there are {', '.join(known)}")
+
+
+def retry_of(value: Any, *, what: str) -> Retry | None:
+    """The policy that was given, if it is one."""
+    if value is not None and not isinstance(value, Retry):
+        raise refusal(f"retry of {what} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never")
+    return value

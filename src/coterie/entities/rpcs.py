@@ -13,7 +13,7 @@ from coterie.entities.keys import ACCEPTED, can_be_key
 from coterie.entities.options import refusal, refuse_unknown
 from coterie.entities.payloads import Arguments
 from coterie.kernel.codec import codec_for
-from coterie.kernel.durations import Duration, to_seconds
+from coterie.kernel.durations import Duration, seconds_or_none
 
 if TYPE_CHECKING:
     from coterie.kernel.codec import Codec
@@ -156,7 +156,7 @@ def make_rpc(fn: Callable[..., Any], options: Options, cls: type, *, name: str, 
         errors=declared_errors(options.errors, what=what),
         persisted=options.persisted,
         key=_key(options, arguments.names, hints, what=what),
-        timeout_s=None if options.timeout is None else to_seconds(options.timeout, what=f"timeout of {what}"),
+        timeout_s=seconds_or_none(options.timeout, what=f"timeout of {what}"),
         is_stream=is_stream,
         result_what=f"result of {what}",
     )

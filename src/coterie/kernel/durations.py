@@ -54,6 +54,11 @@ def to_seconds(value: Duration, *, what: str, allow_zero: bool = False) -> float
     return to_timedelta(value, what=what, allow_zero=allow_zero).total_seconds()
 
 
+def seconds_or_none(value: Duration | None, *, what: str) -> float | None:
+    """The same of what may be left out."""
+    return None if value is None else to_seconds(value, what=what)
+
+
 def format_duration(length: timedelta) -> str:
     """The text that reads back as exactly this length: `1h30m`, `1.5s`, `250ms`, `0s`."""
     if length < timedelta():

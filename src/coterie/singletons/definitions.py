@@ -7,18 +7,18 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
-from coterie.entities.options import refusal, refuse_unknown
+from coterie.entities.options import refusal, refuse_unknown, retry_of
 from coterie.errors import MalformedMessage
 from coterie.kernel import readings
 from coterie.kernel.addresses import EntityAddress, Seat
-from coterie.kernel.durations import Duration, to_seconds
-from coterie.kernel.retry import Retry
+from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.versions import Versioned
 from coterie.ownership.joining import Definition
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from coterie.kernel.retry import Retry
     from coterie.kernel.versions import Migrations
     from coterie.singletons.leader import Leader
 
@@ -98,8 +98,8 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
     what = f"singleton {name!r}"
     refuse_unknown(options, SingletonOptions.__annotations__, what=what)
     _require_body(body, what)
-    every_s = _seconds(options.get("every"), what=f"every of {what}")
-    expected_s = _seconds(options.get("expected_interval"), what=f"expected_interval of {what}")
+    every_s = seconds_or_none(options.get("every"), what=f"every of {what}")
+    expected_s = seconds_or_none(options.get("expected_interval"), what=f"expected_interval of {what}")
     codec, initial = _state(name, options)
     return Singleton(
         name=name,
@@ -108,10 +108,10 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
         codec=codec,
         initial=initial,
         every_s=every_s,
-        ttl_s=_seconds(options.get("ttl"), what=f"ttl of {what}"),
+        ttl_s=seconds_or_none(options.get("ttl"), what=f"ttl of {what}"),
         expected_s=every_s if expected_s is None else expected_s,
-        retry=_retry(options.get("retry"), what),
-        takeover_delay_s=_seconds(options.get("takeover_delay"), what=f"takeover_delay of {what}") or 0.0,
+        retry=retry_of(options.get("retry"), what=what),
+        takeover_delay_s=seconds_or_none(options.get("takeover_delay"), what=f"takeover_delay of {what}") or 0.0,
         on_become_leader=_hook(options, "on_become_leader", what),
         on_lose_leadership=_hook(options, "on_lose_leadership", what),
     )
@@ -160,12 +160,6 @@ def _takes_a_leader(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _retry(value: Any, what: str) -> Retry | None:
-    if value is not None and not isinstance(value, Retry):
-        raise refusal(f"retry of {what} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never")
-    return value
-
-
 def _state(name: str, options: SingletonOptions) -> tuple[Versioned[Any] | None, Callable[[], Any]]:
     given, version, migrations = options.get("state"), options.get("version", 1), options.get("migrations")
     if given is None or given is type(None):
@@ -194,7 +188,3 @@ def _state(name: str, options: SingletonOptions) -> tuple[Versioned[Any] | None,
     except MalformedMessage as error:
         raise refusal(f"the first state of singleton {name!r} cannot be stored: {error.message}") from error
     return codec, given
-
-
-def _seconds(value: Duration | None, *, what: str) -> float | None:
-    return None if value is None else to_seconds(value, what=what)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from coterie.entities.limits import settled
 from coterie.errors import (
@@ -52,8 +52,6 @@ _LOOK_S = 0.05
 _AWAY_S = 0.2
 """Between two looks whether the database is back."""
 
-Stage = Literal["beginning", "running", "pausing", "done", "ended"]
-
 
 class Leadership:
     """A leader at work.
@@ -75,7 +73,6 @@ class Leadership:
     ) -> None:
         self.singleton = singleton
         self.tenure = tenure
-        self.stage: Stage = "beginning"
         self._post = post
         self._former = former
         self._context = context
@@ -152,7 +149,6 @@ class Leadership:
             await self._run_until_done()
         else:
             await self._run_every(self.singleton.every_s)
-        self.stage = "done"
 
     async def _begin(self) -> None:
         if self._former is not None:
@@ -221,7 +217,7 @@ class Leadership:
                 log.error("singleton %r failed %d times here: it goes elsewhere", self.singleton.name, attempt)
                 self._post.resign(self.tenure.seat, refuse=False)
                 return
-            await self._pause(pause_s)
+            await asyncio.sleep(pause_s)
 
     def _pause_s(self, attempt: int) -> float | None:
         """None: the policy of the definition has no attempt left. Without one there is always another."""
@@ -234,7 +230,7 @@ class Leadership:
         attempt = 0
         while True:
             pause_s = retry.delay_s(attempt, self._post.chance) if attempt else None
-            await self._pause(self._until_next_s(every_s) if pause_s is None else pause_s)
+            await asyncio.sleep(self._until_next_s(every_s) if pause_s is None else pause_s)
             if pause_s is None:
                 attempt = 0
             attempt = 0 if await self._ran() else attempt + 1
@@ -248,7 +244,6 @@ class Leadership:
         """Run the body once; whether it ended well."""
         while not self.tenure.may_start:  # noqa: ASYNC110 without its session a runner starts nothing [M2]: rare, and short
             await asyncio.sleep(_LOOK_S)
-        self.stage = "running"
         self.stamps.ran()
         try:
             if self.singleton.every_s is not None:
@@ -263,10 +258,6 @@ class Leadership:
             return False
         self.stamps.progress()
         return True
-
-    async def _pause(self, seconds: float) -> None:
-        self.stage = "pausing"
-        await asyncio.sleep(seconds)
 
     # The end
 
@@ -288,7 +279,6 @@ class Leadership:
         if hook is not None and self._has_become:
             with contextlib.suppress(SingletonError):
                 await self._call(hook, "on_lose_leadership")
-        self.stage = "ended"
         if self._stamping is not None:
             self._stamping.cancel()
         if self.tenure.held and self.stamps.has_begun:

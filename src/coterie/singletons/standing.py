@@ -16,7 +16,7 @@ from coterie.singletons.definitions import PREFIX
 from coterie.singletons.staleness import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from coterie.connection import Connection
@@ -109,7 +109,7 @@ class Singletons:
         """
         found = {each.name: each for each in await self.list()}
         if name not in found:
-            raise ValueError(f"there is no singleton {name!r} in this cluster: there are {', '.join(found) or 'none'}")
+            raise _unknown(name, found)
         return found[name]
 
     async def state(self, name: str, type: type[T]) -> T | None:
@@ -195,8 +195,12 @@ def _seat(view: View, name: str) -> SeatRow:
     found = next((seat for seat in view.seats if seat.name == wanted), None)
     if found is None:
         known = sorted(Seat.split(seat.name)[1] for seat in view.seats if Seat.split(seat.name)[0] == "singleton")
-        raise ValueError(f"there is no singleton {name!r} in this cluster: there are {', '.join(known) or 'none'}")
+        raise _unknown(name, known)
     return found
+
+
+def _unknown(name: str, known: Iterable[str]) -> ValueError:
+    return ValueError(f"there is no singleton {name!r} in this cluster: there are {', '.join(known) or 'none'}")
 
 
 def _saved(row: StateRow) -> SavedState:
