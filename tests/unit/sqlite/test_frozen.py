@@ -171,3 +171,15 @@ def test_a_process_is_told_from_a_later_one_of_the_same_number() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+async def test_no_wait_for_a_lock_is_longer_than_the_time_between_renewals(
+    new: Opener, path: Path, child: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M1: renewals that lie too far apart count for nothing, and the frozen one would never be found dead [GAP-02]."""
+    monkeypatch.setattr("coterie.storage.sqlite.owners._LIMIT_S", 30.0)
+    async with new(settings={"lease_renew": 0.05}) as storage, storage.ownership(A) as session:
+        await join(session, A)
+        frozen(child, path, "hold", f"{B}=60")
+        with pytest.raises(PersistenceError, match=r"and [01]\.\ds were waited"):
+            await session.acquire(["seat"])

@@ -27,7 +27,8 @@ _PAUSE_S = 0.0003
 """Between two tries for a lock, less than others take: a lease keeper must not be the one who waits [m6]."""
 
 _LIMIT_S = 1.0
-"""How long to wait for a lock: renewals wait behind it."""
+"""How long to wait for a lock, and not for longer than the time between two renewals, which wait behind it: renewals
+that lie too far apart prove nothing about others [M1], and nobody would ever end who stands still with the lock."""
 
 _EVICT_LIMIT_S = 0.25
 """How long an eviction waits before it asks who is in the way."""
@@ -56,18 +57,22 @@ class Ground:
 
 
 class Waits:
-    """How long one session waits for which lock."""
+    """How long one session waits for which lock.
 
-    def __init__(self, database: Database, chance: Chance) -> None:
+    Args:
+        renew_s: The time between two of its renewals.
+    """
+
+    def __init__(self, database: Database, chance: Chance, *, renew_s: float) -> None:
         def patience(limit_s: float, *, main: bool = True) -> Patience:
             holder = database.write_lock_holder if main else database.leases_lock_holder
             # "refused": the session is as good as before.
             return Patience(chance=chance, limit_s=limit_s, pause_s=_PAUSE_S, holder=holder, refused="refused")
 
         self.start = patience(_START_LIMIT_S)
-        self.main = patience(_LIMIT_S)
-        self.evict = patience(_EVICT_LIMIT_S)
-        self.leases = patience(_LIMIT_S, main=False)
+        self.main = patience(min(_LIMIT_S, renew_s))
+        self.evict = patience(min(_EVICT_LIMIT_S, renew_s))
+        self.leases = patience(min(_LIMIT_S, renew_s), main=False)
 
     def end(self) -> None:
         """Wait no more."""
@@ -92,13 +97,14 @@ class Owners:
         self._database = database
         self._chance = chance
         self._kill = settings.sqlite_kill_frozen
+        self._renew_s = settings.lease_renew.total_seconds()
         self._ground = Ground(settings.name, clock, boot, witness, settings.audit)
 
     @asynccontextmanager
     async def open(self, incarnation: str) -> AsyncIterator[SqliteOwnership]:
         """A session with the sign of life of this incarnation, on the loop of whoever opens it."""
         executor = self._database.session()
-        waits = Waits(self._database, self._chance)
+        waits = Waits(self._database, self._chance, renew_s=self._renew_s)
         frozen = Frozen(self._database, kill=self._kill)
         session = SqliteOwnership(executor, incarnation, ground=self._ground, waits=waits, frozen=frozen)
         await executor.start()
