@@ -1,8 +1,8 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
-The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages` and `executions`
-(in files of their own), ownership, the schema and the cluster's secret. Each part speaks in plain values: texts, bytes,
-whole numbers; encoding is the caller's business.
+The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages`, `executions`
+and `ticks` (in files of their own), ownership, the schema and the cluster's secret. Each part speaks in plain
+values: texts, bytes, whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke while the commit was under way).
@@ -20,6 +20,7 @@ from coterie.errors import LeadershipLost
 from coterie.kernel.service import Service
 from coterie.storage.executions import Stamp
 from coterie.storage.messages import Commit, Insert, Setback
+from coterie.storage.ticks import TickClaim, TickNote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.storage.executions import Executions
     from coterie.storage.messages import Messages, Transaction
     from coterie.storage.migrations import Migration, Phase
+    from coterie.storage.ticks import Ticks
 
 T = TypeVar("T")
 
@@ -138,7 +140,7 @@ ASIDE_MOST = 5
 """How many states of a key are kept aside: the last ones."""
 
 
-Write = KvPut | KvSwap | KvRemove | StateSave | Stamp | Insert | Commit | Setback
+Write = KvPut | KvSwap | KvRemove | StateSave | Stamp | Insert | Commit | Setback | TickClaim | TickNote
 """What goes through the group writer: concurrent writes share transactions, each stays independent."""
 
 
@@ -439,6 +441,7 @@ class Storage(Service):
     kv: Kv
     states: States
     executions: Executions
+    ticks: Ticks
     machines: Machines
     messages: Messages
     schema: Schema
