@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from coterie.cluster import Cluster
+    from coterie.cron.preview import Upcoming
+    from coterie.cron.standing import CronInfo, Crons, TickInfo
+    from coterie.cron.tick import Tick
     from coterie.durable.keyvalue import KeyValueStore
     from coterie.entities.broadcasting import Replies
     from coterie.entities.entity import Entity
@@ -74,6 +77,8 @@ __all__ = [
     "ClusterError",
     "ConfigurationError",
     "CoterieError",
+    "CronInfo",
+    "Crons",
     "DeferredRejected",
     "DeferredTimeout",
     "Duration",
@@ -118,9 +123,12 @@ __all__ = [
     "StateLoadFailed",
     "StatePersistFailed",
     "StepDiverged",
+    "Tick",
+    "TickInfo",
     "Transaction",
     "TransactionTimeout",
     "UnknownEntity",
+    "Upcoming",
     "WorkflowError",
     "WorkflowFailed",
     "WorkflowInterrupted",
@@ -133,6 +141,8 @@ _HOMES = {
     "Breaker": "kernel.retry",
     "Cluster": "cluster",
     "ClusterContext": "kernel.context",
+    "CronInfo": "cron.standing",
+    "Crons": "cron.standing",
     "Duration": "kernel.durations",
     "Entity": "entities.entity",
     "ExecutionMeta": "singletons.stamping",
@@ -150,7 +160,10 @@ _HOMES = {
     "SingletonInfo": "singletons.standing",
     "Singletons": "singletons.standing",
     "Snowflake": "kernel.snowflakes",
+    "Tick": "cron.tick",
+    "TickInfo": "cron.standing",
     "Transaction": "entities.transacting",
+    "Upcoming": "cron.preview",
     "current": "kernel.context",
     "rpc": "entities.rpcs",
     "within_cluster": "kernel.context",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from coterie import signals
@@ -12,6 +13,7 @@ from coterie.connection import Connection, Doors, system_doors
 from coterie.durable.keyvalue import KeyValueStore, claim_here
 from coterie.entities.calls import require_call
 from coterie.entities.mail import Messages
+from coterie.entities.options import require_name
 from coterie.entities.outcomes import refuse_inside_transaction
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
@@ -24,7 +26,6 @@ from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.service import State
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
-from coterie.singletons.definitions import require_name
 from coterie.singletons.room import SingletonRoom
 from coterie.singletons.standing import Singletons
 
@@ -32,12 +33,17 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from coterie.cron.definitions import CronOptions
+    from coterie.cron.room import CronRoom
+    from coterie.cron.standing import Crons
+    from coterie.cron.tick import Tick
+    from coterie.cron.ticks import CatchUp, Overlap
     from coterie.entities.broadcasting import Replies
     from coterie.entities.definitions import EntityOptions
     from coterie.entities.entity import E, Entity
     from coterie.kernel.addresses import MessageId
     from coterie.kernel.durations import Duration
-    from coterie.kernel.retry import Retry
+    from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.versions import Migrations
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy
@@ -101,6 +107,19 @@ class Cluster:
         self.singletons = Singletons(self._acting, self._singletons.known, heartbeat_s=heartbeat_s)
         self._setups: list[Setup] = []
         self._running: Connection | None = None
+
+    @cached_property
+    def _cron_room(self) -> CronRoom:
+        from coterie.cron.room import CronRoom  # zones and calendars: only programs that have crons load them
+
+        return CronRoom(self)
+
+    @cached_property
+    def crons(self) -> Crons:
+        """What runs on a calendar."""
+        from coterie.cron.standing import Crons
+
+        return Crons(self._acting, lambda: self._cron_room.known)
 
     # Definitions
 
@@ -214,7 +233,76 @@ class Cluster:
             self._singletons.add(name, body, cast("SingletonOptions", options))
             return body
 
-        require_name(name)  # now: whoever forgets the parentheses never calls `add`
+        require_name(name, kind="singleton")  # now: whoever forgets the parentheses never calls `add`
+        return add
+
+    def cron(
+        self,
+        name: str,
+        schedule: str,
+        *,
+        timezone: str = "UTC",
+        group: str = "default",
+        skip_if_older_than: Duration | None = "1d",
+        catch_up: CatchUp = "latest",
+        overlap: Overlap = "allow",
+        from_previous: bool = False,
+        jitter: Duration | None = None,
+        timeout: Duration | None = None,
+        retry: Retry | None = None,
+        breaker: Breaker | None = None,
+        takeover_delay: Duration | None = None,
+    ) -> Callable[[Callable[[Tick], Coroutine[Any, Any, None]]], Callable[[Tick], Coroutine[Any, Any, None]]]:
+        """Define a cron: a job that runs on a calendar, once for each tick in the whole cluster.
+
+        Example:
+            ```python
+            @cluster.cron("nightly", "0 3 * * *", timezone="Europe/Zurich")
+            async def nightly(tick: Tick) -> None:
+                print("report for", tick.scheduled_at)
+            ```
+
+        Args:
+            name: Under which it is known in the cluster, with its history.
+            schedule: Five fields, or six with the second first; `@daily` and the like; `@every 90s`.
+            timezone: Whose clocks the schedule speaks of.
+            group: The group whose runners may run it.
+            skip_if_older_than: A tick that nobody could run for longer than that is skipped. None: none is.
+            catch_up: Of the ticks that passed while nobody held the cron the `latest` runs, or `all` (100 at most), or
+                `none`.
+            overlap: What a tick does while a run goes on: `allow` has it run beside that, `skip` leaves it out, with
+                `queue` it waits (one at most).
+            from_previous: Whether the next tick is the one after the previous tick, however late that ran; otherwise
+                the newest that is due.
+            jitter: Ticks are due up to so much later, always the same for a name: it spreads crons over time.
+            timeout: How long a run may take. None: as long as it likes.
+            retry: How often a run that raises is tried. None: once.
+            breaker: After how many failures in a row ticks are skipped, and for how long. None: never.
+            takeover_delay: How long to wait after a runner was lost without a farewell, for what cannot be fenced.
+
+        Raises:
+            ScheduleError: The schedule or its time zone cannot be read; with the place.
+            ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+        """
+        options: CronOptions = {
+            "timezone": timezone,
+            "group": group,
+            "skip_if_older_than": skip_if_older_than,
+            "catch_up": catch_up,
+            "overlap": overlap,
+            "from_previous": from_previous,
+            "jitter": jitter,
+            "timeout": timeout,
+            "retry": retry,
+            "breaker": breaker,
+            "takeover_delay": takeover_delay,
+        }
+
+        def add(body: Any) -> Any:
+            self._cron_room.add(name, schedule, body, options)
+            return body
+
+        require_name(name, kind="cron")  # now: whoever forgets the parentheses never calls `add`
         return add
 
     def setup(self, fn: Setup, /) -> Setup:
@@ -503,6 +591,7 @@ class Cluster:
         # Whoever brings occupants of his own has the shards for them, unless there are entities to sit there.
         rooms: list[Room] = [self._entities] if occupy is nobody or self._entities.types else []
         rooms += [self._singletons] if self._singletons.known else []
+        rooms += [self._cron_room] if "_cron_room" in vars(self) else []
         return Runner(
             settings,
             doors or system_doors(settings),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.durable.changes import KeyValues
 from coterie.entities.calling import Calling
-from coterie.errors import NotReady, RunnerUnavailable
+from coterie.errors import NotReady, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel.addresses import new_incarnation
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
     from coterie.transport.interface import Transport, Wire
+
+_HINT_S = 1.0
+"""How long a hint may take: whoever gives it does not wait for what is found without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +151,14 @@ class Connection(Service):
             raise RunnerUnavailable(
                 runner=holder.name, target=target, problem=error.problem, sent=error.sent, hint=hint
             ) from error
+
+    async def wake(self, holder: RunnerRow, seat: SeatRow) -> None:
+        """Tell a runner that there is something new to do on a seat of its own. A hint: what gets lost is found."""
+        with contextlib.suppress(TimeoutError, RunnerUnavailable, SendTimeout, ShuttingDown):
+            async with asyncio.timeout(_HINT_S):
+                peer = peer_of(holder)
+                await self.transport.connect(peer)
+                self.transport.notify(peer, Route.OWNERSHIP, notices.encode("wake", [(seat.name, seat.epoch)]))
 
     async def _ready(self) -> None:
         self.require_running()

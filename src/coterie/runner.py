@@ -130,6 +130,7 @@ class Runner(Connection):
         """The seats that it could not give back when it stopped: others take them when its lease has run out."""
         self._last: list[Callable[[], Awaitable[None]]] = []
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
+        self._wakers: dict[str, Callable[[str], None]] = {}
         self._occupiers = {room.kind: room.occupants(self) for room in rooms}
         self._occupy_rest = occupy(self)
         self._setups = Setups(setups)
@@ -154,6 +155,17 @@ class Runner(Connection):
     def at_end(self, last: Callable[[], Awaitable[None]]) -> None:
         """Have something awaited when it stops, after its last seat."""
         self._last.append(last)
+
+    def on_wake(self, kind: str, wake: Callable[[str], None]) -> None:
+        """Have a room told when there is something new to do on a seat of its kind."""
+        self._wakers[kind] = wake
+
+    async def wake(self, holder: RunnerRow, seat: SeatRow) -> None:
+        """Tell a runner, perhaps this one. See `Connection`."""
+        if holder.id == self.incarnation:
+            self._wake(seat.name)
+        else:
+            await super().wake(holder, seat)
 
     async def resign(self, seat: str, *, refuse: bool = False) -> None:
         """Give up a seat now, to whoever is next. With `refuse` this runner does not take it again in this life."""
@@ -266,9 +278,15 @@ class Runner(Connection):
             directory=self.directory,
             definitions=self._definitions,
             occupy=self._occupy,
+            wake=self._wake,
             host=self._doors.host,
             process=self._doors.process,
         )
+
+    def _wake(self, seat: str) -> None:
+        kind, _ = Seat.split(seat)
+        if kind in self._wakers:
+            self._wakers[kind](seat)
 
     def _occupy(self, tenure: Tenure) -> Occupant:
         self._tenures[tenure.seat] = tenure

@@ -1,21 +1,34 @@
 """Crons: named jobs that run on a calendar, once per tick in the whole cluster.
 
-This much of the room is pure: when a schedule is due, and what happens to the ticks that are.
+    text ─▶ fields ─▶ labels (what clocks show) ─▶ instants (UTC, by a zone) ─▶ what is due ─▶ run, skipped, waiting
+           or an interval ────────────────────────────▲                                         │
+                                                                                                ▼
+    seat granted ─▶ what is known, and what is not over, is taken over ─▶ look ─▶ claim ─▶ run ─▶ ran, or failed
+                                                                           ▲       │ fenced, in one row for each tick
+                                                                           └───────┘
 
-    text ─▶ fields ─▶ labels (what clocks show) ─▶ instants (UTC, by a zone) ─▶ ticks: run, skipped, waiting
-           or an interval ────────────────────────────▲
+The seat and its epoch are the ownership room's; what is due is decided by pure functions; the row of a tick is claim,
+history and the proof that it ran once.
 
 Promise:
     C1  A schedule is a set of instants, and everything here speaks of that one set: next, previous, between, count,
         matches. It is the set that looking at every second finds, in every zone and across every change of its clocks.
+    C2  Each tick is claimed once, under the fence, by the database's clock, and has one outcome: ran, failed, skipped.
+        What a lost runner has begun is begun again by the next holder, as another attempt of the same tick.
     C3  What is skipped has a reason, and what is caught up with has a bound.
 
+Not promised:
+    That a body runs once: a runner that is lost may have done all but say so. What it writes through coterie is fenced,
+    what it does elsewhere is not: `tick.transaction()`, or `tick.verify()` before it.
+
 Invariants:
+    INV-C1  one row for each tick; its claim moves `last` forward, from what the holder knew
     INV-C2  each tick gets exactly one verdict: what a look decides is the beginning of what is due, without gap
     INV-C3  `previous(at) < at < next_after(at)`; a date that never comes is refused when it is defined
     INV-C4  of an outage however long, at most so many ticks run, in order
 
 Read in this order: `fields` and `expression` (what users write), `calendar` (labels), `zones` and `instants` (labels
 where clocks change), `schedule` (all of it together), `words` and `preview` (for people), `ticks` (what happens to what
-is due).
+is due), all of it pure; then `definitions` (what a program says), `tick` (what a body sees), `running` (one tick),
+`dial` (the database's clock), `holding` (from grant to loss), `desk` and `room` (of a runner), `standing` (for people).
 """

@@ -2,6 +2,7 @@
 
     due ─▶ in a pause ────────────────────────────▶ skipped: paused (when the pause has ended, as one span)
        ─▶ older than skip_if_older_than ──────────▶ skipped: stale
+       ─▶ due while the breaker is open ──────────▶ skipped: breaker
        ─▶ passed while nobody had the seat ─ catch_up: none ───▶ skipped: stale
        │                                               latest ─▶ the newest runs, the others are superseded
        │                                               all ────▶ they run in order; of more than `most` the newest
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from coterie.cron.schedule import Schedule
+    from coterie.kernel.retry import Breaker
 
 CatchUp: TypeAlias = Literal["latest", "all", "none"]
 Overlap: TypeAlias = Literal["allow", "skip", "queue"]
-Reason: TypeAlias = Literal["stale", "overlapping", "paused", "superseded"]
+Reason: TypeAlias = Literal["stale", "overlapping", "paused", "superseded", "breaker"]
 
 _INSTANT = timedelta(microseconds=1)
 _NOTHING = timedelta()
@@ -50,6 +52,7 @@ class Policy:
         from_previous: Whether the next tick is the one after the previous tick, however late; or the newest.
         delay: How long after its instant a tick of this cron is due (`jitter_of`).
         most: How many are caught up with at once.
+        breaker: After how many failures in a row ticks are skipped, and for how long; None: never.
     """
 
     skip_if_older_than: timedelta | None = timedelta(days=1)
@@ -58,6 +61,7 @@ class Policy:
     from_previous: bool = False
     delay: timedelta = _NOTHING
     most: int = 100
+    breaker: Breaker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Known:
         last: The last tick that has a verdict, if there is one.
         pauses: Those that may touch ticks after it, in order, not overlapping.
         busy: Whether a run goes on, also one of a former holder that is to be resumed.
+        failures: How many ticks in a row have failed.
+        failed_at: When the last one that failed did.
     """
 
     effective_from: datetime
@@ -85,6 +91,8 @@ class Known:
     last: datetime | None = None
     pauses: Sequence[Pause] = ()
     busy: bool = False
+    failures: int = 0
+    failed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +151,12 @@ def jitter_of(name: str, jitter: timedelta) -> timedelta:
 
 # ── which ticks share a fate ────────────────────────────────────────────────────────────────────────────────────
 
-_Fate: TypeAlias = Literal["paused", "pausing", "stale", "overlapping", "none", "missed", "held"]
+_Fate: TypeAlias = Literal["paused", "pausing", "stale", "breaker", "overlapping", "none", "missed", "held"]
 
 _REASONS: dict[_Fate, Reason] = {
     "paused": "paused",
     "stale": "stale",
+    "breaker": "breaker",
     "overlapping": "overlapping",
     "none": "stale",
     "missed": "superseded",
@@ -178,8 +187,9 @@ def _spans(policy: Policy, known: Known, now: datetime) -> Iterator[_Span]:
     if oldest is not None and oldest < end - start:
         fresh = end - _INSTANT - oldest
     held = known.held_since - policy.delay + _INSTANT
+    closed = _closed_again(policy, known, start)
     pauses = [(each.since - policy.delay, each.until and each.until - policy.delay) for each in known.pauses]
-    cuts = {start, fresh, held, end, *(cut for pause in pauses for cut in pause if cut)}
+    cuts = {start, fresh, held, closed, end, *(cut for pause in pauses for cut in pause if cut)}
     is_paused = any(until is None for _, until in pauses)
     for low, high in pairwise(sorted(cut for cut in cuts if start <= cut <= end)):
         pause = next((pause for pause in pauses if pause[0] <= low and (pause[1] is None or low < pause[1])), None)
@@ -189,10 +199,19 @@ def _spans(policy: Policy, known: Known, now: datetime) -> Iterator[_Span]:
             yield _Span(low, high, "stale")
         elif is_paused:
             yield _Span(low, high, "paused")
+        elif low < closed:
+            yield _Span(low, high, "breaker")
         elif low < held:
             yield _Span(low, high, "none" if policy.catch_up == "none" else "missed")
         else:
             yield _Span(low, high, "overlapping" if policy.overlap == "skip" and known.busy else "held")
+
+
+def _closed_again(policy: Policy, known: Known, start: datetime) -> datetime:
+    """Until when ticks meet an open breaker; `start`: none does."""
+    if policy.breaker is None or known.failed_at is None or known.failures < policy.breaker.failures:
+        return start
+    return known.failed_at + policy.breaker.reset - policy.delay
 
 
 def _kept(schedule: Schedule, policy: Policy, spans: Sequence[_Span]) -> list[datetime]:

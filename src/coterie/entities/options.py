@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigurationError, quoted
+from coterie.kernel.addresses import EntityAddress
 from coterie.kernel.retry import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 
 def refusal(problem: str, *, hint: str = "") -> ConfigurationError:
@@ -33,3 +35,40 @@ def retry_of(value: Any, *, what: str) -> Retry | None:
     if value is not None and not isinstance(value, Retry):
         raise refusal(f"retry of {what} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never")
     return value
+
+
+_EXAMPLES = {"singleton": '("importer")', "cron": '("nightly", "0 3 * * *")'}
+
+
+def require_name(name: Any, *, kind: str) -> str:
+    """The name of a singleton or cron, if both databases can give it back exactly."""
+    if not isinstance(name, str):
+        raise refusal(f"name of a {kind} is {name!r}, expected text", hint=f"write @cluster.{kind}{_EXAMPLES[kind]}")
+    try:
+        return EntityAddress(kind, name).id
+    except UnicodeEncodeError as error:
+        raise refusal(f"name {name!r} of a {kind} has half a surrogate pair, which is no text") from error
+    except ValueError as error:
+        problem = str(error).replace("an entity id", f"a {kind}'s name").replace("entity id", f"{kind}'s name")
+        raise refusal(problem) from error
+
+
+def require_body(body: Any, *, what: str, argument: str) -> None:
+    """Refuse what is no async function of one argument."""
+    shown = getattr(body, "__name__", repr(body))
+    hint = f"write async def {shown if shown.isidentifier() else 'work'}({argument})"
+    if not inspect.iscoroutinefunction(inspect.unwrap(body)):
+        raise refusal(f"{what}: {shown} is no async function", hint=hint)
+    if not takes_one(body):
+        raise refusal(f"{what}: {shown} does not take one argument, its {argument}", hint=hint)
+
+
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # some that are not written in Python do not say
+    return True

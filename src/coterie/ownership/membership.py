@@ -28,7 +28,7 @@ from coterie.storage.interface import Registration
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from coterie.kernel.clock import Clock
@@ -58,6 +58,7 @@ class Membership(Service):
         directory: Kept up to date from here.
         definitions: What this program knows besides shards.
         occupy: Puts somebody on each seat that is acquired.
+        wake: Told that there is something new to do on a seat, perhaps one that is not held here.
         host: Where loopback leads to.
         process: Which process of the host this is.
 
@@ -80,6 +81,7 @@ class Membership(Service):
         directory: Directory,
         definitions: Sequence[Definition],
         occupy: Occupy,
+        wake: Callable[[str], None],
         host: str,
         process: str,
     ) -> None:
@@ -128,6 +130,7 @@ class Membership(Service):
             directory=directory,
             offered=self._offered,
             look=self._look,
+            wake=wake,
             resign=self._asked_to_resign,
         )
         self._renewals = 0

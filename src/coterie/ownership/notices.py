@@ -3,6 +3,7 @@
 offer     I have given these seats back, and you are their target
 granted   I was granted these seats, at these epochs: route by it
 look      something has changed: read the tables now, not with your next renewal
+wake      there is something new to do on these seats: whoever sits on them looks now
 resign    asked, not told: give up these seats if you hold them at these epochs
 """
 
@@ -12,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["offer", "granted", "look", "resign"]
+Kind = Literal["offer", "granted", "look", "wake", "resign"]
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):

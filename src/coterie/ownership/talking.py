@@ -23,6 +23,7 @@ class Talk:
         me: Our incarnation.
         offered: Told of a seat that another runner gave back for us, and its epoch until then.
         look: Told that the tables have changed.
+        wake: Told that there is something new to do on a seat.
         resign: Gives up a seat that we hold at an epoch; whether we did.
     """
 
@@ -34,6 +35,7 @@ class Talk:
         directory: Directory,
         offered: Callable[[str, int], None],
         look: Callable[[], None],
+        wake: Callable[[str], None],
         resign: Callable[[str, int], bool],
     ) -> None:
         self._me = me
@@ -41,6 +43,7 @@ class Talk:
         self._directory = directory
         self._offered = offered
         self._look = look
+        self._wake = wake
         self._resign = resign
 
     def tell(self, peer: PeerAddress, kind: notices.Kind, seats: list[tuple[str, int]] | None = None) -> None:
@@ -65,6 +68,9 @@ class Talk:
         elif notice.kind == "offer":
             for seat, epoch in notice.seats:
                 self._offered(seat, epoch)
+        elif notice.kind == "wake":
+            for seat, _ in notice.seats:
+                self._wake(seat)
         elif notice.kind == "look":
             self._look()
 

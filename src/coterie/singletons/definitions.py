@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
-from coterie.entities.options import refusal, refuse_unknown, retry_of
+from coterie.entities.options import refusal, refuse_unknown, require_body, require_name, retry_of, takes_one
 from coterie.errors import MalformedMessage
 from coterie.kernel import readings
-from coterie.kernel.addresses import EntityAddress, Seat
+from coterie.kernel.addresses import Seat
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.versions import Versioned
 from coterie.ownership.joining import Definition
@@ -94,10 +93,10 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
     Raises:
         ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
     """
-    name = require_name(name)
+    name = require_name(name, kind="singleton")
     what = f"singleton {name!r}"
     refuse_unknown(options, SingletonOptions.__annotations__, what=what)
-    _require_body(body, what)
+    require_body(body, what=what, argument="leader")
     every_s = seconds_or_none(options.get("every"), what=f"every of {what}")
     expected_s = seconds_or_none(options.get("expected_interval"), what=f"expected_interval of {what}")
     codec, initial = _state(name, options)
@@ -117,47 +116,14 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
     )
 
 
-def require_name(name: Any) -> str:
-    """The name, if both databases can give it back exactly."""
-    if not isinstance(name, str):
-        raise refusal(f"name of a singleton is {name!r}, expected text", hint='write @cluster.singleton("importer")')
-    try:
-        return EntityAddress("singleton", name).id
-    except UnicodeEncodeError as error:
-        raise refusal(f"name {name!r} of a singleton has half a surrogate pair, which is no text") from error
-    except ValueError as error:
-        raise refusal(
-            str(error).replace("an entity id", "a singleton's name").replace("entity id", "singleton's name")
-        ) from error
-
-
-def _require_body(body: Any, what: str) -> None:
-    shown = getattr(body, "__name__", repr(body))
-    hint = f"write async def {shown if shown.isidentifier() else 'work'}(leader)"
-    if not inspect.iscoroutinefunction(inspect.unwrap(body)):
-        raise refusal(f"{what}: {shown} is no async function", hint=hint)
-    if not _takes_a_leader(body):
-        raise refusal(f"{what}: {shown} does not take one argument, its leader", hint=hint)
-
-
 def _hook(options: SingletonOptions, name: str, what: str) -> Hook | None:
     hook: Any = options.get(name)
     hint = f"write async def {name}(leader)"
     if hook is not None and not callable(hook):
         raise refusal(f"{name} of {what} is {hook!r}, expected a function", hint=hint)
-    if hook is not None and not _takes_a_leader(hook):
+    if hook is not None and not takes_one(hook):
         raise refusal(f"{name} of {what} does not take one argument, its leader", hint=hint)
     return hook  # type: ignore[no-any-return]
-
-
-def _takes_a_leader(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:
-        return True  # some that are not written in Python do not say
-    return True
 
 
 def _state(name: str, options: SingletonOptions) -> tuple[Versioned[Any] | None, Callable[[], Any]]:

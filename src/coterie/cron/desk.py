@@ -1,0 +1,26 @@
+"""Desk: what a runner has for its crons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coterie.cluster import Cluster
+    from coterie.cron.dial import Dial
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.tasks import Tasks
+    from coterie.settings import Settings
+    from coterie.storage.interface import Storage
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Desk:
+    """What all crons of one runner share."""
+
+    cluster: Cluster
+    settings: Settings
+    storage: Storage
+    chance: Chance
+    dial: Dial
+    tasks: Tasks

@@ -1,0 +1,316 @@
+"""Holding: one runner on the seat of one cron, from grant to loss (`ownership.Occupant`).
+
+take ──▶ look: what is due, and what is to be done about it? ──▶ claim ──▶ run … (each a task of its own)
+  ▲        ▲ │ nothing: wait for the next tick, a hint, the end of a run       │
+  │        └─┴─────────────────────────────────────────────────────────────────┘
+  └── whenever the tables may say something else: in doubt, told so, and with each sweep
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coterie.cron.running import GRACE_S, Running
+from coterie.cron.ticks import Known, Pause, Run, decide
+from coterie.entities.limits import settled
+from coterie.errors import LeadershipLost, PersistenceError
+from coterie.kernel import chaos
+from coterie.storage.ticks import Take, TickClaim, TickRow, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextvars import Context
+    from datetime import datetime
+
+    from coterie.cron.definitions import Cron
+    from coterie.cron.desk import Desk
+    from coterie.cron.running import Key
+    from coterie.cron.ticks import Decision
+    from coterie.ownership.tenure import Tenure
+    from coterie.storage.ticks import Book, Outcome
+
+log = logging.getLogger("coterie.cron")
+
+_AWAY_S = 0.2
+"""Between two looks whether the database is back."""
+_LOOK_S = 0.05
+_LONGEST_S = 3600.0
+"""How long it waits without a look: timers and clocks drift apart."""
+
+
+class Holding:
+    """A cron at work.
+
+    Args:
+        cron: What it is.
+        tenure: By which right.
+        desk: What the runner has for crons.
+        context: What bodies inherit.
+
+    Promise:
+        Once `drain` has returned, or `abandon` was called, nothing is written in its name any more. What runs is given
+        the time of the setting `drain`, then cancelled, and another attempt of it made by the next holder.
+    """
+
+    def __init__(self, cron: Cron, tenure: Tenure, desk: Desk, context: Context) -> None:
+        self.cron = cron
+        self.tenure = tenure
+        self._desk = desk
+        self._context = context
+        self._runs: dict[Key, asyncio.Task[Any]] = {}
+        self._waiting: dict[Key, TickRow] = {}  # claimed or triggered, and not begun
+        self._over: dict[Key, int] = {}  # ended, and the number of the last take that may have seen them open
+        self._takes = 0
+        self._learned = 0  # what a take up to this one says is not news any more
+        self._book: Book | None = None
+        self._held_since: datetime | None = None
+        self._wake = asyncio.Event()
+        self._stale = True
+        self._closing = False
+        self._work = self._spawn(self._live(), "hold")
+
+    # The seat
+
+    async def drain(self) -> None:
+        """Begin no tick more, let those that run end, and cut off those that do not."""
+        self._closing = True
+        self._wake.set()
+        await settled([self._work], limit_s=GRACE_S)  # not cancelled: what it claims just now must be known to run
+        await settled(self._runs.values(), limit_s=self._desk.settings.drain.total_seconds())
+        await self._cut_off()
+
+    def abandon(self) -> None:
+        """The seat is lost: stop everything. Nothing of it would be accepted any more."""
+        self._closing = True
+        for task in (self._work, *self._runs.values()):
+            task.cancel()
+
+    async def end(self) -> None:
+        """Wait until everything has ended, or was left behind."""
+        self._closing = True
+        await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        tasks = [self._work, *self._runs.values()]
+        for task in tasks:
+            task.cancel()
+        await settled(tasks, limit_s=GRACE_S)
+        for (_, at, _), task in list(self._runs.items()):
+            if not task.done():
+                log.error(
+                    "tick %s of cron %r ignored its cancellation for %gs and is left behind; what it writes is refused",
+                    f"{at:%Y-%m-%dT%H:%M:%SZ}", self.cron.name, GRACE_S,
+                )  # fmt: skip
+
+    # What others tell
+
+    def wake(self) -> None:
+        """The tables may say something new: it was triggered, paused, resumed."""
+        self._stale = True
+        self._wake.set()
+
+    def wish(self) -> tuple[int, Take] | None:
+        """What a sweep shall ask for, with its number; None: nothing, it has ended, or looks by itself just now."""
+        if self._closing or self._stale or self._book is None or not self.tenure.held:
+            return None
+        self._takes += 1
+        return self._takes, Take(self.tenure.claim, self.cron.name)
+
+    def hear(self, number: int, book: Book | None) -> None:
+        """What a sweep has found. None: the seat is not ours."""
+        if book is None:
+            self.wake()
+        elif self._learn(number, book):
+            self._wake.set()
+
+    # Its life
+
+    async def _live(self) -> None:
+        try:
+            while not self._closing:
+                self._wake.clear()
+                if self._stale:
+                    await self._take()
+                await self._look()
+        except LeadershipLost as error:
+            log.info("cron %r stops here: %s", self.cron.name, error)
+
+    async def _take(self) -> None:
+        """Learn what is known, and make ours what is not over; for as long as it takes."""
+        while True:
+            self._require_held()
+            self._stale = False
+            self._takes += 1
+            number = self._takes
+            try:
+                books = await self._desk.storage.ticks.take([Take(self.tenure.claim, self.cron.name, self.cron.told)])
+            except PersistenceError as error:
+                log.info("cron %r waits for the database: %s", self.cron.name, error)
+                await asyncio.sleep(_AWAY_S)
+                continue
+            if self.cron.name not in books:
+                raise self._lost()
+            self._learn(number, books[self.cron.name])
+            return
+
+    def _learn(self, number: int, book: Book) -> bool:
+        """Take over what a take found, unless something newer is known."""
+        self._desk.dial.hear(book.now)
+        if number <= self._learned:
+            return False
+        if self._held_since is None:
+            self._held_since = book.now
+        self._learned = number
+        self._book = book
+        self._over = {key: last for key, last in self._over.items() if last >= number}
+        rows = {_key(row): row for row in book.open}
+        self._waiting = {key: row for key, row in rows.items() if key not in self._runs and key not in self._over}
+        return True
+
+    async def _look(self) -> None:
+        assert self._book is not None, "it was taken"
+        self._begin()
+        decision = self._decided(self._book)
+        if not decision.verdicts:
+            await self._wait(None if self._is_redefined(self._book) else decision.look_at)
+        elif not self.tenure.may_start:  # without its session a runner starts nothing [M2]: rare, and short
+            self._require_held()
+            await asyncio.sleep(_LOOK_S)
+        else:
+            await self._claim(self._book, decision)
+
+    def _begin(self) -> None:
+        """Begin what is ours and does not run, in order; one at a time where that is asked for."""
+        for key, row in list(self._waiting.items()):
+            if not self.tenure.may_start or (self.cron.one_at_a_time and self._runs):
+                return
+            del self._waiting[key]
+            running = Running(self.cron, row, self.tenure, self._desk)
+            task = self._runs[key] = self._spawn(running.run(), f"tick {row.at.isoformat()}", own_context=True)
+            task.add_done_callback(partial(self._ended, key))
+
+    def _ended(self, key: Key, task: asyncio.Task[Outcome | None]) -> None:
+        del self._runs[key]
+        self._wake.set()
+        outcome = None if task.cancelled() or task.exception() is not None else task.result()
+        if outcome is None:
+            self._stale = True
+        else:
+            self._over[key] = self._takes
+            # Failures in a row are counted in the tables, and matter only to a breaker.
+            self._stale = self._stale or self.cron.policy.breaker is not None
+
+    def _decided(self, book: Book) -> Decision:
+        assert self._held_since is not None, "it was taken"
+        now, effective_from = self._desk.dial.now(), book.effective_from
+        if self._is_redefined(book):  # what was due before is ours, the rest is the new definition's [M8]
+            now, effective_from = min(now, effective_from), min(self._held_since, effective_from)
+        known = Known(
+            effective_from=effective_from,
+            held_since=self._held_since,
+            last=book.last,
+            pauses=[Pause(each.since, each.until) for each in book.pauses],
+            busy=bool(self._runs or self._waiting),
+            failures=book.failures,
+            failed_at=book.failed_at,
+        )
+        return decide(self.cron.schedule, self.cron.policy, known, now)
+
+    def _is_redefined(self, book: Book) -> bool:
+        return book.fingerprint.partition(":")[0] != self.cron.schedule_mark
+
+    async def _claim(self, book: Book, decision: Decision) -> None:
+        verdicts = tuple(_verdict(each) for each in decision.verdicts)
+        write = TickClaim(
+            claim=self.tenure.claim,
+            name=self.cron.name,
+            schedule=self.cron.schedule_mark,
+            last=book.last,
+            verdicts=verdicts,
+            delay_s=self.cron.policy.delay.total_seconds(),
+        )
+        if chaos.on:
+            await chaos.point("cron.before_claim")
+        try:
+            claimed = await self._desk.storage.ticks.claim(write)
+        except PersistenceError as error:
+            log.info("cron %r looks again what it has claimed: %s", self.cron.name, error)
+            self._stale = True
+            await asyncio.sleep(_AWAY_S)
+            return
+        if claimed.told == "fenced":
+            raise self._lost()
+        if claimed.told == "early":
+            self._desk.dial.correct(claimed.now)
+            return
+        self._desk.dial.hear(claimed.now)
+        if claimed.told != "written":
+            self._stale = True
+            return
+        self._learned = self._takes  # whatever began before does not know of this
+        self._book = msgspec.structs.replace(book, last=verdicts[-1].until)
+        self._waiting |= {_key(row): row for row in self._claimed(verdicts, claimed.now)}
+
+    def _claimed(self, verdicts: Sequence[Verdict], now: datetime) -> list[TickRow]:
+        return [
+            TickRow(
+                name=self.cron.name,
+                kind="scheduled",
+                at=each.at,
+                until=each.until,
+                count=1,
+                seq=0,
+                epoch=self.tenure.epoch,
+                attempt=1,
+                outcome=None,
+                reason="",
+                errors=(),
+                runner="",
+                claimed_at=now,
+                ended_at=None,
+                late_s=None,
+                took_s=None,
+                note="",
+                done=None,
+                total=None,
+            )
+            for each in verdicts
+            if not each.reason
+        ]
+
+    async def _wait(self, until: datetime | None) -> None:
+        """Wait until an instant of the database's clock, or until there is something new."""
+        wait_s = _LONGEST_S if until is None else min(_LONGEST_S, self._desk.dial.until_s(until))
+        if wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    # Small things
+
+    def _require_held(self) -> None:
+        if not self.tenure.held:
+            raise self._lost()
+
+    def _lost(self) -> LeadershipLost:
+        return LeadershipLost(seat=self.tenure.seat, epoch=self.tenure.epoch)
+
+    def _spawn(self, work: Any, name: str, *, own_context: bool = False) -> asyncio.Task[Any]:
+        context = self._context.copy() if own_context else self._context
+        return self._desk.tasks.spawn(work, name=f"{name} {self.cron.name}", context=context)
+
+
+def _key(row: TickRow) -> Key:
+    return row.kind, row.at, row.seq
+
+
+def _verdict(each: Any) -> Verdict:
+    if isinstance(each, Run):
+        return Verdict(each.at, each.at)
+    return Verdict(each.first, each.last, each.count, each.reason)

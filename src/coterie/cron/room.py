@@ -1,0 +1,144 @@
+"""The crons of a program: what it defines, and how its runners come to run them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import copy_context
+from typing import TYPE_CHECKING
+
+from coterie.cron.definitions import define
+from coterie.cron.desk import Desk
+from coterie.cron.dial import Dial
+from coterie.cron.holding import Holding
+from coterie.entities.options import refusal
+from coterie.errors import PersistenceError
+from coterie.kernel.addresses import Seat
+from coterie.kernel.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coterie.cluster import Cluster
+    from coterie.cron.definitions import Cron, CronBody, CronOptions
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.runner import Runner
+
+log = logging.getLogger("coterie.cron")
+
+_SWEEP_S = 5.0
+"""About how often a runner looks at all its crons: what was triggered, paused or resumed is told at once, but hints get
+lost [M9]."""
+_PURGE_S = 60.0
+"""About how often a runner that has crons clears away old history."""
+_PURGE_MOST = 1000
+
+
+class CronRoom:
+    """The crons of one program, and the room for their seats (`runner.Room`).
+
+    Args:
+        cluster: What bodies have as `tick.cluster`.
+    """
+
+    kind = "cron"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.known: dict[str, Cron] = {}
+        self._cluster = cluster
+
+    def add(self, name: str, schedule: str, body: CronBody, options: CronOptions) -> None:
+        """Define a cron.
+
+        Raises:
+            ConfigurationError: It cannot be used, or its name is taken.
+            ScheduleError: Its schedule cannot be read.
+        """
+        cron = define(name, schedule, body, options)
+        if name in self.known:
+            raise refusal(f"there are two crons of the name {name!r}", hint="give one of them another name")
+        self.known[name] = cron
+
+    # The room
+
+    def definitions(self) -> Sequence[Definition]:
+        """A seat for each."""
+        return [cron.definition for cron in self.known.values()]
+
+    def occupants(self, runner: Runner) -> Occupy:
+        """Run what a runner is given to run."""
+        holdings = Holdings(self.known, self._cluster, runner)
+        runner.on_wake(self.kind, holdings.wake)
+        return holdings.occupy
+
+
+class Holdings:
+    """The crons that one runner holds."""
+
+    def __init__(self, known: dict[str, Cron], cluster: Cluster, runner: Runner) -> None:
+        self._known = known
+        self._runner = runner
+        self._cluster = cluster
+        self._tasks = Tasks("crons")
+        self._ours = Tasks("crons/ours")
+        self._latest: dict[str, Holding] = {}
+        self._desk: Desk | None = None
+        runner.at_end(self.stop)
+
+    def occupy(self, tenure: Tenure) -> Holding:
+        """Sit on the seat of a cron (`ownership.Occupy`). Bodies inherit the context of this call."""
+        if self._desk is None:
+            self._desk = self._new_desk()
+            self._ours.spawn(self._sweep(self._desk), name="sweep")
+            self._ours.spawn(self._purge(self._desk), name="purge ticks")
+        _, name = Seat.split(tenure.seat)
+        holding = self._latest[name] = Holding(self._known[name], tenure, self._desk, copy_context())
+        return holding
+
+    def wake(self, seat: str) -> None:
+        """There is something new about a cron."""
+        _, name = Seat.split(seat)
+        if name in self._latest:
+            self._latest[name].wake()
+
+    async def stop(self) -> None:
+        """Wait for what ends; none of it takes long. Bodies that ignore their cancellation are left behind."""
+        await self._ours.stop()
+        await asyncio.gather(*(each.end() for each in self._latest.values()), return_exceptions=True)
+
+    def _new_desk(self) -> Desk:
+        runner = self._runner
+        time = asyncio.get_running_loop().time
+        return Desk(
+            cluster=self._cluster,
+            settings=runner.settings,
+            storage=runner.storage,
+            chance=runner.calling.chance,
+            dial=Dial(time, runner.calling.clock.wall_ns() / 1e9),
+            tasks=self._tasks,
+        )
+
+    async def _sweep(self, desk: Desk) -> None:
+        while True:
+            await asyncio.sleep(desk.chance.between(_SWEEP_S / 2, _SWEEP_S))
+            wishes = [(holding, wish) for holding in self._latest.values() if (wish := holding.wish()) is not None]
+            if not wishes:
+                continue
+            try:
+                books = await desk.storage.ticks.take([take for _, (_, take) in wishes])
+            except PersistenceError as error:
+                log.info("crons are not looked at yet: %s", error)
+                continue
+            for holding, (number, _) in wishes:
+                holding.hear(number, books.get(holding.cron.name))
+
+    async def _purge(self, desk: Desk) -> None:
+        older_s = desk.settings.retention.total_seconds()
+        while True:
+            await asyncio.sleep(desk.chance.between(_PURGE_S / 2, _PURGE_S))
+            try:
+                while await desk.storage.ticks.purge(older_s=older_s, most=_PURGE_MOST) == _PURGE_MOST:
+                    pass
+            except PersistenceError as error:
+                log.info("old ticks are not cleared away yet: %s", error)

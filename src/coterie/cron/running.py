@@ -1,0 +1,260 @@
+"""Running: one tick, from its claim to its outcome.
+
+attempt ──ended well──▶ ran
+   │ ▲
+   │ └── again, after the pause that `retry` says
+   └──raised, or took longer than `timeout`──▶ failed, when no attempt is left
+
+Whatever else ends it (the seat is lost, the process dies) leaves the row as it is: the next holder finds it not over,
+and makes another attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from itertools import dropwhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.cron.tick import Tick
+from coterie.entities.limits import settled
+from coterie.errors import LeadershipLost, PersistenceError
+from coterie.kernel import chaos
+from coterie.kernel.context import ClusterContext, enter
+from coterie.kernel.texts import said, storable
+from coterie.storage.ticks import TickNote
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from coterie.cron.definitions import Cron
+    from coterie.cron.desk import Desk
+    from coterie.ownership.tenure import Tenure
+    from coterie.storage.ticks import Kind, Outcome, TickRow
+
+    Key = tuple[Kind, datetime, int]
+
+log = logging.getLogger("coterie.cron")
+
+GRACE_S = 3.0
+"""How long a cancelled body may take to end: then nobody waits for it any more."""
+_CUT_SHORT_MOST = 4
+"""How many more attempts than its policy says a tick gets because its runner was lost: one that kills its process each
+time must not do so for ever."""
+_BEAT_S = 1.0
+"""Heartbeats are written this long after each other at most."""
+_AWAY_S = 0.2
+"""Between two looks whether the database is back."""
+_TEXT_MOST = 2_000
+"""Characters of an error or a note that are kept."""
+_HERE = str(Path(__file__).parent)
+_ERRORS_MOST = 20
+"""How many errors of a tick are kept: the first and the last ones."""
+
+
+class Running:
+    """A tick that runs here.
+
+    Args:
+        cron: Whose tick it is.
+        row: As it is stored, in our name.
+        tenure: By which right.
+        desk: What the runner has for crons.
+
+    Promise:
+        Its outcome is written once, under the fence, or not at all.
+    """
+
+    def __init__(self, cron: Cron, row: TickRow, tenure: Tenure, desk: Desk) -> None:
+        self._cron = cron
+        self._row = row
+        self._tenure = tenure
+        self._desk = desk
+        self._attempt = row.attempt
+        self._errors = row.errors
+        self._late_s = row.late_s
+        self._note: tuple[str, int | None, int | None] = (row.note, row.done, row.total)
+        self._beating: asyncio.Task[Any] | None = None
+        self._in_doubt = False
+
+    async def run(self) -> Outcome | None:
+        """Run it to its outcome. Without its seat it leaves it to the next holder: None."""
+        try:
+            return await self._run()
+        except LeadershipLost as error:
+            log.info("%s is left to another runner: %s", self, error)
+            return None
+        finally:
+            if self._beating is not None:
+                self._beating.cancel()
+
+    async def _run(self) -> Outcome:
+        policy_most = 1 if self._cron.retry is None else self._cron.retry.attempts
+        if self._attempt > policy_most + _CUT_SHORT_MOST:
+            self._fail(f"its runner was lost in each of {self._attempt - 1} attempts")
+            return await self._end("failed")
+        if self._attempt == 1:
+            due_at = self._row.at + self._cron.policy.delay if self._row.kind == "scheduled" else self._row.claimed_at
+            self._late_s = max(0.0, -self._desk.dial.until_s(due_at))
+        while True:
+            began = self._time()
+            problem = await self._tried()
+            took_s = self._time() - began
+            if problem is None:
+                return await self._end("ran", took_s)
+            self._fail(problem)
+            pause_s = None if self._cron.retry is None else self._cron.retry.delay_s(self._attempt, self._desk.chance)
+            if pause_s is None:
+                return await self._end("failed", took_s)
+            await self._insist(self._noted(took_s=took_s))
+            await asyncio.sleep(pause_s)
+            await self._insist(self._noted(again=True, took_s=took_s))
+            self._attempt += 1
+
+    async def _tried(self) -> str | None:
+        """One attempt; what went wrong, if anything."""
+        enter(
+            ClusterContext(
+                runner_id=self._tenure.claim.runner,
+                name=self._cron.name,
+                is_leader=True,
+                epoch=self._tenure.epoch,
+                seat=self._tenure.seat,
+                attempt=self._attempt,
+            )
+        )
+        try:
+            if chaos.on:
+                await chaos.point("cron.before_body")
+            await self._within_timeout(self._cron.body(self._tick()))
+        except LeadershipLost:
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return "its body was cancelled, by itself"
+        except Exception as error:
+            log.exception("%s raised in attempt %d", self, self._attempt)
+            return _described(error)
+        return None
+
+    async def _within_timeout(self, body: Any) -> None:
+        if self._cron.timeout_s is None:
+            await body
+            return
+        task = self._desk.tasks.spawn(body, name=f"body of {self._cron.name}", report=False)
+        try:
+            await settled([task], limit_s=self._cron.timeout_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            await settled([task], limit_s=GRACE_S)
+            raise
+        if task.done():
+            task.result()
+            return
+        task.cancel()
+        await settled([task], limit_s=GRACE_S)
+        if not task.done():
+            log.error("%s ignored its cancellation for %gs and is left behind", self, GRACE_S)
+        raise TimeoutError(f"it did not end within {self._cron.timeout_s:g}s")
+
+    def _tick(self) -> Tick:
+        return Tick(
+            self._cron.name,
+            scheduled_at=self._row.at,
+            attempt=self._attempt,
+            manual=self._row.kind == "manual",
+            cluster=self._desk.cluster,
+            tenure=self._tenure,
+            storage=self._desk.storage,
+            tasks=self._desk.tasks,
+            beat=self._beat,
+            transaction_limit_s=self._desk.settings.transaction_limit.total_seconds(),
+        )
+
+    # What is written about it
+
+    def _fail(self, problem: str) -> None:
+        errors = (*self._errors, f"attempt {self._attempt}: {problem}")
+        self._errors = errors if len(errors) <= _ERRORS_MOST else (errors[0], *errors[2:])
+
+    async def _end(self, outcome: Outcome, took_s: float | None = None) -> Outcome:
+        if self._beating is not None:
+            self._beating.cancel()
+        if chaos.on:
+            await chaos.point("cron.before_outcome")
+        await self._insist(self._noted(outcome=outcome, took_s=took_s))
+        return outcome
+
+    def _noted(self, *, outcome: Outcome | None = None, again: bool = False, took_s: float | None = None) -> TickNote:
+        note, done, total = self._note
+        return TickNote(
+            claim=self._tenure.claim,
+            name=self._cron.name,
+            kind=self._row.kind,
+            at=self._row.at,
+            seq=self._row.seq,
+            attempt=self._attempt,
+            outcome=outcome,
+            again=again,
+            errors=self._errors,
+            late_s=self._late_s,
+            took_s=took_s,
+            note=note,
+            done=done,
+            total=total,
+        )
+
+    async def _insist(self, write: TickNote) -> None:
+        """Write it, for as long as the seat is ours.
+
+        Raises:
+            LeadershipLost: It is not.
+        """
+        while self._tenure.held:
+            try:
+                told = await self._desk.storage.ticks.note(write)
+            except PersistenceError as error:
+                log.info("%s waits for the database: %s", self, error)
+                self._in_doubt = self._in_doubt or error.outcome == "unknown"
+                await asyncio.sleep(_AWAY_S)
+                continue
+            if told == "fenced":
+                break
+            if told == "conflict" and not self._in_doubt:
+                log.warning("%s is over, though nobody here has ended it: was its row changed by hand?", self)
+            self._in_doubt = False
+            return
+        raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+
+    def _beat(self, note: str, done: int | None, total: int | None) -> None:
+        self._note = storable(note[:_TEXT_MOST]), done, total
+        if self._beating is None or self._beating.done():
+            self._beating = self._desk.tasks.spawn(self._write_beat(), name=f"beat {self._cron.name}", report=False)
+
+    async def _write_beat(self) -> None:
+        while True:
+            written = self._note
+            try:
+                await self._desk.storage.ticks.note(self._noted())
+            except PersistenceError as error:
+                log.info("a heartbeat of %s is not written yet: %s", self, error)
+            await asyncio.sleep(_BEAT_S)
+            if self._note == written:
+                return
+
+    def _time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def __str__(self) -> str:
+        return f"tick {self._row.at:%Y-%m-%dT%H:%M:%SZ} of cron {self._cron.name!r}"
+
+
+def _described(error: Exception) -> str:
+    """What it says, and where in the user's code it came from."""
+    frames = dropwhile(lambda frame: frame.filename.startswith(_HERE), traceback.extract_tb(error.__traceback__))
+    where = "".join(traceback.format_list(list(frames)))
+    return storable(f"{said(error)[:_TEXT_MOST]}\n{where[-_TEXT_MOST:]}".rstrip())

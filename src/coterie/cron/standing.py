@@ -1,0 +1,353 @@
+"""`cluster.crons`: what runs when, how it went, and the few things that people do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coterie.cron.definitions import Told
+from coterie.cron.preview import Upcoming, preview
+from coterie.cron.schedule import Schedule
+from coterie.errors import ScheduleError
+from coterie.kernel.addresses import Seat
+from coterie.kernel.durations import seconds_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from coterie.connection import Connection
+    from coterie.cron.definitions import Cron
+    from coterie.kernel.durations import Duration
+    from coterie.storage.interface import View
+    from coterie.storage.ticks import CronRow, Kind, Outcome, TickRow
+
+_LOOK_S = 0.05
+"""Between two looks whether a run is over."""
+_LATE = timedelta(seconds=10)
+"""So late may a tick be: in that time a runner that was lost is replaced (S10)."""
+_MOST = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickInfo:
+    """A tick, or neighbours that were skipped for one reason, as it was when it was looked at."""
+
+    cron: str
+    scheduled_at: datetime
+    """The instant it stands for; of several the first."""
+    until: datetime
+    """Of several the last, otherwise the same."""
+    count: int
+    kind: Kind
+    matches_schedule: bool
+    """Whether the schedule is due at that instant: tells of one that was triggered whether it stood in for a tick."""
+    outcome: Outcome | None
+    """`ran`, `failed`, `skipped`; None: it is not over."""
+    reason: str
+    """Why it was skipped: `stale`, `overlapping`, `paused`, `superseded`, `breaker`."""
+    attempt: int
+    """0: it has not begun."""
+    errors: tuple[str, ...]
+    """Of each attempt that failed."""
+    runner: str
+    epoch: int
+    started_at: datetime | None
+    ended_at: datetime | None
+    late: timedelta | None
+    """How long after it was due it began."""
+    took: timedelta | None
+    """How long its last attempt took."""
+    note: str
+    """What its body said with its last heartbeat, with `done` of `total`."""
+    done: int | None
+    total: int | None
+    number: int = 0
+    """Tells apart those that were triggered for the same instant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronInfo:
+    """A cron, as it was when it was looked at. All instants are the database's."""
+
+    name: str
+    schedule: str
+    """Empty: nobody has held it yet, and this program does not define it."""
+    timezone: str
+    explained: str
+    """The schedule in words."""
+    group: str
+    runner: str | None
+    """The name of the runner that holds it; None: nobody, just now."""
+    epoch: int
+    next_at: datetime | None
+    """When its next tick is due; None: it is paused, or the schedule is not known."""
+    paused_at: datetime | None
+    last_run_at: datetime | None
+    """When its last run began; None: it never ran."""
+    run_count: int
+    last_error: str | None
+    last_error_at: datetime | None
+    failures: int
+    """How many ticks in a row have failed, up to now."""
+    running: int
+    """How many ticks are not over."""
+    latest: TickInfo | None
+    """The last one that ran or failed."""
+    problem: str
+    """What is wrong with it; empty: nothing."""
+
+
+class Crons:
+    """What runs on a calendar.
+
+    Args:
+        acting: For whom it is asked.
+        known: What this program defines.
+    """
+
+    def __init__(self, acting: Callable[[], Connection], known: Callable[[], Mapping[str, Cron]]) -> None:
+        self._acting = acting
+        self._known = known
+
+    async def list(self) -> Sequence[CronInfo]:
+        """All that the cluster knows, by name, also those that this program does not define."""
+        storage = self._acting().storage
+        rows, view = await storage.ticks.list(), await storage.view()
+        return [self._info(row, view) for row in rows]
+
+    async def get(self, name: str) -> CronInfo:
+        """One of them.
+
+        Raises:
+            ValueError: There is none of this name; those that there are.
+        """
+        found = {each.name: each for each in await self.list()}
+        if name not in found:
+            raise _unknown(name, found)
+        return found[name]
+
+    async def preview(
+        self, name: str, *, timezone: str | None = None, count: int = 5, after: datetime | None = None
+    ) -> Sequence[Upcoming]:
+        """The next ticks of a cron, or of an expression, with a word where clocks change.
+
+        Args:
+            name: Of a cron, or a schedule such as `0 3 * * *`.
+            timezone: Of the schedule; that of the cron, or UTC, if left out.
+            count: How many.
+            after: From when on; now if left out.
+
+        Raises:
+            ScheduleError: It is neither a cron nor a schedule that can be read.
+        """
+        if not 0 <= count <= _MOST:
+            raise ValueError(f"count is {count}, expected 0 to {_MOST}")
+        schedule = await self._schedule(name, timezone)
+        return preview(schedule, after=after or await self._acting().storage.now(), count=count)
+
+    async def explain(self, name: str, *, timezone: str | None = None) -> str:
+        """The schedule of a cron, or an expression, in words: `every day at 03:00, Europe/Zurich`.
+
+        Raises:
+            ScheduleError: It is neither a cron nor a schedule that can be read.
+        """
+        return (await self._schedule(name, timezone)).explain()
+
+    async def trigger(self, name: str, *, at: datetime | None = None) -> TickInfo:
+        """Have a cron run once more, now, whatever its schedule says; also while it is paused. Does not wait for it.
+
+        Args:
+            name: Of the cron.
+            at: What its body shall have as `scheduled_at`: to make up for a tick that was missed. Now if left out.
+
+        Raises:
+            ValueError: There is no such cron; or `at` has no time zone.
+        """
+        if at is not None and at.tzinfo is None:
+            raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime(…, tzinfo=UTC)")
+        row = await self._acting().storage.ticks.trigger(name, at=at)
+        if row is None:
+            raise await self._missing(name)
+        await self._hint(name)
+        return _tick(row, await self._schedule(name, None))
+
+    async def wait(self, tick: TickInfo, *, timeout: Duration | None = None) -> TickInfo:
+        """Wait until a tick is over.
+
+        Raises:
+            TimeoutError: It took longer.
+            ValueError: It is not there any more.
+        """
+        storage, schedule = self._acting().storage, await self._schedule(tick.cron, None)
+        async with asyncio.timeout(seconds_or_none(timeout, what="timeout")):
+            while True:
+                row = await storage.ticks.get(tick.cron, tick.kind, tick.scheduled_at, tick.number)
+                if row is None:
+                    raise ValueError(f"tick {tick.scheduled_at} of cron {tick.cron!r} is not there any more")
+                if row.outcome is not None:
+                    return _tick(row, schedule)
+                await asyncio.sleep(_LOOK_S)
+
+    async def pause(self, name: str) -> bool:
+        """Let no tick of a cron begin from now on; what runs goes on. It stays so until `resume`, across restarts.
+
+        Returns:
+            False if it was paused already.
+
+        Raises:
+            ValueError: There is no such cron.
+        """
+        return await self._done(name, await self._acting().storage.ticks.pause(name))
+
+    async def resume(self, name: str) -> bool:
+        """Let it run again from its next tick on; those that the pause left out are recorded as skipped.
+
+        Returns:
+            False if it was not paused.
+
+        Raises:
+            ValueError: There is no such cron.
+        """
+        return await self._done(name, await self._acting().storage.ticks.resume(name))
+
+    async def history(self, name: str, *, limit: int = 50, before: datetime | None = None) -> Sequence[TickInfo]:
+        """The last ticks, the newest first, as far back as the setting `retention` keeps them.
+
+        Args:
+            name: Of the cron.
+            limit: How many.
+            before: Only those for instants earlier than this.
+        """
+        if not 0 <= limit <= _MOST:
+            raise ValueError(f"limit is {limit}, expected 0 to {_MOST}")
+        rows = await self._acting().storage.ticks.history(name, most=limit, before=before)
+        if not rows:
+            await self.get(name)
+            return []
+        schedule = await self._schedule(name, None)
+        return [_tick(row, schedule) for row in rows]
+
+    # Small things
+
+    async def _done(self, name: str, told: bool | None) -> bool:
+        if told is None:
+            raise await self._missing(name)
+        await self._hint(name)
+        return told
+
+    async def _hint(self, name: str) -> None:
+        """Have its holder look now."""
+        here = self._acting()
+        view = await here.storage.view()
+        seat = next((seat for seat in view.seats if seat.name == Seat.cron(name)), None)
+        holder = None if seat is None else next((row for row in view.runners if row.id == seat.holder), None)
+        if seat is not None and holder is not None:
+            await here.wake(holder, seat)
+
+    async def _missing(self, name: str) -> ValueError:
+        return _unknown(name, [each.name for each in await self._acting().storage.ticks.list()])
+
+    async def _schedule(self, name: str, timezone: str | None) -> Schedule:
+        """Of a cron by its name, or an expression."""
+        rows = {row.name: row for row in await self._acting().storage.ticks.list()}
+        told = self._told(rows[name]) if name in rows else None
+        if told is None and name in self._known():
+            told = msgspec.json.decode(self._known()[name].told, type=Told)
+        if told is not None:
+            return Schedule(told.schedule, timezone=timezone or told.timezone, cron=name)
+        try:
+            return Schedule(name, timezone=timezone or "UTC")
+        except ScheduleError as error:
+            if " " in name.strip() or name.startswith("@") or error.timezone is not None:
+                raise
+            raise _unknown(name, rows) from error
+
+    def _told(self, row: CronRow) -> Told | None:
+        if not row.definition:
+            known = self._known().get(row.name)
+            return None if known is None else msgspec.json.decode(known.told, type=Told)
+        try:
+            return msgspec.json.decode(row.definition, type=Told)
+        except msgspec.DecodeError:
+            return None  # of a later version: what it says is for those who know it
+
+    def _info(self, row: CronRow, view: View) -> CronInfo:
+        told = self._told(row)
+        seat = next((seat for seat in view.seats if seat.name == Seat.cron(row.name)), None)
+        holder = None if seat is None else seat.holder
+        runner = next((each.name for each in view.runners if each.id == holder), None)
+        schedule = None if told is None else Schedule(told.schedule, timezone=told.timezone, cron=row.name)
+        due_at = None if told is None or schedule is None else _due_at(row, told, schedule)
+        return CronInfo(
+            name=row.name,
+            schedule="" if schedule is None else schedule.expression,
+            timezone="" if schedule is None else schedule.timezone,
+            explained="" if schedule is None else schedule.explain(),
+            group="" if seat is None else seat.group,
+            runner=runner,
+            epoch=0 if seat is None else seat.epoch,
+            next_at=None if row.paused_at is not None else due_at,
+            paused_at=row.paused_at,
+            last_run_at=row.ran_at,
+            run_count=row.runs,
+            last_error=row.error,
+            last_error_at=row.error_at,
+            failures=row.failures,
+            running=row.open,
+            latest=None if row.latest is None or schedule is None else _tick(row.latest, schedule),
+            problem=_problem(row, due_at, runner),
+        )
+
+
+def _due_at(row: CronRow, told: Told, schedule: Schedule) -> datetime:
+    """When the next tick without a verdict is, or was, due."""
+    known = row.effective_from - timedelta(microseconds=1)
+    last = known if row.last is None else max(row.last, known)
+    return schedule.next_after(last) + timedelta(seconds=told.jitter_s)
+
+
+def _problem(row: CronRow, due_at: datetime | None, runner: str | None) -> str:
+    if row.paused_at is not None:
+        return ""
+    late = None if due_at is None else row.now - due_at
+    if late is not None and late > _LATE and not row.open:  # else it may wait for a run that goes on
+        why = "nobody holds it" if runner is None else f"{runner} holds it"
+        return f"overdue by {late.total_seconds():.0f}s: {why}"
+    return "nobody holds it" if runner is None else ""
+
+
+def _unknown(name: str, known: Iterable[str]) -> ValueError:
+    return ValueError(f"there is no cron {name!r} in this cluster: there are {', '.join(known) or 'none'}")
+
+
+def _tick(row: TickRow, schedule: Schedule) -> TickInfo:
+    def lasting(value: float | None) -> timedelta | None:
+        return None if value is None else timedelta(seconds=value)
+
+    return TickInfo(
+        cron=row.name,
+        scheduled_at=row.at,
+        until=row.until,
+        count=row.count,
+        kind=row.kind,
+        matches_schedule=row.kind == "scheduled" or schedule.matches(row.at),
+        outcome=row.outcome,
+        reason=row.reason,
+        attempt=row.attempt,
+        errors=row.errors,
+        runner=row.runner,
+        epoch=row.epoch,
+        started_at=row.claimed_at if row.attempt else None,
+        ended_at=row.ended_at,
+        late=lasting(row.late_s),
+        took=lasting(row.took_s),
+        note=row.note,
+        done=row.done,
+        total=row.total,
+        number=row.seq,
+    )

@@ -1,0 +1,114 @@
+"""Tick: what the body of a cron sees of the one it runs for."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import LeadershipLost
+from coterie.kernel.context import transacting
+from coterie.storage.messages import Commit
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from datetime import datetime
+
+    from coterie.cluster import Cluster
+    from coterie.kernel.tasks import Tasks
+    from coterie.ownership.tenure import Tenure
+    from coterie.storage.interface import Storage
+    from coterie.storage.messages import Transaction
+
+    Beat = Callable[[str, int | None, int | None], None]
+
+
+class Tick:
+    """One run of a cron.
+
+    Attributes:
+        name: Of the cron.
+        scheduled_at: The instant it stands for, in UTC, however late it runs.
+        attempt: The first one is 1. Another one runs when this one fails and `retry=` says so, or when its runner is
+            lost.
+        manual: Whether somebody has triggered it.
+        cluster: For calls and all else.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        scheduled_at: datetime,
+        attempt: int,
+        manual: bool,
+        cluster: Cluster,
+        tenure: Tenure,
+        storage: Storage,
+        tasks: Tasks,
+        beat: Beat,
+        transaction_limit_s: float,
+    ) -> None:
+        self.name = name
+        self.scheduled_at = scheduled_at
+        self.attempt = attempt
+        self.manual = manual
+        self.cluster = cluster
+        self._tenure = tenure
+        self._storage = storage
+        self._tasks = tasks
+        self._beat = beat
+        self._transaction_limit_s = transaction_limit_s
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token: give it to resources of your own that can compare numbers."""
+        return self._tenure.epoch
+
+    def heartbeat(self, note: str = "", *, done: int | None = None, total: int | None = None) -> None:
+        """Say that there is progress, and how far it is: `tick.heartbeat("invoices", done=3, total=10)`.
+
+        It is written soon, and costs next to nothing: call it as often as you like.
+        """
+        self._beat(note, done, total)
+
+    async def verify(self) -> None:
+        """Make sure, in the database, that this tick is ours to run just now: before an effect that cannot be fenced.
+
+        Raises:
+            LeadershipLost: It is not.
+        """
+        if not self._tenure.held or not await self._storage.states.verify(self._tenure.claim):
+            raise self._lost()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """SQL of your own, committed at the end of the block if this runner still has the tick, else not at all.
+
+        Raises:
+            LeadershipLost: Another runner has it. Nothing was written.
+            TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing was written.
+        """
+        if not self._tenure.held:
+            raise self._lost()
+        transaction = self._storage.transaction(limit_s=self._transaction_limit_s)
+        token = transacting.set(f"cron {self.name!r}")
+        try:
+            yield transaction
+        except BaseException:
+            await transaction.rollback()
+            raise
+        finally:
+            transacting.reset(token)
+        # To its end, also if we are cancelled.
+        await asyncio.shield(self._tasks.spawn(self._commit(transaction), name=f"commit {self.name}", report=False))
+
+    async def _commit(self, transaction: Any) -> None:
+        if await transaction.commit(Commit(self._tenure.claim)) != "written":
+            raise self._lost()
+
+    def _lost(self) -> LeadershipLost:
+        return LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+
+    def __repr__(self) -> str:
+        return f"<Tick of {self.name!r} at {self.scheduled_at:%Y-%m-%dT%H:%M:%SZ}, attempt {self.attempt}>"
