@@ -66,6 +66,10 @@ if TYPE_CHECKING:
     from coterie.singletons.leader import Leader
     from coterie.singletons.stamping import ExecutionMeta
     from coterie.singletons.standing import SavedState, SingletonInfo, Singletons
+    from coterie.steps.durable import Deferred
+    from coterie.steps.unit import Durable
+    from coterie.workflows.standing import WorkflowHandle, WorkflowInfo, Workflows
+    from coterie.workflows.workflow import Workflow
 
 __all__ = [
     "AlreadyProcessing",
@@ -79,8 +83,10 @@ __all__ = [
     "CoterieError",
     "CronInfo",
     "Crons",
+    "Deferred",
     "DeferredRejected",
     "DeferredTimeout",
+    "Durable",
     "Duration",
     "Entity",
     "EntityNotAssigned",
@@ -129,9 +135,13 @@ __all__ = [
     "TransactionTimeout",
     "UnknownEntity",
     "Upcoming",
+    "Workflow",
     "WorkflowError",
     "WorkflowFailed",
+    "WorkflowHandle",
+    "WorkflowInfo",
     "WorkflowInterrupted",
+    "Workflows",
     "current",
     "rpc",
     "within_cluster",
@@ -143,6 +153,8 @@ _HOMES = {
     "ClusterContext": "kernel.context",
     "CronInfo": "cron.standing",
     "Crons": "cron.standing",
+    "Deferred": "steps.durable",
+    "Durable": "steps.unit",
     "Duration": "kernel.durations",
     "Entity": "entities.entity",
     "ExecutionMeta": "singletons.stamping",
@@ -164,6 +176,10 @@ _HOMES = {
     "TickInfo": "cron.standing",
     "Transaction": "entities.transacting",
     "Upcoming": "cron.preview",
+    "Workflow": "workflows.workflow",
+    "WorkflowHandle": "workflows.standing",
+    "WorkflowInfo": "workflows.standing",
+    "Workflows": "workflows.standing",
     "current": "kernel.context",
     "rpc": "entities.rpcs",
     "within_cluster": "kernel.context",

@@ -6,7 +6,7 @@ import dataclasses
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
 from coterie import signals
 from coterie.connection import Connection, Doors, system_doors
@@ -52,11 +52,20 @@ if TYPE_CHECKING:
     from coterie.singletons.definitions import SingletonOptions
     from coterie.singletons.leader import Leader
     from coterie.storage.interface import Claim, RunnerRow
+    from coterie.storage.units import Started
+    from coterie.workflows.definitions import WorkflowOptions
+    from coterie.workflows.room import WorkflowRoom
+    from coterie.workflows.standing import WorkflowHandle, Workflows
+    from coterie.workflows.workflow import Workflow
 
 C = TypeVar("C", bound=Connection)
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
+A = TypeVar("A")
+
+if TYPE_CHECKING:
+    WorkflowFn: TypeAlias = Callable[[Workflow, A], Coroutine[Any, Any, T]]
 
 acting: ContextVar[tuple[Cluster, Connection] | None] = ContextVar("coterie_acting", default=None)
 """For whom the cluster's methods act inside work, so that several runners can share one `Cluster` in a process."""
@@ -120,6 +129,19 @@ class Cluster:
         from coterie.cron.standing import Crons
 
         return Crons(self._acting, lambda: self._cron_room.known)
+
+    @cached_property
+    def _workflow_room(self) -> WorkflowRoom:
+        from coterie.workflows.room import WorkflowRoom
+
+        return WorkflowRoom(self, self._start_workflow)
+
+    @cached_property
+    def workflows(self) -> Workflows:
+        """The runs of workflows."""
+        from coterie.workflows.standing import Workflows
+
+        return Workflows(self._acting)
 
     # Definitions
 
@@ -304,6 +326,41 @@ class Cluster:
 
         require_name(name, kind="cron")  # now: whoever forgets the parentheses never calls `add`
         return add
+
+    @overload
+    def workflow(self, fn: WorkflowFn[A, T], /) -> WorkflowFn[A, T]: ...
+    @overload
+    def workflow(
+        self, /, *, name: str | None = ..., group: str = ..., retry: Retry | None = ...
+    ) -> Callable[[WorkflowFn[A, T]], WorkflowFn[A, T]]: ...
+    def workflow(self, fn: Any = None, /, **options: Any) -> Any:
+        """Define a workflow: a function whose steps are stored, so that it goes on where it was, whoever is lost.
+
+        Example:
+            ```python
+            @cluster.workflow
+            async def checkout(workflow: Workflow, order: Order) -> str:
+                payment = await workflow.step("charge", charge, order)
+                await workflow.sleep("7d", name="time to return it")
+                return await workflow.step("ship", ship, order, payment)
+            ```
+
+        Args:
+            fn: An async function of two arguments: the `Workflow`, and its payload.
+            options: By name:
+                name: Under which it is known in the cluster; the function's own name if left out.
+                group: The shard group whose runners run it.
+                retry: How often steps that raise are tried; once if left out.
+
+        Raises:
+            ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+        """
+
+        def add(fn: Any) -> Any:
+            self._workflow_room.add(fn, cast("WorkflowOptions", options))
+            return fn
+
+        return add if fn is None else add(fn)
 
     def setup(self, fn: Setup, /) -> Setup:
         """Open what handlers need (a pool, a client) when a runner starts: before its first seat, until after its last.
@@ -515,6 +572,53 @@ class Cluster:
         entity_type = self._entities.named(entity)
         return ShardId(entity_type.group, shard_number(entity_type.name, id, self.settings.shards))
 
+    # Workflows and deferreds
+
+    async def start_workflow(self, workflow: WorkflowFn[A, T], payload: A, *, id: str) -> WorkflowHandle[T]:
+        """Start a run, once for each id: whoever comes later gets the handle of the one that is there.
+
+        Args:
+            workflow: A function that `cluster.workflow` knows.
+            payload: What it is given.
+            id: Names the run: an order number, for instance.
+
+        Raises:
+            KeyConflict: There is a run of this id with another payload.
+        """
+        await self._start_workflow(workflow, payload, id)
+        return self.workflow_handle(workflow, id)
+
+    def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> WorkflowHandle[T]:
+        """The handle of a run, whether there is one or not: nobody is asked."""
+        from coterie.workflows.standing import handle_of
+
+        return handle_of(self._workflow_room.of(workflow), id, self._acting)
+
+    async def resolve(self, token: str, value: object) -> None:
+        """Give a deferred its value, from any process. The first one wins.
+
+        Raises:
+            AlreadyResolved: It has one, or its work is over.
+            WorkflowError: This is no token of this cluster.
+        """
+        from coterie.workflows.standing import settle
+
+        await settle(self._acting(), token, value=value)
+
+    async def reject(self, token: str, error: str) -> None:
+        """Have whoever waits for a deferred get a `DeferredRejected`, from any process. See `resolve`."""
+        from coterie.workflows.standing import settle
+
+        await settle(self._acting(), token, error=error)
+
+    async def _start_workflow(
+        self, workflow: Any, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
+    ) -> Started:
+        from coterie.workflows.standing import start
+
+        kind = self._workflow_room.of(workflow)
+        return await start(self._acting(), kind, payload, id, parent=parent, waited_as=waited_as)
+
     # The rest
 
     async def poll_storage(self) -> None:
@@ -591,7 +695,7 @@ class Cluster:
         # Whoever brings occupants of his own has the shards for them, unless there are entities to sit there.
         rooms: list[Room] = [self._entities] if occupy is nobody or self._entities.types else []
         rooms += [self._singletons] if self._singletons.known else []
-        rooms += [self._cron_room] if "_cron_room" in vars(self) else []
+        rooms += [vars(self)[room] for room in ("_cron_room", "_workflow_room") if room in vars(self)]
         return Runner(
             settings,
             doors or system_doors(settings),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coterie.durable.changes import KeyValues
 from coterie.entities.calling import Calling
-from coterie.errors import NotReady, RunnerUnavailable, SendTimeout, ShuttingDown
+from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel.addresses import new_incarnation
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
@@ -20,6 +20,7 @@ from coterie.ownership import notices
 from coterie.ownership.aside import ThreadAside
 from coterie.ownership.directory import Directory, peer_of
 from coterie.ownership.ids import Ids
+from coterie.steps.tokens import Tokens
 from coterie.storage.opening import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Limits
@@ -89,6 +90,7 @@ class Connection(Service):
         self.ids = Ids(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
         self.directory = Directory(self.storage.view)
         self.calling = Calling(self, clock=doors.clock, chance=doors.chance, storage=self.storage)
+        self.tokens: Tokens
         self._doors = doors
         self._origin = Origin(self.what)
         self._transport: Transport | None = None
@@ -152,13 +154,26 @@ class Connection(Service):
                 runner=holder.name, target=target, problem=error.problem, sent=error.sent, hint=hint
             ) from error
 
-    async def wake(self, holder: RunnerRow, seat: SeatRow) -> None:
-        """Tell a runner that there is something new to do on a seat of its own. A hint: what gets lost is found."""
-        with contextlib.suppress(TimeoutError, RunnerUnavailable, SendTimeout, ShuttingDown):
+    async def wake(self, seat: str, *, about: str = "", fresh: bool = False) -> None:
+        """Tell whoever holds a seat that there is something new to do there. A hint: what gets lost is found.
+
+        Args:
+            seat: Its name.
+            about: What it is about, for the room of that seat.
+            fresh: Whether to look first who holds it: for what is rare.
+        """
+        with contextlib.suppress(TimeoutError, RunnerUnavailable, SendTimeout, ShuttingDown, PersistenceError):
             async with asyncio.timeout(_HINT_S):
-                peer = peer_of(holder)
-                await self.transport.connect(peer)
-                self.transport.notify(peer, Route.OWNERSHIP, notices.encode("wake", [(seat.name, seat.epoch)]))
+                if fresh or self.directory.holder(seat) is None:
+                    await self.directory.refresh()
+                holder = self.directory.holder(seat)
+                if holder is not None:
+                    await self._wake(holder, f"{seat}\n{about}" if about else seat)
+
+    async def _wake(self, holder: RunnerRow, told: str) -> None:
+        peer = peer_of(holder)
+        await self.transport.connect(peer)
+        self.transport.notify(peer, Route.OWNERSHIP, notices.encode("wake", [(told, 0)]))
 
     async def _ready(self) -> None:
         self.require_running()
@@ -182,6 +197,7 @@ class Connection(Service):
     async def _open(self) -> None:
         self._origin.set()
         await self.storage.start()
+        self.tokens = Tokens(await self.storage.secret())
         await self.values.start()
         await self.ids.start()
 

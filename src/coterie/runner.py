@@ -67,6 +67,22 @@ class Nobody:
         """Nothing runs."""
 
 
+class Together:
+    """Several on one seat: the entities of a shard, and its workflows."""
+
+    def __init__(self, occupants: Sequence[Occupant]) -> None:
+        self._occupants = occupants
+
+    async def drain(self) -> None:
+        """All at once; the seat is given back when the last one is done."""
+        await asyncio.gather(*(each.drain() for each in self._occupants))
+
+    def abandon(self) -> None:
+        """All of them."""
+        for each in self._occupants:
+            each.abandon()
+
+
 def nobody(_: Runner) -> Occupy:
     """Seats are held, and nothing is done on them."""
     return lambda _: Nobody()
@@ -130,8 +146,10 @@ class Runner(Connection):
         """The seats that it could not give back when it stopped: others take them when its lease has run out."""
         self._last: list[Callable[[], Awaitable[None]]] = []
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
-        self._wakers: dict[str, Callable[[str], None]] = {}
-        self._occupiers = {room.kind: room.occupants(self) for room in rooms}
+        self._wakers: dict[str, list[Callable[[str, str], None]]] = {}
+        self._occupiers: dict[str, list[Occupy]] = {}
+        for room in rooms:
+            self._occupiers.setdefault(room.kind, []).append(room.occupants(self))
         self._occupy_rest = occupy(self)
         self._setups = Setups(setups)
         self._tenures: dict[str, Tenure] = {}
@@ -156,16 +174,9 @@ class Runner(Connection):
         """Have something awaited when it stops, after its last seat."""
         self._last.append(last)
 
-    def on_wake(self, kind: str, wake: Callable[[str], None]) -> None:
-        """Have a room told when there is something new to do on a seat of its kind."""
-        self._wakers[kind] = wake
-
-    async def wake(self, holder: RunnerRow, seat: SeatRow) -> None:
-        """Tell a runner, perhaps this one. See `Connection`."""
-        if holder.id == self.incarnation:
-            self._wake(seat.name)
-        else:
-            await super().wake(holder, seat)
+    def on_wake(self, kind: str, wake: Callable[[str, str], None]) -> None:
+        """Have a room told when there is something new to do on a seat of its kind, and what it is about."""
+        self._wakers.setdefault(kind, []).append(wake)
 
     async def resign(self, seat: str, *, refuse: bool = False) -> None:
         """Give up a seat now, to whoever is next. With `refuse` this runner does not take it again in this life."""
@@ -278,17 +289,25 @@ class Runner(Connection):
             directory=self.directory,
             definitions=self._definitions,
             occupy=self._occupy,
-            wake=self._wake,
+            wake=self._woken,
             host=self._doors.host,
             process=self._doors.process,
         )
 
-    def _wake(self, seat: str) -> None:
+    async def _wake(self, holder: RunnerRow, told: str) -> None:
+        if holder.id == self.incarnation:
+            self._woken(told)
+        else:
+            await super()._wake(holder, told)
+
+    def _woken(self, told: str) -> None:
+        seat, _, about = told.partition("\n")
         kind, _ = Seat.split(seat)
-        if kind in self._wakers:
-            self._wakers[kind](seat)
+        for wake in self._wakers.get(kind, ()):
+            wake(seat, about)
 
     def _occupy(self, tenure: Tenure) -> Occupant:
         self._tenures[tenure.seat] = tenure
         kind, _ = Seat.split(tenure.seat)
-        return self._occupiers.get(kind, self._occupy_rest)(tenure)
+        occupants = [occupy(tenure) for occupy in self._occupiers.get(kind, [self._occupy_rest])]
+        return occupants[0] if len(occupants) == 1 else Together(occupants)

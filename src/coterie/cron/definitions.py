@@ -107,7 +107,7 @@ class Cron:
         """As it is declared to the cluster. Two programs that differ in this do not take turns; while the part before
         the colon is the same, ticks stay due across the change [M8].
         """
-        fingerprint = f"{self.schedule_mark}:{_hashed((self.told, self.retry, self.policy.breaker))}"
+        fingerprint = f"{self.schedule_mark}:{_hashed((self.group, self.told, self.retry, self.policy.breaker))}"
         return Definition(
             seat=self.seat, group=self.group, fingerprint=fingerprint, takeover_delay_s=self.takeover_delay_s
         )

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from coterie.kernel.chance import Chance
     from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
+    from coterie.steps.tokens import Tokens
     from coterie.storage.interface import Storage
+    from coterie.storage.units import Units
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,3 +26,9 @@ class Desk:
     chance: Chance
     dial: Dial
     tasks: Tasks
+    tokens: Tokens
+
+    @property
+    def units(self) -> Units:
+        """Where steps are stored."""
+        return self.storage.units

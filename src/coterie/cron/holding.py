@@ -64,6 +64,7 @@ class Holding:
         self._desk = desk
         self._context = context
         self._runs: dict[Key, asyncio.Task[Any]] = {}
+        self._begun: dict[Key, Running] = {}
         self._waiting: dict[Key, TickRow] = {}  # claimed or triggered, and not begun
         self._over: dict[Key, int] = {}  # ended, and the number of the last take that may have seen them open
         self._takes = 0
@@ -110,8 +111,10 @@ class Holding:
 
     # What others tell
 
-    def wake(self) -> None:
-        """The tables may say something new: it was triggered, paused, resumed."""
+    def wake(self, unit: str = "") -> None:
+        """The tables may say something new: it was triggered, paused, resumed; or there is a value for a unit."""
+        for running in self._begun.values() if unit else ():
+            running.hint()
         self._stale = True
         self._wake.set()
 
@@ -191,12 +194,12 @@ class Holding:
             if not self.tenure.may_start or (self.cron.one_at_a_time and self._runs):
                 return
             del self._waiting[key]
-            running = Running(self.cron, row, self.tenure, self._desk)
+            running = self._begun[key] = Running(self.cron, row, self.tenure, self._desk)
             task = self._runs[key] = self._spawn(running.run(), f"tick {row.at.isoformat()}", own_context=True)
             task.add_done_callback(partial(self._ended, key))
 
     def _ended(self, key: Key, task: asyncio.Task[Outcome | None]) -> None:
-        del self._runs[key]
+        del self._runs[key], self._begun[key]
         self._wake.set()
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         if outcome is None:

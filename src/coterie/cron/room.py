@@ -96,11 +96,11 @@ class Holdings:
         holding = self._latest[name] = Holding(self._known[name], tenure, self._desk, copy_context())
         return holding
 
-    def wake(self, seat: str) -> None:
+    def wake(self, seat: str, about: str = "") -> None:
         """There is something new about a cron."""
         _, name = Seat.split(seat)
         if name in self._latest:
-            self._latest[name].wake()
+            self._latest[name].wake(about)
 
     async def stop(self) -> None:
         """Wait for what ends; none of it takes long. Bodies that ignore their cancellation are left behind."""
@@ -117,6 +117,7 @@ class Holdings:
             chance=runner.calling.chance,
             dial=Dial(time, runner.calling.clock.wall_ns() / 1e9),
             tasks=self._tasks,
+            tokens=runner.tokens,
         )
 
     async def _sweep(self, desk: Desk) -> None:

@@ -24,6 +24,7 @@ from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.texts import said, storable
+from coterie.steps.unit import finish, work_of
 from coterie.storage.ticks import TickNote
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from coterie.cron.definitions import Cron
     from coterie.cron.desk import Desk
     from coterie.ownership.tenure import Tenure
+    from coterie.steps.durable import DurableWork
     from coterie.storage.ticks import Kind, Outcome, TickRow
 
     Key = tuple[Kind, datetime, int]
@@ -78,6 +80,12 @@ class Running:
         self._note: tuple[str, int | None, int | None] = (row.note, row.done, row.total)
         self._beating: asyncio.Task[Any] | None = None
         self._in_doubt = False
+        self._work: DurableWork | None = None
+
+    def hint(self) -> None:
+        """There may be a value for one of its deferreds."""
+        if self._work is not None:
+            self._work.hint()
 
     async def run(self) -> Outcome | None:
         """Run it to its outcome. Without its seat it leaves it to the next holder: None."""
@@ -167,6 +175,7 @@ class Running:
             scheduled_at=self._row.at,
             attempt=self._attempt,
             manual=self._row.kind == "manual",
+            work=self._new_work(),
             cluster=self._desk.cluster,
             tenure=self._tenure,
             storage=self._desk.storage,
@@ -174,6 +183,13 @@ class Running:
             beat=self._beat,
             transaction_limit_s=self._desk.settings.transaction_limit.total_seconds(),
         )
+
+    def _new_work(self) -> DurableWork:
+        """Its steps; loaded with the first one that is called."""
+        tick = f"{self._row.kind}/{self._row.at.isoformat()}/{self._row.seq}"
+        unit = f"{self._tenure.seat}/{tick}"
+        self._work = work_of(self._desk, self._tenure, unit=unit, kind="tick", name=self._cron.name, id=tick)
+        return self._work
 
     # What is written about it
 
@@ -187,6 +203,8 @@ class Running:
         if chaos.on:
             await chaos.point("cron.before_outcome")
         await self._insist(self._noted(outcome=outcome, took_s=took_s))
+        if self._work is not None and self._work.is_open:
+            await finish(self._work, self._desk.units, self._tenure)
         return outcome
 
     def _noted(self, *, outcome: Outcome | None = None, again: bool = False, took_s: float | None = None) -> TickNote:

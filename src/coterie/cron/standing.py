@@ -242,12 +242,7 @@ class Crons:
 
     async def _hint(self, name: str) -> None:
         """Have its holder look now."""
-        here = self._acting()
-        view = await here.storage.view()
-        seat = next((seat for seat in view.seats if seat.name == Seat.cron(name)), None)
-        holder = None if seat is None else next((row for row in view.runners if row.id == seat.holder), None)
-        if seat is not None and holder is not None:
-            await here.wake(holder, seat)
+        await self._acting().wake(Seat.cron(name), fresh=True)
 
     async def _missing(self, name: str) -> ValueError:
         return _unknown(name, [each.name for each in await self._acting().storage.ticks.list()])

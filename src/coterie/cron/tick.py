@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import LeadershipLost
 from coterie.kernel.context import transacting
+from coterie.steps.unit import Steps
 from coterie.storage.messages import Commit
 
 if TYPE_CHECKING:
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure
+    from coterie.steps.durable import DurableWork
     from coterie.storage.interface import Storage
     from coterie.storage.messages import Transaction
 
     Beat = Callable[[str, int | None, int | None], None]
 
 
-class Tick:
+class Tick(Steps):
     """One run of a cron.
 
     Attributes:
@@ -33,6 +35,8 @@ class Tick:
             lost.
         manual: Whether somebody has triggered it.
         cluster: For calls and all else.
+
+    Its steps are stored, and not repeated by another attempt.
     """
 
     def __init__(
@@ -45,10 +49,12 @@ class Tick:
         cluster: Cluster,
         tenure: Tenure,
         storage: Storage,
+        work: DurableWork,
         tasks: Tasks,
         beat: Beat,
         transaction_limit_s: float,
     ) -> None:
+        super().__init__(work)
         self.name = name
         self.scheduled_at = scheduled_at
         self.attempt = attempt

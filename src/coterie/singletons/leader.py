@@ -9,6 +9,7 @@ from coterie.errors import LeadershipLost
 from coterie.kernel.durations import to_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.stamping import ExecutionMeta, Stamps
     from coterie.singletons.states import LeaderState
+    from coterie.steps.unit import Durable
     from coterie.storage.interface import Storage
 
     S = TypeVarWithDefault("S", default=None)
@@ -56,6 +58,7 @@ class Leader(Generic[S]):
         state: LeaderState[Any],
         stamps: Stamps,
         transaction_limit_s: float,
+        open_unit: Callable[[str], AbstractAsyncContextManager[Durable]],
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -64,6 +67,7 @@ class Leader(Generic[S]):
         self._state = state
         self._stamps = stamps
         self._transaction_limit_s = transaction_limit_s
+        self._open_unit = open_unit
 
     @property
     def epoch(self) -> int:
@@ -117,6 +121,20 @@ class Leader(Generic[S]):
             TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing of it was written.
         """
         return self._state.transaction(limit_s=self._transaction_limit_s)
+
+    def unit(self, key: str) -> AbstractAsyncContextManager[Durable]:
+        """Work in flight that the next leader goes on with: `async with leader.unit("import 7") as unit:`.
+
+        Steps in the block are stored, and not repeated by whoever opens a unit of this key after this leader was lost,
+        or after the block has raised. When the block ends well, the unit is over, and its rows are gone.
+
+        Args:
+            key: Names the work: what is imported, for instance. One that is over may be used again.
+
+        Raises:
+            LeadershipLost: Another runner leads.
+        """
+        return self._open_unit(key)
 
     def heartbeat(self, note: str = "", *, done: int | None = None, total: int | None = None) -> None:
         """Say that there is progress, and how far it is: `leader.heartbeat("pages", done=3, total=10)`.

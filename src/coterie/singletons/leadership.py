@@ -30,6 +30,7 @@ from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leader import Leader
 from coterie.singletons.stamping import Stamps
 from coterie.singletons.states import LeaderState
+from coterie.steps.unit import unit
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.definitions import Hook, Singleton
     from coterie.singletons.post import Post
+    from coterie.steps.durable import DurableWork
 
 log = logging.getLogger("coterie.singletons")
 
@@ -112,7 +114,9 @@ class Leadership:
             state=state,
             stamps=self.stamps,
             transaction_limit_s=post.settings.transaction_limit.total_seconds(),
+            open_unit=lambda key: unit(post, tenure, singleton=singleton.name, key=key, works=self._works),
         )
+        self._works: dict[str, DurableWork] = {}
         self._has_become = False
         self._work = self._spawn(self._lead(), "lead")
         self._stamping: asyncio.Task[Any] | None = None
@@ -127,6 +131,11 @@ class Leadership:
     def abandon(self) -> None:
         """The seat is lost: stop the body. The hook runs all the same, and writes nothing."""
         self._end()
+
+    def hint(self, unit: str) -> None:
+        """There may be a value for a deferred of a unit."""
+        if unit in self._works:
+            self._works[unit].hint()
 
     @property
     def ended(self) -> asyncio.Task[Any]:

@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from coterie.cluster import Cluster
+    from coterie.cron.dial import Dial
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
     from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
+    from coterie.steps.tokens import Tokens
     from coterie.storage.interface import Storage
+    from coterie.storage.units import Units
 
 
 class Resign(Protocol):
@@ -33,5 +38,17 @@ class Post:
     """The runner's."""
     tasks: Tasks
     resign: Resign
+    dial: Dial
+    tokens_of: Callable[[], Tokens]
     state_errors: dict[str, int] = field(default_factory=dict)
     """How often states could not be read or saved, by singleton."""
+
+    @property
+    def units(self) -> Units:
+        """Where steps are stored."""
+        return self.storage.units
+
+    @property
+    def tokens(self) -> Tokens:
+        """Of deferreds."""
+        return self.tokens_of()

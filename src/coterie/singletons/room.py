@@ -7,6 +7,7 @@ import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from coterie.cron.dial import Dial
 from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat
@@ -64,7 +65,9 @@ class SingletonRoom:
 
     def occupants(self, runner: Runner) -> Occupy:
         """Lead what a runner is given to lead."""
-        return Leaderships(self.known, self._cluster, runner).occupy
+        leaderships = Leaderships(self.known, self._cluster, runner)
+        runner.on_wake(self.kind, leaderships.wake)
+        return leaderships.occupy
 
 
 class Leaderships:
@@ -77,15 +80,18 @@ class Leaderships:
         self._ours = Tasks("singletons/ours")
         self._purging: asyncio.Task[Any] | None = None
         self._latest: dict[str, Leadership] = {}
+        clock = runner.calling.clock
         self._post = Post(
             cluster=cluster,
             settings=runner.settings,
             storage=runner.storage,
-            clock=runner.calling.clock,
+            clock=clock,
             chance=runner.calling.chance,
             name=runner.name,
             tasks=self._tasks,
             resign=self._resign,
+            dial=Dial(lambda: clock.steady_ns() / 1e9, clock.wall_ns() / 1e9),
+            tokens_of=lambda: runner.tokens,
         )
         runner.at_end(self.stop)
 
@@ -98,6 +104,12 @@ class Leaderships:
         if singleton.ttl_s is not None and self._purging is None:
             self._purging = self._ours.spawn(self._purge(self._post.storage.states), name="purge states")
         return leadership
+
+    def wake(self, seat: str, about: str) -> None:
+        """There is something new about a unit of a leader."""
+        _, name = Seat.split(seat)
+        if name in self._latest:
+            self._latest[name].hint(about)
 
     async def stop(self) -> None:
         """Wait for what ends; none of it takes long. Bodies that ignore their cancellation are left behind."""

@@ -1,7 +1,7 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
-The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages`, `executions`
-and `ticks` (in files of their own), ownership, the schema and the cluster's secret. Each part speaks in plain
+The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages`, `executions`,
+`ticks` and `units` (in files of their own), ownership, the schema and the cluster's secret. Each part speaks in plain
 values: texts, bytes, whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
@@ -21,6 +21,7 @@ from coterie.kernel.service import Service
 from coterie.storage.executions import Stamp
 from coterie.storage.messages import Commit, Insert, Setback
 from coterie.storage.ticks import TickClaim, TickNote
+from coterie.storage.units import StepWrite, UnitEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from coterie.storage.messages import Messages, Transaction
     from coterie.storage.migrations import Migration, Phase
     from coterie.storage.ticks import Ticks
+    from coterie.storage.units import Units
 
 T = TypeVar("T")
 
@@ -140,7 +142,20 @@ ASIDE_MOST = 5
 """How many states of a key are kept aside: the last ones."""
 
 
-Write = KvPut | KvSwap | KvRemove | StateSave | Stamp | Insert | Commit | Setback | TickClaim | TickNote
+Write = (
+    KvPut
+    | KvSwap
+    | KvRemove
+    | StateSave
+    | Stamp
+    | Insert
+    | Commit
+    | Setback
+    | TickClaim
+    | TickNote
+    | StepWrite
+    | UnitEnd
+)
 """What goes through the group writer: concurrent writes share transactions, each stays independent."""
 
 
@@ -442,6 +457,7 @@ class Storage(Service):
     states: States
     executions: Executions
     ticks: Ticks
+    units: Units
     machines: Machines
     messages: Messages
     schema: Schema

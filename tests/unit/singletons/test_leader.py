@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ class Lead:
             state=stage.state,
             stamps=stamps,
             transaction_limit_s=1.0,
+            open_unit=lambda _: nullcontext(Any),
         )
 
 

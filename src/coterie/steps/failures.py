@@ -1,0 +1,83 @@
+"""What a step ended with instead of a value, as it is stored and raised again by whoever runs it next. Data only."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from coterie.entities.declared import arguments_of
+from coterie.errors import CoterieError, MalformedMessage, RemoteError
+from coterie.kernel.codec import PLAIN
+from coterie.kernel.texts import said, storable
+
+_TEXT_MOST = 4_000
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """An error as it is stored. Fields are only ever added at the end."""
+
+    module: str
+    name: str
+    args: list[Any] | None
+    """What its class is called with; None: that is not data."""
+    text: str
+    facts: dict[str, Any] | None = None
+    """Of an error of our own."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Failure)
+
+
+def pack(error: BaseException) -> bytes:
+    """An error as it is stored."""
+    kind, text = type(error), storable(said(error)[:_TEXT_MOST])
+    if isinstance(error, CoterieError):
+        code, facts = error.to_wire()
+        try:
+            return _encoder.encode(Failure("", code, None, text, facts))
+        except (TypeError, ValueError, OverflowError):
+            return _encoder.encode(Failure("", code, None, text))
+    return _encoder.encode(Failure(kind.__module__, kind.__qualname__, _arguments(error), text))
+
+
+def unpack(data: bytes) -> Exception:
+    """The error that was stored: of the same class, if this program has it and it can be made again.
+
+    Only classes are used that are loaded here already, and only exceptions.
+    """
+    failure = _decoder.decode(data)
+    if failure.facts is not None:
+        return CoterieError.from_wire(failure.name, failure.facts)
+    kind = _found(failure.module, failure.name)
+    if kind is not None and failure.args is not None:
+        try:
+            made = kind(*failure.args)
+        except Exception:  # noqa: BLE001 another version of the class
+            made = None
+        if made is not None:
+            return made
+    problem = failure.text.partition(": ")[2] or failure.text
+    return RemoteError(type_name=failure.name, problem=problem, remote_traceback="")
+
+
+def text_of(data: bytes) -> str:
+    """What a stored error says, for people."""
+    return _decoder.decode(data).text
+
+
+def _arguments(error: BaseException) -> list[Any] | None:
+    try:
+        arguments = list(arguments_of(error))
+        return arguments if PLAIN.decode(PLAIN.checked(arguments)) == arguments else None
+    except (MalformedMessage, TypeError, ValueError):
+        return None
+
+
+def _found(module: str, name: str) -> type[Exception] | None:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None

@@ -1,0 +1,129 @@
+"""Where in a unit a step stands: its branch, and its place in that. The same in every run of the same code [M10].
+
+    root        step, step, gather ─┬─ step, step      branch "0"
+                                    └─ step            branch "1"
+                step                                   the root goes on
+
+A branch is a task: whoever calls a step in a task that none was called in before begins a branch below the one that it
+inherited. A step takes its place when it is called, not when it runs, so that `gather(unit.step(…), unit.step(…))` has
+one order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from coterie.errors import StepDiverged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from coterie.storage.units import StepKind, StepRow
+
+    Task = asyncio.Task[object] | None
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One way through a unit."""
+
+    path: str
+    task: Task
+    next: int = 0
+    children: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place for a step, and what it is about."""
+
+    branch: str
+    position: int
+    kind: StepKind
+    name: str
+    digest: bytes = b""
+
+
+_here: ContextVar[Mapping[Places, Branch]] = ContextVar("coterie_branches")
+"""The branches that run here, one of each unit. Never changed, always replaced."""
+_NONE: Mapping[Places, Branch] = MappingProxyType({})
+
+
+class Places:
+    """The branches of one run of a unit, and what is stored at their places.
+
+    Args:
+        unit: Its name, for errors.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._root: Branch | None = None
+        self._rows: dict[tuple[str, int], StepRow] = {}
+
+    def learn(self, rows: Iterable[StepRow]) -> None:
+        """What is stored."""
+        for row in rows:
+            self._rows[row.branch, row.position] = row
+
+    def take(self, kind: StepKind, name: str, digest: bytes = b"") -> Place:
+        """The next place of the branch that runs here."""
+        branch = self._branch()
+        place = Place(branch.path, branch.next, kind, name, digest)
+        branch.next += 1
+        return place
+
+    def stored(self, place: Place) -> StepRow | None:
+        """What is stored at a place.
+
+        Raises:
+            StepDiverged: Something else is.
+        """
+        row = self._rows.get((place.branch, place.position))
+        if row is None:
+            return None
+        same = row.kind == place.kind and row.name == place.name
+        if not same or (row.digest and place.digest and row.digest != place.digest):
+            found, stored = _shown(place.kind, place.name), _shown(row.kind, row.name)
+            if same:
+                found += " with other arguments"
+            raise StepDiverged(unit=self._unit, found=found, stored=stored)
+        return row
+
+    def patched(self, name: str) -> tuple[bool, Place | None]:
+        """Whether the new code runs, and the mark that is to be stored for it, if any.
+
+        Where something else is stored, or an unfinished step of the old code stands, the old code goes on.
+        """
+        branch = self._branch()
+        row = self._rows.get((branch.path, branch.next))
+        if row is not None and (row.kind, row.name) != ("patch", name):
+            return False, None
+        place = self.take("patch", name)
+        return True, None if row is not None else place
+
+    def _branch(self) -> Branch:
+        task = asyncio.current_task()
+        inherited = _here.get(_NONE).get(self)
+        if inherited is None:
+            branch = self._root = self._root or Branch("", task)
+        elif inherited.task is task:
+            return inherited
+        else:
+            path = f"{inherited.path}.{inherited.children}" if inherited.path else str(inherited.children)
+            inherited.children += 1
+            branch = Branch(path, task)
+        _here.set({**_here.get(_NONE), self: branch})
+        return branch
+
+    def leave(self) -> None:
+        """The unit is over, and what runs here goes on without it."""
+        _here.set({places: branch for places, branch in _here.get(_NONE).items() if places is not self})
+
+
+def _shown(kind: str, name: str) -> str:
+    return name if kind == "step" else f"{kind} {name}"

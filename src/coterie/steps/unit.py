@@ -1,0 +1,139 @@
+"""Steps: what a tick, a workflow and a unit of a leader have in common for their bodies; and the unit of a leader."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from coterie.errors import LeadershipLost
+from coterie.steps.durable import DurableWork
+from coterie.storage.units import UnitEnd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    from coterie.cron.dial import Dial
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.durations import Duration
+    from coterie.kernel.tasks import Tasks
+    from coterie.ownership.tenure import Tenure
+    from coterie.steps.durable import Deferred
+    from coterie.steps.tokens import Tokens
+    from coterie.storage.units import Loaded, UnitKind, Units
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Durable(Protocol):
+    """Work that goes on where it was, whoever is lost: a unit of a leader, a tick, a workflow."""
+
+    def step(
+        self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+
+    def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]: ...
+
+    def deferred(self, name: str, type: type[T], /) -> Deferred[T]: ...
+
+
+class Steps:
+    """The three ways to be durable, over the work of one unit."""
+
+    def __init__(self, work: DurableWork) -> None:
+        self._work = work
+
+    def step(
+        self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]:
+        """Run something once, and give what it gave, now and in every later run.
+
+        It is stored when this returns. If the runner is lost before that, it runs again.
+
+        Args:
+            name: Of the step.
+            fn: An async function. What it returns is read again by its return annotation; without one it must be plain.
+            args: What it is called with.
+            kwargs: And by name.
+
+        Raises:
+            StepDiverged: The code takes another way than what is stored.
+        """
+        return self._work.step(name, fn, args, kwargs)
+
+    def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]:
+        """Sleep across restarts, counted from the first time that this was called."""
+        return self._work.sleep(duration, name=name)
+
+    def deferred(self, name: str, type: type[T], /) -> Deferred[T]:
+        """A value that comes from elsewhere, by a token: `cluster.resolve(token, value)`."""
+        return self._work.deferred(name, type)
+
+
+class Ground(Protocol):
+    """What durable work needs of its runner."""
+
+    @property
+    def units(self) -> Units: ...
+    @property
+    def dial(self) -> Dial: ...
+    @property
+    def chance(self) -> Chance: ...
+    @property
+    def tasks(self) -> Tasks: ...
+    @property
+    def tokens(self) -> Tokens: ...
+
+
+def work_of(ground: Ground, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str) -> DurableWork:
+    """The durable work of a unit that begins with its first step."""
+
+    async def load() -> Loaded:
+        loaded = await ground.units.open(tenure.claim, unit=unit, kind=kind, name=name, id=id)
+        if loaded is None:
+            raise LeadershipLost(seat=tenure.seat, epoch=tenure.epoch)
+        return loaded
+
+    return DurableWork(
+        unit,
+        open=load,
+        tenure=tenure,
+        units=lambda: ground.units,
+        tokens=lambda: ground.tokens,
+        dial=ground.dial,
+        chance=ground.chance,
+        tasks=ground.tasks,
+    )
+
+
+async def finish(work: DurableWork, units: Units, tenure: Tenure) -> None:
+    """Nobody goes on with it any more: its rows go, all at once. It is tried until they are gone, or the seat is."""
+    await work.insist(lambda: units.end(UnitEnd(tenure.claim, work.unit, "done")))
+
+
+@asynccontextmanager
+async def unit(
+    ground: Ground, tenure: Tenure, *, singleton: str, key: str, works: dict[str, DurableWork]
+) -> AsyncIterator[Steps]:
+    """A unit of a leader: it ends when the block ends well; otherwise the next run of the block goes on with it.
+
+    Args:
+        ground: What its runner has.
+        tenure: By which right.
+        singleton: Whose it is.
+        key: Names it among those of its singleton.
+        works: Where it is found by whoever has news for it.
+    """
+    if not key or "\x00" in key or "\n" in key:
+        raise ValueError(f"key of a unit is {key!r}, expected text on one line")
+    named = f"{tenure.seat}/{key}"
+    if named in works:
+        raise RuntimeError(f"unit {key!r} of singleton {singleton!r} is open already: use another key")
+    work = works[named] = work_of(ground, tenure, unit=named, kind="leader", name=singleton, id=key)
+    try:
+        await work.opened()
+        yield Steps(work)
+    finally:
+        del works[named]
+        work.places.leave()
+    await finish(work, ground.units, tenure)

@@ -1,0 +1,129 @@
+"""From a function to a workflow: everything that can be refused is refused here, when the program is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+
+from coterie.entities.options import refusal, refuse_unknown, retry_of
+from coterie.errors import ConfigurationError
+from coterie.kernel import readings
+from coterie.kernel.addresses import EntityAddress, Seat, ShardId, shard_number
+from coterie.kernel.codec import PLAIN, codec_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from coterie.kernel.codec import Codec
+    from coterie.kernel.retry import Retry
+    from coterie.workflows.workflow import Workflow
+
+    WorkflowBody = Callable[[Workflow, Any], Coroutine[Any, Any, Any]]
+
+
+class WorkflowOptions(TypedDict, total=False):
+    """What `@cluster.workflow(…)` takes."""
+
+    name: str | None
+    group: str
+    retry: Retry | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkflowType:
+    """All that is known of one workflow, made once."""
+
+    name: str
+    body: WorkflowBody
+    group: str
+    payload: Codec[Any]
+    result: Codec[Any]
+    retry: Retry | None
+    """Of its steps, unless they say otherwise; None: they are tried once."""
+    version: str
+    """Of its code: a mark of the function's own bytes."""
+
+    def unit(self, id: str) -> str:
+        """The key of one run."""
+        return unit_of(self.name, id)
+
+    def seat(self, id: str, shards: int) -> str:
+        """On which seat one run lives."""
+        return Seat.shard(ShardId(self.group, shard_number(f"workflow {self.name}", id, shards)))
+
+
+def unit_of(name: str, id: str) -> str:
+    """The key of one run."""
+    return f"workflow:{name}/{id}"
+
+
+def define(body: Any, options: WorkflowOptions) -> WorkflowType:
+    """The workflow that a function describes.
+
+    Raises:
+        ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+    """
+    refuse_unknown(options, WorkflowOptions.__annotations__, what="a workflow")
+    name = str(options.get("name") or getattr(body, "__name__", ""))
+    what = f"workflow {name!r}"
+    hint = f"write async def {name if name.isidentifier() else 'work'}(workflow, payload)"
+    if not inspect.iscoroutinefunction(inspect.unwrap(body)):
+        raise refusal(f"{what}: {getattr(body, '__name__', body)!r} is no async function", hint=hint)
+    parameters = _parameters(body, what, hint)
+    hints = _hints(body)
+    return WorkflowType(
+        name=_require_name(name),
+        body=body,
+        group=readings.name().read(options.get("group", "default"), what=f"group of {what}"),
+        payload=_codec(hints.get(parameters[1], Any), f"payload of {what}"),
+        result=_codec(hints.get("return", Any), f"result of {what}"),
+        retry=retry_of(options.get("retry"), what=what),
+        version=_version(body),
+    )
+
+
+def require_id(id: Any) -> str:
+    """The id of a run, if both databases can give it back exactly, and it is one [incident 17]."""
+    if not isinstance(id, str) or not id.strip():
+        raise ValueError(f"id of a workflow is {id!r}, expected text that is not empty")
+    return EntityAddress("workflow", id).id
+
+
+def _require_name(name: Any) -> str:
+    try:
+        return EntityAddress(name, "id").type
+    except (ValueError, TypeError, AttributeError) as error:
+        raise refusal(str(error).replace("entity type", "workflow's name")) from error
+
+
+def _parameters(body: Any, what: str, hint: str) -> list[str]:
+    signature = inspect.signature(body)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise refusal(f"{what} does not take two arguments, itself and its payload", hint=hint) from None
+    return [*signature.parameters, ""][:2] if len(signature.parameters) > 1 else [*signature.parameters, "", ""]
+
+
+def _hints(body: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(body)
+    except (NameError, TypeError, AttributeError):
+        return {}  # names that exist for type checkers only
+
+
+def _codec(kind: Any, what: str) -> Codec[Any]:
+    if kind is Any:
+        return PLAIN
+    try:
+        return codec_for(kind)
+    except ConfigurationError as error:
+        raise refusal(f"{what}: {error.message}") from error
+
+
+def _version(body: Any) -> str:
+    code = getattr(inspect.unwrap(body), "__code__", None)
+    told = b"" if code is None else code.co_code + repr([c for c in code.co_consts if isinstance(c, str)]).encode()
+    return hashlib.sha256(told).hexdigest()[:12]

@@ -1,0 +1,265 @@
+"""Execution: one workflow in memory, from its load to its end or its suspension.
+
+load ──▶ body ──returns──▶ done
+          │ ▲ ──raises───▶ what was to be undone is undone ──▶ failed
+          │ │ ──interrupted─────────────── the same ──▶ interrupted
+          │ │ ──takes another way than stored, or somebody could not be reached──▶ suspended, tried again later
+          ▼ │
+       waits for something durable, and does nothing else ──▶ suspended: nobody has it in memory
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coterie.entities.limits import settled
+from coterie.errors import LeadershipLost, PersistenceError, StepDiverged
+from coterie.kernel import chaos
+from coterie.kernel.context import ClusterContext, enter
+from coterie.steps import failures, results
+from coterie.steps.durable import TRANSIENT, DurableWork
+from coterie.steps.places import Place
+from coterie.storage.units import UnitEnd
+from coterie.workflows.workflow import Compensation, Outcome, Workflow
+
+if TYPE_CHECKING:
+    from contextvars import Context
+
+    from coterie.ownership.tenure import Tenure
+    from coterie.storage.units import Loaded, UnitEnding, UnitRow
+    from coterie.workflows.definitions import WorkflowType
+    from coterie.workflows.desk import Desk
+
+log = logging.getLogger("coterie.workflows")
+
+IDLE_S = 0.2
+"""How long a run that waits stays in memory, in case what it waits for comes at once."""
+_SHORT_S = 1.0
+"""What is due sooner than this is waited for in memory."""
+_LATER_S = 10.0
+"""When what could not go on is tried again."""
+GRACE_S = 3.0
+"""How long a cancelled body may take to end: then nobody waits for it any more."""
+_AWAY_S = 0.2
+
+
+class Execution:
+    """A workflow that runs here.
+
+    Args:
+        kind: What it is.
+        row: As it was found.
+        tenure: By which right.
+        desk: What the runner has for workflows.
+
+    Promise:
+        Its end is written once, under the fence. Whatever else stops it leaves it to be run again, from what is stored.
+    """
+
+    def __init__(self, kind: WorkflowType, row: UnitRow, tenure: Tenure, desk: Desk, context: Context) -> None:
+        self._kind = kind
+        self._row = row
+        self._tenure = tenure
+        self._desk = desk
+        self._context = context
+        self._undo: list[Compensation] = []
+        self._body: asyncio.Task[Any] | None = None
+        self._moved = asyncio.Event()
+        self._is_interrupted = False
+        self._work = DurableWork(
+            row.unit,
+            open=self._load,
+            tenure=tenure,
+            units=lambda: desk.storage.units,
+            tokens=desk.tokens,
+            dial=desk.dial,
+            chance=desk.chance,
+            tasks=desk.tasks,
+            retry=kind.retry,
+        )
+        self._work.on_quiet = self._moved.set
+
+    async def run(self) -> None:
+        """Run it as far as it goes."""
+        try:
+            await self._run()
+        except LeadershipLost as error:
+            log.info("%s is left to another runner: %s", self._row.unit, error)
+        finally:
+            await self._stop_body()
+
+    def hint(self) -> None:
+        """There is something new: a value, or the wish to interrupt it."""
+        self._work.hint()
+        self._desk.tasks.spawn(self._look(), name=f"look at {self._row.unit}", report=False)
+
+    def leave(self) -> None:
+        """Begin nothing more: it ends as soon as what runs is stored, and another runner goes on."""
+        self._work.stop_at_frontier = True
+        self._work.hint()
+
+    async def _look(self) -> None:
+        with contextlib.suppress(PersistenceError):
+            row = await self._desk.storage.units.get(self._row.unit)
+            if row is not None and row.interrupting and not self._is_interrupted:
+                self._is_interrupted = self._work.stop_at_frontier = True
+                if self._body is not None:
+                    self._body.cancel()
+
+    async def _load(self) -> Loaded:
+        loaded = await self._desk.storage.units.load(self._tenure.claim, self._row.unit)
+        if loaded is None:
+            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+        return loaded
+
+    async def _run(self) -> None:
+        loaded = await self._work.opened()
+        if loaded.row.status != "running":
+            return
+        self._is_interrupted = self._work.stop_at_frontier = loaded.row.interrupting
+        enter(
+            ClusterContext(
+                runner_id=self._tenure.claim.runner,
+                name=self._kind.name,
+                epoch=self._tenure.epoch,
+                seat=self._tenure.seat,
+                is_leader=True,
+            )
+        )
+        body = self._body = self._desk.tasks.spawn(self._called(), name=self._row.unit, report=False)
+        body.add_done_callback(lambda _: self._moved.set())
+        while not body.done():
+            if await self._suspended(body):
+                return
+        await self._conclude(body)
+
+    async def _called(self) -> Any:
+        payload = self._kind.payload.decode(self._row.payload, what=f"payload of {self._row.unit}")
+        workflow = Workflow(
+            self._row.id,
+            cluster=self._desk.cluster,
+            work=self._work,
+            start_child=self._start_child,
+            undo=self._undo,
+        )
+        return await self._kind.body(workflow, payload)
+
+    async def _start_child(self, workflow: Any, payload: Any, id: str) -> str:
+        """Start it; under which name its end is told here."""
+        waited_as = f"child:{id}:{getattr(workflow, '__name__', '')}"
+        await self._desk.start_child(workflow, payload, id, parent=self._row.unit, waited_as=waited_as)
+        return waited_as
+
+    # Suspension
+
+    async def _suspended(self, body: asyncio.Task[Any]) -> bool:
+        """Wait until it ends, or has nothing to do but to wait; whether it was suspended then."""
+        await self._moved.wait()
+        self._moved.clear()
+        await settled([body], limit_s=IDLE_S)
+        if body.done() or not self._work.is_quiet or self._work.stop_at_frontier:
+            return False
+        wake_s = self._wake_s()
+        if wake_s is None or wake_s > _SHORT_S:
+            return await self._suspend(wake_s)
+        self._moved.set()
+        return False
+
+    def _wake_s(self) -> float | None:
+        """How long until one of those is due that are waited for; None: none is, by itself."""
+        dues = [self._desk.dial.until_s(each.due_at) for each in self._work.waits if each.due_at is not None]
+        return min(dues, default=None)
+
+    async def _suspend(self, wake_s: float | None) -> bool:
+        waits = sorted({each.deferred for each in self._work.waits if each.deferred is not None})
+        if chaos.on:
+            await chaos.point("workflows.before_suspend")
+        try:
+            told = await self._desk.storage.units.suspend(
+                self._tenure.claim, self._row.unit, waits=waits, wake_s=None if wake_s is None else max(wake_s, 0.0)
+            )
+        except PersistenceError as error:
+            log.info("%s stays in memory: %s", self._row.unit, error)
+            await asyncio.sleep(_AWAY_S)
+            self._moved.set()
+            return False
+        if told == "ready":
+            self.hint()
+            self._moved.set()
+            return False
+        if told == "suspended":
+            return True
+        raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+
+    # The end
+
+    async def _conclude(self, body: asyncio.Task[Any]) -> None:
+        error = asyncio.CancelledError() if body.cancelled() else body.exception()
+        if error is None:
+            try:
+                value = self._kind.result.checked(body.result(), what=f"result of {self._row.unit}")
+            except Exception as malformed:  # noqa: BLE001 it is the result that is wrong
+                error = malformed
+            else:
+                await self._end("done", value=value)
+                return
+        if isinstance(error, LeadershipLost):
+            raise error
+        if isinstance(error, StepDiverged | TRANSIENT):
+            log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
+            await self._suspend(_LATER_S)
+        elif isinstance(error, asyncio.CancelledError):
+            if self._is_interrupted:
+                await self._undo_all()
+                await self._end("interrupted")
+        else:
+            log.warning("%s has failed: %r", self._row.unit, error, exc_info=error)
+            await self._undo_all()
+            await self._end("failed", error=failures.pack(error))
+
+    async def _undo_all(self) -> None:
+        """Run what undoes what was done, the last one first. What fails is recorded, and the others run."""
+        self._work.stop_at_frontier = False
+        for position in reversed(range(len(self._undo))):
+            each = self._undo[position]
+            digest = results.digest(each.args, each.kwargs)
+            place = Place("undo", position, "compensation", each.name, digest)
+            try:
+                await self._work.run(
+                    place, each.fn, each.args, each.kwargs, retry=self._kind.retry, timeout_s=None, keep=False
+                )
+            except (LeadershipLost, StepDiverged):
+                raise
+            except Exception as error:  # noqa: BLE001 it is recorded
+                log.error("%s could not undo %r: %s", self._row.unit, each.name, error)
+
+    async def _end(self, status: UnitEnding, *, value: bytes | None = None, error: bytes | None = None) -> None:
+        outcome = msgspec.msgpack.encode(Outcome(status, value, error)) if self._row.parent else b""
+        write = UnitEnd(self._tenure.claim, self._row.unit, status, value, error, outcome)
+        while True:
+            self._work.require_held()
+            if chaos.on:
+                await chaos.point("workflows.before_end")
+            try:
+                told = await self._desk.storage.units.end(write)
+            except PersistenceError as failure:
+                log.info("%s waits for the database: %s", self._row.unit, failure)
+                await asyncio.sleep(_AWAY_S)
+                continue
+            if told.told == "fenced":
+                raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+            if told.wake is not None and self._row.parent is not None:
+                self._desk.wake(told.wake, self._row.parent)
+            return
+
+    async def _stop_body(self) -> None:
+        if self._body is not None and not self._body.done():
+            self._body.cancel()
+            await settled([self._body], limit_s=GRACE_S)
+            if not self._body.done():
+                log.error("%s ignored its cancellation for %gs and is left behind", self._row.unit, GRACE_S)

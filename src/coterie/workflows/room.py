@@ -1,0 +1,292 @@
+"""The workflows of a program: what it defines, and how its runners come to run them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from coterie.cron.dial import Dial
+from coterie.entities.limits import settled
+from coterie.entities.options import refusal
+from coterie.errors import PersistenceError
+from coterie.kernel.tasks import Tasks
+from coterie.workflows.definitions import define
+from coterie.workflows.desk import Desk
+from coterie.workflows.executing import GRACE_S, Execution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextvars import Context
+
+    from coterie.cluster import Cluster
+    from coterie.ownership.joining import Definition
+    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.runner import Runner
+    from coterie.storage.units import Taken, UnitRow
+    from coterie.workflows.definitions import WorkflowOptions, WorkflowType
+    from coterie.workflows.desk import StartChild
+
+log = logging.getLogger("coterie.workflows")
+
+_SWEEP_S = 5.0
+"""About how often a runner looks at all its shards: what is new is told at once, but hints get lost."""
+_PURGE_S = 60.0
+_PURGE_MOST = 200
+_MORE = 500
+"""How many runs of one shard are begun at once, beyond those in memory."""
+_AWAY_S = 0.2
+
+
+class WorkflowRoom:
+    """The workflows of one program, and a room for the seats of shards (`runner.Room`)."""
+
+    kind = "shard"
+
+    def __init__(self, cluster: Cluster, start_child: StartChild) -> None:
+        self.known: dict[str, WorkflowType] = {}
+        self._by_body: dict[Any, WorkflowType] = {}
+        self._cluster = cluster
+        self._start_child = start_child
+
+    def add(self, body: Any, options: WorkflowOptions) -> None:
+        """Define a workflow.
+
+        Raises:
+            ConfigurationError: It cannot be used, or its name is taken.
+        """
+        kind = define(body, options)
+        if kind.name in self.known:
+            raise refusal(f"there are two workflows of the name {kind.name!r}", hint="give one of them name=")
+        self.known[kind.name] = kind
+        self._by_body[body] = kind
+
+    def of(self, body: Any) -> WorkflowType:
+        """What is known of a function.
+
+        Raises:
+            TypeError: It is no workflow of this cluster.
+        """
+        try:
+            return self._by_body[body]
+        except (KeyError, TypeError):
+            shown = getattr(body, "__name__", repr(body))
+            raise TypeError(f"{shown} is no workflow of this cluster: write @cluster.workflow before it") from None
+
+    # The room
+
+    def definitions(self) -> Sequence[Definition]:
+        """None: shards are there anyway."""
+        return []
+
+    def occupants(self, runner: Runner) -> Occupy:
+        """Run the workflows of the shards that a runner is given."""
+        holdings = Holdings(self.known, self._cluster, runner, self._start_child)
+        runner.on_wake(self.kind, holdings.wake)
+        return holdings.occupy
+
+
+class Holdings:
+    """The workflows of all shards that one runner holds."""
+
+    def __init__(
+        self, known: dict[str, WorkflowType], cluster: Cluster, runner: Runner, start_child: StartChild
+    ) -> None:
+        self._known = known
+        self._cluster = cluster
+        self._runner = runner
+        self._start_child = start_child
+        self._tasks = Tasks("workflows")
+        self._ours = Tasks("workflows/ours")
+        self._latest: dict[str, ShardWorkflows] = {}
+        self._desk: Desk | None = None
+        runner.at_end(self.stop)
+
+    def occupy(self, tenure: Tenure) -> ShardWorkflows:
+        """Sit on the seat of a shard, beside its entities (`ownership.Occupy`)."""
+        if self._desk is None:
+            self._desk = self._new_desk()
+            self._ours.spawn(self._sweep(self._desk), name="sweep")
+            self._ours.spawn(self._purge(self._desk), name="purge units")
+        holding = self._latest[tenure.seat] = ShardWorkflows(self._known, tenure, self._desk, copy_context())
+        return holding
+
+    def wake(self, seat: str, about: str) -> None:
+        """There is something new about a workflow of a shard."""
+        if seat in self._latest:
+            self._latest[seat].wake(about)
+
+    async def stop(self) -> None:
+        """Wait for what ends; none of it takes long."""
+        await self._ours.stop()
+        await asyncio.gather(*(each.end() for each in self._latest.values()), return_exceptions=True)
+
+    def _new_desk(self) -> Desk:
+        runner = self._runner
+        time = asyncio.get_running_loop().time
+        return Desk(
+            cluster=self._cluster,
+            settings=runner.settings,
+            storage=runner.storage,
+            chance=runner.calling.chance,
+            dial=Dial(time, runner.calling.clock.wall_ns() / 1e9),
+            tasks=self._tasks,
+            tokens=lambda: runner.tokens,
+            wake=lambda seat, unit: self._ours.spawn(runner.wake(seat, about=unit), name="wake", report=False),
+            start_child=self._start_child,
+        )
+
+    async def _sweep(self, desk: Desk) -> None:
+        while True:
+            await asyncio.sleep(desk.chance.between(_SWEEP_S / 2, _SWEEP_S))
+            holdings = [each for each in self._latest.values() if each.is_open]
+            if not holdings:
+                continue
+            most = max(len(each.runs) for each in holdings) + _MORE
+            try:
+                taken = await desk.storage.units.take([each.tenure.claim for each in holdings], most=most)
+            except PersistenceError as error:
+                log.info("workflows are not looked at yet: %s", error)
+                continue
+            for each in holdings:
+                if each.tenure.seat in taken:
+                    each.hear(taken[each.tenure.seat])
+
+    async def _purge(self, desk: Desk) -> None:
+        older_s = desk.settings.retention.total_seconds()
+        while True:
+            await asyncio.sleep(desk.chance.between(_PURGE_S / 2, _PURGE_S))
+            try:
+                abandoned = await desk.storage.units.purge(older_s=older_s, most=_PURGE_MOST)
+            except PersistenceError as error:
+                log.info("old workflows are not cleared away yet: %s", error)
+                continue
+            for unit in abandoned:
+                log.warning("%s was abandoned: nobody has gone on with it for %gs, its steps are gone", unit, older_s)
+
+
+class ShardWorkflows:
+    """The workflows of one shard (`ownership.Occupant`).
+
+    Promise:
+        Once `drain` has returned, or `abandon` was called, nothing is written in its name any more. Steps that run are
+        given the time of the setting `drain`; what has not ended then runs again elsewhere, from what is stored.
+    """
+
+    def __init__(self, known: dict[str, WorkflowType], tenure: Tenure, desk: Desk, context: Context) -> None:
+        self.tenure = tenure
+        self.runs: dict[str, tuple[Execution, asyncio.Task[None]]] = {}
+        self._known = known
+        self._desk = desk
+        self._context = context
+        self._again: set[str] = set()  # told of while they were ending here
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._unknown: set[str] = set()
+        self._work = desk.tasks.spawn(self._live(), name=f"workflows of {tenure.seat}", context=context)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still begins runs."""
+        return not self._closing and self.tenure.held
+
+    # The seat
+
+    async def drain(self) -> None:
+        """Begin nothing more; let steps that run end, and leave the rest."""
+        self._close()
+        await settled([self._work], limit_s=GRACE_S)
+        for run, _ in self.runs.values():
+            run.leave()
+        await settled(self._tasks(), limit_s=self._desk.settings.drain.total_seconds())
+        await self.end()
+
+    def abandon(self) -> None:
+        """The seat is lost: stop everything."""
+        self._close()
+        for task in (self._work, *self._tasks()):
+            task.cancel()
+
+    async def end(self) -> None:
+        """Cancel what is left, and wait for it."""
+        self._close()
+        tasks = [self._work, *self._tasks()]
+        for task in tasks:
+            task.cancel()
+        await settled(tasks, limit_s=2 * GRACE_S)
+
+    def _close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self.runs.values()]
+
+    # What others tell
+
+    def wake(self, unit: str) -> None:
+        """There is something new: about a unit, or a new one."""
+        if unit in self.runs:
+            self._again.add(unit)
+            self.runs[unit][0].hint()
+        else:
+            self._wake.set()
+
+    def hear(self, taken: Taken) -> None:
+        """What is to be run."""
+        self._desk.dial.hear(taken.now)
+        if not self.is_open:
+            return
+        for row in taken.rows:
+            self._begin(row)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if taken.wake_at is not None:
+            self._ring_in(self._desk.dial.until_s(taken.wake_at))
+
+    # Its life
+
+    async def _live(self) -> None:
+        while not self._closing:
+            self._wake.clear()
+            try:
+                taken = await self._desk.storage.units.take([self.tenure.claim], most=len(self.runs) + _MORE)
+            except PersistenceError as error:
+                log.info("workflows of %s wait for the database: %s", self.tenure.seat, error)
+                await asyncio.sleep(_AWAY_S)
+                continue
+            if self.tenure.seat not in taken:
+                return
+            self.hear(taken[self.tenure.seat])
+            await self._wake.wait()
+
+    def _begin(self, row: UnitRow) -> None:
+        if row.unit in self.runs or not self.tenure.may_start:
+            return
+        kind = self._known.get(row.name)
+        if kind is None:
+            if row.name not in self._unknown:
+                self._unknown.add(row.name)
+                log.warning("workflow %r is not known here: its runs wait for a runner that knows it", row.name)
+            return
+        context = self._context.copy()
+        execution = Execution(kind, row, self.tenure, self._desk, context)
+        task = self._desk.tasks.spawn(execution.run(), name=f"run {row.unit}", context=context)
+        self.runs[row.unit] = execution, task
+        task.add_done_callback(lambda _: self._ended(row.unit))
+
+    def _ended(self, unit: str) -> None:
+        del self.runs[unit]
+        # It was suspended, perhaps; whoever resolved what it waits for at that moment found it here [M11]. And when it
+        # is due by itself is for the tables to say.
+        self._again.discard(unit)
+        self._wake.set()
+
+    def _ring_in(self, wait_s: float) -> None:
+        ring: Callable[[], None] = self._wake.set
+        self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), ring)

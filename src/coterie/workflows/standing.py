@@ -1,0 +1,223 @@
+"""Starting workflows, and looking at them: handles, `cluster.workflows`, and the resolution of deferreds."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from coterie.errors import AlreadyResolved, KeyConflict, WorkflowFailed, WorkflowInterrupted
+from coterie.kernel.codec import PLAIN
+from coterie.kernel.durations import seconds_or_none
+from coterie.kernel.texts import storable
+from coterie.steps import failures
+from coterie.storage.units import UnitStart
+from coterie.workflows.definitions import require_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from coterie.connection import Connection
+    from coterie.kernel.durations import Duration
+    from coterie.storage.units import Started, UnitRow, UnitStatus
+    from coterie.workflows.definitions import WorkflowType
+
+T_co = TypeVar("T_co", covariant=True)
+
+_LOOKS_S = (0.005, 0.25)
+"""Between two looks whether a run is over: from, to."""
+_ERROR_MOST = 4_000
+_MOST = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowInfo:
+    """A run of a workflow, as it was when it was looked at. All instants are the database's."""
+
+    name: str
+    id: str
+    kind: str
+    """`workflow`; or `leader` and `tick`: durable work of those that has not ended."""
+    status: UnitStatus
+    interrupting: bool
+    """Whether somebody has asked for its interruption."""
+    steps: int
+    """How many are stored; those of a run that is over are gone."""
+    version: str
+    """Of the code that began it."""
+    started_at: datetime
+    changed_at: datetime
+    ended_at: datetime | None
+    wake_at: datetime | None
+    """When a suspended one goes on by itself."""
+    error: str | None
+
+
+class WorkflowHandle(Generic[T_co]):
+    """A run of a workflow, from anywhere."""
+
+    def __init__(self, id: str, kind: WorkflowType, acting: Callable[[], Connection]) -> None:
+        self.id = id
+        self._kind = kind
+        self._unit = kind.unit(id)
+        self._acting = acting
+
+    async def result(self, *, timeout: Duration | None = None) -> T_co:
+        """Wait for its result.
+
+        Raises:
+            WorkflowFailed: It failed.
+            WorkflowInterrupted: It was interrupted.
+            TimeoutError: It took longer; it goes on.
+            ValueError: There is no such run, or none any more.
+        """
+        pause_s, longest_s = _LOOKS_S
+        async with asyncio.timeout(seconds_or_none(timeout, what="timeout")):
+            while True:
+                row = await self._row()
+                if row.ended_at is not None:
+                    return self._result(row)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, longest_s)
+
+    def _result(self, row: UnitRow) -> T_co:
+        if row.status == "interrupted":
+            raise WorkflowInterrupted(workflow=self._kind.name, id=self.id)
+        if row.error is not None:
+            error = failures.unpack(row.error)
+            problem = failures.text_of(row.error)
+            raise WorkflowFailed(workflow=self._kind.name, id=self.id, problem=problem) from error
+        value: T_co = self._kind.result.decode(row.value or b"", what=f"result of {self._unit}")
+        return value
+
+    async def status(self) -> UnitStatus:
+        """How it stands: running, suspended, done, failed, interrupted."""
+        return (await self._row()).status
+
+    async def interrupt(self) -> None:
+        """Have it end, and undo what it has done. Does not wait for that; a run that is over stays as it is."""
+        await self._ask(await self._acting().storage.units.interrupt(self._unit))
+
+    async def resume(self) -> None:
+        """Have a suspended run look now whether it can go on."""
+        await self._ask(await self._acting().storage.units.resume(self._unit))
+
+    async def _ask(self, row: UnitRow | None) -> None:
+        if row is None:
+            raise self._missing()
+        await self._acting().wake(row.seat, about=self._unit)
+
+    async def _row(self) -> UnitRow:
+        row = await self._acting().storage.units.get(self._unit)
+        if row is None:
+            raise self._missing()
+        return row
+
+    def _missing(self) -> ValueError:
+        return ValueError(f"there is no run {self.id!r} of workflow {self._kind.name!r}, or none any more")
+
+    def __repr__(self) -> str:
+        return f"<WorkflowHandle {self._kind.name}/{self.id}>"
+
+
+class Workflows:
+    """The runs of workflows.
+
+    Args:
+        acting: For whom it is asked.
+    """
+
+    def __init__(self, acting: Callable[[], Connection]) -> None:
+        self._acting = acting
+
+    async def list(
+        self,
+        *,
+        status: UnitStatus | None = None,
+        name: str | None = None,
+        older_than: Duration | None = None,
+        limit: int = 100,
+    ) -> Sequence[WorkflowInfo]:
+        """Runs, those that changed last first.
+
+        Args:
+            status: Only those that stand so.
+            name: Only those of one workflow.
+            older_than: Only those that began longer ago.
+            limit: How many.
+        """
+        if not 0 <= limit <= _MOST:
+            raise ValueError(f"limit is {limit}, expected 0 to {_MOST}")
+        older_s = seconds_or_none(older_than, what="older_than")
+        rows = await self._acting().storage.units.list(status=status, name=name, older_s=older_s, most=limit)
+        return [_info(row) for row in rows]
+
+
+async def start(
+    here: Connection, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
+) -> Started:
+    """Store a run, and tell whoever will run it.
+
+    Raises:
+        KeyConflict: There is a run of this id with another payload.
+        MalformedMessage: The payload does not fit.
+    """
+    what = f"payload of workflow {kind.name!r}"
+    started = await here.storage.units.start(
+        UnitStart(
+            unit=kind.unit(require_id(id)),
+            name=kind.name,
+            id=id,
+            seat=kind.seat(id, here.settings.shards),
+            payload=kind.payload.checked(payload, what=what),
+            digest=kind.payload.canonical(payload, what=what),
+            version=kind.version,
+            parent=parent,
+            waited_as=waited_as,
+        )
+    )
+    if started.told == "conflict":
+        raise KeyConflict(target=f"workflow {kind.name!r}", key=id, message_id=started.row.unit)
+    if started.row.status == "running":
+        await here.wake(started.row.seat, about=started.row.unit)
+    return started
+
+
+async def settle(here: Connection, token: str, *, value: Any = None, error: str | None = None) -> None:
+    """Resolve or reject a deferred.
+
+    Raises:
+        MalformedToken: It is no token of this cluster.
+        AlreadyResolved: It has a value already, or nobody will ever ask for it: its work is over.
+    """
+    unit, name = here.tokens.read(token)
+    data = None if error is not None else PLAIN.checked(value, what=f"value of deferred {name!r}")
+    why = None if error is None else storable(error[:_ERROR_MOST])
+    told = await here.storage.units.resolve(unit, name, value=data, error=why)
+    if told.told != "resolved":
+        raise AlreadyResolved(unit=unit, name=name)
+    if told.wake is not None:
+        await here.wake(told.wake, about=unit)
+
+
+def _info(row: UnitRow) -> WorkflowInfo:
+    return WorkflowInfo(
+        name=row.name,
+        id=row.id,
+        kind=row.kind,
+        status=row.status,
+        interrupting=row.interrupting,
+        steps=row.steps,
+        version=row.version,
+        started_at=row.started_at,
+        changed_at=row.changed_at,
+        ended_at=row.ended_at,
+        wake_at=row.wake_at,
+        error=None if row.error is None else failures.text_of(row.error),
+    )
+
+
+def handle_of(kind: WorkflowType, id: str, acting: Callable[[], Connection]) -> WorkflowHandle[Any]:
+    """The handle of a run, whether there is one or not."""
+    return WorkflowHandle(require_id(id), kind, acting)

@@ -1,0 +1,148 @@
+"""Workflow: what the body of a workflow sees of the run it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+import msgspec
+
+from coterie.errors import WorkflowFailed, WorkflowInterrupted
+from coterie.kernel.durations import seconds_or_none
+from coterie.steps import failures, results
+from coterie.steps.unit import Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
+
+    from coterie.cluster import Cluster
+    from coterie.kernel.durations import Duration
+    from coterie.kernel.retry import Retry
+    from coterie.steps.durable import DurableWork
+    from coterie.steps.places import Place
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What a parent is told of its child."""
+
+    status: str
+    value: bytes | None
+    error: bytes | None
+
+
+class Compensation:
+    """What undoes something, if it has to be undone."""
+
+    __slots__ = ("args", "fn", "kwargs", "name")
+
+    def __init__(self, name: str, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> None:
+        self.name = name
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+
+
+class Registered:
+    """Done already; it may be awaited all the same."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+class Workflow(Steps):
+    """One run of a workflow.
+
+    Attributes:
+        id: Under which it was started.
+        cluster: For calls and all else; inside of steps, since what stands between them runs again.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        cluster: Cluster,
+        work: DurableWork,
+        start_child: Callable[[Any, Any, str], Awaitable[str]],
+        undo: list[Compensation],
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(work)
+        self.id = id
+        self.cluster = cluster
+        self._start_child = start_child
+        self._undo = undo
+        self._retry = retry
+        self._timeout_s = timeout_s
+
+    def options(self, *, retry: Retry | None = None, timeout: Duration | None = None) -> Self:
+        """The same run, whose steps have options: `await workflow.options(retry=Retry(attempts=5)).step(…)`.
+
+        Args:
+            retry: How often a step that raises is tried.
+            timeout: How long one try may take.
+        """
+        return type(self)(
+            self.id,
+            cluster=self.cluster,
+            work=self._work,
+            start_child=self._start_child,
+            undo=self._undo,
+            retry=retry or self._retry,
+            timeout_s=seconds_or_none(timeout, what="timeout") or self._timeout_s,
+        )
+
+    def step(
+        self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]:
+        """See `Steps.step`; with the options of this workflow."""
+        return self._work.step(name, fn, args, kwargs, retry=self._retry, timeout_s=self._timeout_s)
+
+    def compensate(
+        self, name: str, fn: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Registered:
+        """Say what undoes what was done: it runs if the workflow fails or is interrupted, the last one first.
+
+        Each runs at least once, and is recorded like a step. What it raises is recorded, too, and the others run.
+        """
+        self._undo.append(Compensation(name, fn, args, kwargs))
+        return Registered()
+
+    def patched(self, name: str) -> bool:
+        """Whether a change of the code applies to this run: False for runs that were past this place before the change.
+
+        `if workflow.patched("new tax"): … else: …`: keep the old way for as long as there are old runs.
+        """
+        return self._work.patch(name)
+
+    def child(
+        self, workflow: Callable[Concatenate[Workflow, A, ...], Coroutine[Any, Any, T]], payload: A, *, id: str
+    ) -> Coroutine[Any, Any, T]:
+        """Start another workflow, and wait for its result.
+
+        Raises:
+            WorkflowFailed: It failed.
+            WorkflowInterrupted: It was interrupted.
+        """
+        place = self._work.places.take("child", f"{getattr(workflow, '__name__', 'workflow')}/{id}")
+        return self._child(place, workflow, payload, id)
+
+    async def _child(self, place: Place, workflow: Any, payload: Any, id: str) -> Any:
+        await self._work.begin_waiting(place)
+        waited_as = await self._start_child(workflow, payload, id)
+        found = await self._work.wait_value(waited_as)
+        outcome = msgspec.msgpack.decode(found.value or b"", type=Outcome)
+        name = getattr(workflow, "__name__", "workflow")
+        if outcome.status == "done":
+            return results.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
+        if outcome.status == "interrupted":
+            raise WorkflowInterrupted(workflow=name, id=id)
+        problem = "" if outcome.error is None else failures.text_of(outcome.error)
+        raise WorkflowFailed(workflow=name, id=id, problem=problem)
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self._work.unit}>"
