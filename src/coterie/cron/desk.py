@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from coterie.cluster import Cluster
-    from coterie.cron.dial import Dial
     from coterie.kernel.chance import Chance
+    from coterie.kernel.dial import Dial
     from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens

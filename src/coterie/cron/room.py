@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from coterie.cron.definitions import define
 from coterie.cron.desk import Desk
-from coterie.cron.dial import Dial
 from coterie.cron.holding import Holding
 from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat
+from coterie.kernel.dial import Dial
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:

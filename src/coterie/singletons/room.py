@@ -7,10 +7,10 @@ import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from coterie.cron.dial import Dial
 from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat
+from coterie.kernel.dial import Dial
 from coterie.kernel.tasks import Tasks
 from coterie.singletons.definitions import define
 from coterie.singletons.leadership import Leadership

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from datetime import datetime
 
-    from coterie.cron.dial import Dial
     from coterie.kernel.chance import Chance
+    from coterie.kernel.dial import Dial
     from coterie.kernel.durations import Duration
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure

@@ -12,8 +12,8 @@ from coterie.storage.units import UnitEnd
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-    from coterie.cron.dial import Dial
     from coterie.kernel.chance import Chance
+    from coterie.kernel.dial import Dial
     from coterie.kernel.durations import Duration
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from coterie.cluster import Cluster
-    from coterie.cron.dial import Dial
     from coterie.kernel.chance import Chance
+    from coterie.kernel.dial import Dial
     from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens

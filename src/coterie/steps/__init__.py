@@ -1,0 +1,19 @@
+"""Steps: durable work inside of a unit, which whoever holds the seat next goes on with.
+
+    unit of a leader ┐
+    tick of a cron   ├─▶ step, sleep, deferred ─▶ a place in a branch ─▶ stored there? ─▶ yes: what is stored
+    workflow         ┘                                                        └─ no: run, or wait; store it, fenced
+
+Promise:
+    S11  What a step gave is stored before it is used, and never made again: the next holder runs the body from its
+         beginning, and steps that are stored return what they gave. The open one runs again.
+    W2   A body that takes another way than what is stored is told so (`StepDiverged`), and nothing is changed.
+    A deferred is resolved once, from any process, before or after anybody waits for it.
+
+Not promised:
+    That a step runs once: its runner may be lost after it ran and before it was stored.
+    What stands between steps is run again: it must do nothing but decide, by what steps gave.
+
+Read in this order: `places` (where a step stands), `results` and `failures` (how it is stored), `tokens` (of deferreds),
+`durable` (the three ways to be durable), `unit` (for bodies, and the unit of a leader).
+"""
