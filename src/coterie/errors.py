@@ -512,6 +512,6 @@ class WorkflowInterrupted(WorkflowError):
     """The workflow was interrupted."""
 
     text = "workflow {workflow}/{id} was interrupted"
-    advice = "handle.resume() lets it go on"
+    advice = "what it had said how to undo was undone; start it anew under another id"
     workflow: str
     id: str

@@ -7,8 +7,8 @@
 The seat is that of a shard, shared with its entities; steps, sleeps and deferreds are the room `steps`' own.
 
 Promise:
-    B5  A run is started once for each id, and goes on until it has ended, whoever dies: a runner that holds its shard and
-        knows its function runs it. Compensations run at least once each, the last one first.
+    B5  A run is started once for each id, and goes on until it has ended, whoever dies: a runner that holds its shard
+        and knows its function runs it. Compensations run at least once each, the last one first.
     W3  A run that is not over has a holder that runs it, or waits for something that wakes it.
     W4  No wake-up is lost: what resolves a deferred makes the run `running` in the same transaction [M11].
 

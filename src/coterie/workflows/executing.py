@@ -210,7 +210,7 @@ class Execution:
                 return
         if isinstance(error, LeadershipLost):
             raise error
-        if isinstance(error, StepDiverged | TRANSIENT):
+        if isinstance(error, (StepDiverged, *TRANSIENT)):
             log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
             await self._suspend(_LATER_S)
         elif isinstance(error, asyncio.CancelledError):
