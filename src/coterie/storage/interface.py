@@ -311,7 +311,7 @@ class SeatRow(msgspec.Struct, frozen=True):
     epoch: int
     fingerprint: str
     effective_from: datetime
-    """Since when this fingerprint is the current one, by the database's clock."""
+    """Since when the part of it before its first colon is the current one, by the database's clock."""
     clean: bool
     """Whether its last holder gave it back, or there was none yet; means something while nobody holds it [C5]."""
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from coterie.storage import statements
 from coterie.storage.interface import StateLoaded
 from coterie.storage.sqlite import seats
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import apsw
 
     from coterie.storage.interface import Claim, StateSave, Written
@@ -21,10 +25,19 @@ if TYPE_CHECKING:
 
 SQL = dict(statements.load(f"{__package__}.sql", "states.sql"))
 
+_HELD = msgspec.json.Decoder(dict[str, tuple[str, int]])
+
 
 def held(connection: apsw.Connection, cluster: str, claim: Claim) -> bool:
     """Whether the seat is held at this epoch."""
     return bool(connection.execute(SQL["held"], _bindings(cluster, claim)).get)
+
+
+def all_held(connection: apsw.Connection, cluster: str, claims: Collection[Claim]) -> set[Claim]:
+    """Those that are held: writers take turns, so one look does for the whole transaction."""
+    names = {"cluster": cluster, "seats": msgspec.json.encode([claim.seat for claim in claims]).decode()}
+    found = _HELD.decode(connection.execute(SQL["all_held"], names).get)
+    return {claim for claim in claims if found.get(claim.seat) == (claim.runner, claim.epoch)}
 
 
 def proven(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str, audit: bool) -> bool:

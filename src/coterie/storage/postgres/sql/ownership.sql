@@ -32,7 +32,7 @@ with mine as (
 ), seats as (
     select
         concat_ws(' ', count(*), sum(epoch), count(holder), extract(epoch from max(effective_from)),
-            sum(hashtext(fingerprint))) as stamp,
+            sum(hashtext(concat(name, ' ', fingerprint) collate "C"))) as stamp,
         string_agg(epoch || ' ' || name, E'\n') filter (where holder = $2) as held
     from (select * from coterie.seats where cluster = $1 order by name) as ordered
 )
@@ -84,12 +84,16 @@ for no key update of s;
 
 -- name: redefine
 -- Define seats, third statement: a definition never seen becomes the current one; one seen before only if no runner
--- has the current one [M8]. The names of those that changed.
+-- has the current one [M8]. It takes effect now if its part before the first colon is another one: the rest does not say
+-- when something is due. The names of those that changed.
 with items as materialized (
     select * from unnest($2::text[], $3::text[], $4::text[]) as u (name, "group", fingerprint)
 ), redefined as (
     update coterie.seats as s
-    set fingerprint = i.fingerprint, "group" = i."group", effective_from = clock_timestamp()
+    set fingerprint = i.fingerprint, "group" = i."group", effective_from = case
+        when split_part(s.fingerprint, ':', 1) = split_part(i.fingerprint, ':', 1) then s.effective_from
+        else clock_timestamp()
+    end
     from items as i
     where s.cluster = $1 and s.name = any($2::text[]) and s.name = i.name and s.fingerprint <> i.fingerprint
         and (
@@ -242,7 +246,7 @@ with runners as (
 ), seats as (
     select
         concat_ws(' ', count(*), sum(epoch), count(holder), extract(epoch from max(effective_from)),
-            sum(hashtext(fingerprint))) as stamp,
+            sum(hashtext(concat(name, ' ', fingerprint) collate "C"))) as stamp,
         coalesce(array_agg(name), '{}') as names,
         coalesce(array_agg("group"), '{}') as groups,
         coalesce(array_agg(holder), '{}') as holders,

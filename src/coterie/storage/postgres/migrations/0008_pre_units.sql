@@ -1,0 +1,81 @@
+-- Durable work: units, what is stored of their steps, and values that come from elsewhere.
+
+-- Only workflows stay when they have ended. What changes with each step is in no index, so that the row stays where it is.
+create table coterie.units (
+    cluster      text    collate "C" not null,
+    unit         text    collate "C" not null,
+    kind         text    collate "C" not null check (kind in ('workflow', 'tick', 'leader')),
+    name         text    collate "C" not null,
+    id           text    collate "C" not null,
+    seat         text    collate "C" not null,
+    status       text    collate "C" not null
+        check (status in ('running', 'suspended', 'done', 'failed', 'interrupted')),
+    interrupting boolean not null default false,
+    steps        bigint  not null default 0,
+    started_at   timestamptz not null,
+    changed_at   timestamptz not null,
+    ended_at     timestamptz check ((ended_at is null) = (status in ('running', 'suspended'))),
+    wake_at      timestamptz check (wake_at is null or status = 'suspended'),
+    parent       text    collate "C",
+    waited_as    text    not null default '',
+    version      text    not null default '',
+    digest       bytea   not null default '',
+    payload      bytea   not null default '',
+    value        bytea,
+    error        bytea,
+    primary key (cluster, unit)
+) with (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 500,
+    autovacuum_vacuum_cost_delay = 1
+);
+
+create index units_running on coterie.units (cluster, seat, started_at, unit)
+    where status = 'running' and kind = 'workflow';
+create index units_due on coterie.units (cluster, seat, wake_at) where wake_at is not null;
+create index units_ended on coterie.units (cluster, ended_at) where ended_at is not null;
+create index units_others on coterie.units (cluster, unit) where kind <> 'workflow';
+create index units_named on coterie.units (cluster, name, status);
+
+create table coterie.steps (
+    cluster  text    collate "C" not null,
+    unit     text    collate "C" not null,
+    branch   text    collate "C" not null,
+    position bigint  not null,
+    kind     text    collate "C" not null
+        check (kind in ('step', 'sleep', 'deferred', 'child', 'patch', 'compensation')),
+    name     text    not null,
+    digest   bytea   not null,
+    done     boolean not null,
+    at       timestamptz not null,
+    due_at   timestamptz,
+    value    bytea,
+    error    bytea,
+    primary key (cluster, unit, branch, position)
+) with (
+    fillfactor = 90,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 1
+);
+
+-- A row without a time of resolution is what a unit waits for: it is there to be locked [M11]. One that came before its
+-- unit had begun is early until that begins.
+create table coterie.deferreds (
+    cluster     text    collate "C" not null,
+    unit        text    collate "C" not null,
+    name        text    collate "C" not null,
+    made_at     timestamptz not null,
+    resolved_at timestamptz,
+    early       boolean not null default false,
+    error       text,
+    value       bytea,
+    primary key (cluster, unit, name)
+) with (
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 500,
+    autovacuum_vacuum_cost_delay = 1
+);
+
+create index deferreds_early on coterie.deferreds (cluster, made_at) where early;

@@ -1,0 +1,167 @@
+"""Crons and their ticks on PostgreSQL: claims and notes go to the group writer, the rest to the pool."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from coterie.kernel.addresses import Seat
+from coterie.storage.postgres.commits import SQL
+from coterie.storage.ticks import Book, CronRow, PauseRow, TickRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    import asyncpg
+
+    from coterie.kernel.forks import Origin
+    from coterie.storage.groups import GroupWriter
+    from coterie.storage.interface import Written
+    from coterie.storage.postgres.pool import Pool
+    from coterie.storage.ticks import Claimed, Kind, Take, TickClaim, TickNote
+
+_errors = msgspec.json.Decoder(tuple[str, ...]).decode
+
+_CRON = ("definition", "effective_from", "last", "runs", "ran_at", "error", "error_at", "failures", "failed_at")
+
+_LONGEST_S = 9e9
+
+
+class PostgresTicks:
+    """The crons of one cluster. See `storage.ticks.Ticks`."""
+
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._writer = writer
+        self._origin = origin
+
+    async def take(self, takes: Sequence[Take]) -> Mapping[str, Book]:
+        """Look after crons: what is known of each, by name; one that is missing is not held."""
+        books: dict[str, Book] = {}
+        for runner in dict.fromkeys(take.claim.runner for take in takes):
+            books |= await self._take(runner, {take.name: take for take in takes if take.claim.runner == runner})
+        return books
+
+    async def _take(self, runner: str, takes: Mapping[str, Take]) -> dict[str, Book]:
+        """Look, and write only where there is something new: sweeps find nothing nearly always.
+
+        The look needs no fence: before a seat was granted, all that former holders wrote was there. What is triggered
+        between the second look and the write before it is not in the book, and found the next time.
+        """
+        books, fresh = await self._look(runner, list(takes.values()))
+        if fresh:
+            news = [takes[name] for name in fresh]
+            # Like a read it may be repeated after a lost answer: it does nothing more.
+            await self._read("take_crons", runner, *_columns(news))
+            for name in fresh:
+                del books[name]
+            books |= (await self._look(runner, news))[0]
+        return books
+
+    async def _look(self, runner: str, takes: Sequence[Take]) -> tuple[dict[str, Book], list[str]]:
+        """What is known of those that are held, and of which there is something to be written."""
+        rows = await self._read("look_at_crons", runner, *_columns(takes))
+        found = {name: list(of_one) for name, of_one in groupby(rows, key=lambda row: cast("str", row["cron"]))}
+        fresh = [name for name, of_one in found.items() if any(row["fresh"] for row in of_one)]
+        return {name: _book(of_one) for name, of_one in found.items()}, fresh
+
+    async def claim(self, write: TickClaim) -> Claimed:
+        """Durable when it returns "written"."""
+        assert write.verdicts, "a claim is about one tick at least"
+        self._check()
+        return cast("Claimed", await self._writer.write(write))
+
+    async def note(self, write: TickNote) -> Written:
+        """Durable when it returns "written"."""
+        self._check()
+        return cast("Written", await self._writer.write(write))
+
+    async def trigger(self, name: str, *, at: datetime | None = None) -> TickRow | None:
+        """Have it run once more, for an instant (None: now). None: there is no such cron."""
+        rows = await self._write("trigger_tick", Seat.cron(name), name, at)
+        return _tick(rows[0]) if rows else None
+
+    async def pause(self, name: str) -> bool | None:
+        """No tick begins from now on; False: it was paused already; None: there is no such cron."""
+        rows = await self._write("pause_cron", Seat.cron(name), name)
+        return cast("bool", rows[0]["told"]) if rows else None
+
+    async def resume(self, name: str) -> bool | None:
+        """The end of the pause; False: it was not paused; None: there is no such cron."""
+        rows = await self._write("resume_cron", Seat.cron(name), name)
+        return cast("bool", rows[0]["told"]) if rows else None
+
+    async def get(self, name: str, kind: Kind, at: datetime, seq: int) -> TickRow | None:
+        """One tick."""
+        rows = await self._read("get_tick", name, kind, at, seq)
+        return _tick(rows[0]) if rows else None
+
+    async def history(self, name: str, *, most: int, before: datetime | None = None) -> Sequence[TickRow]:
+        """The last ticks, those for the latest instants first, also those that are not over."""
+        return [_tick(row) for row in await self._read("tick_history", name, most, before)]
+
+    async def list(self) -> Sequence[CronRow]:
+        """All crons that the cluster knows, by name."""
+        return [_cron(row) for row in await self._read("list_crons")]
+
+    async def purge(self, *, older_s: float, most: int) -> int:
+        """Delete up to `most` ticks that ended longer ago than that, and pauses likewise; how many ticks it were."""
+        return cast("int", (await self._write("purge_ticks", min(older_s, _LONGEST_S), most))[0][0])
+
+    async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
+        self._check()
+        return await self._pool.read(SQL[name], self._cluster, *values)
+
+    async def _write(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
+        self._check()
+        return await self._pool.write(SQL[name], self._cluster, *values)
+
+    def _check(self) -> None:
+        self._origin.require_same()
+        self._writer.require_running()
+
+
+def _columns(takes: Sequence[Take]) -> list[list[Any]]:
+    return [
+        [take.claim.seat for take in takes],
+        [take.claim.epoch for take in takes],
+        [take.name for take in takes],
+        [take.definition for take in takes],
+    ]
+
+
+def _book(rows: Sequence[asyncpg.Record]) -> Book:
+    row = rows[0]
+    pauses = [PauseRow(*pause) for pause in zip(row["since"] or (), row["until"] or (), strict=True)]
+    if row["paused_at"] is not None:
+        pauses.append(PauseRow(row["paused_at"], None))
+    return Book(
+        fingerprint=row["fingerprint"],
+        effective_from=row["effective_from"],
+        last=row["last_at"],
+        failures=row["failures"] or 0,
+        failed_at=row["failed_at"],
+        pauses=tuple(pauses),
+        open=tuple(_tick(each) for each in rows if each["epoch"] == each["mine"]),
+        now=row["now"],
+    )
+
+
+def _cron(row: asyncpg.Record) -> CronRow:
+    return CronRow(
+        name=row["cron"],
+        paused_at=row["paused_at"],
+        open=row["open"],
+        latest=None if row["name"] is None else _tick(row),
+        now=row["now"],
+        **{name: row[name] for name in _CRON},
+    )
+
+
+def _tick(row: asyncpg.Record) -> TickRow:
+    same = {name: row[name] for name in TickRow.__struct_fields__ if name not in ("until", "errors")}
+    return TickRow(until=row["until_at"], errors=_errors(row["errors"]), **same)

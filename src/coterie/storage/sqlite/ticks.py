@@ -1,0 +1,334 @@
+"""What is stored about crons: plain functions for those who hold them or look at them, and the face.
+
+What goes through the group writer is in `claiming.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from coterie.kernel.addresses import Seat
+from coterie.kernel.clock import to_datetime, to_ns
+from coterie.storage.sqlite import states
+from coterie.storage.sqlite.claiming import SQL, encoded, instant_ns
+from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.records import LAST_NS, bindings, later_ns
+from coterie.storage.sqlite.transactions import snapshot
+from coterie.storage.ticks import Book, CronRow, Kind, Outcome, PauseRow, TickRow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    import apsw
+
+    from coterie.kernel.clock import Clock
+    from coterie.storage.interface import Write, Written
+    from coterie.storage.sqlite.database import Database
+    from coterie.storage.ticks import Claimed, Take, TickClaim, TickNote
+
+_PAST_ALL_NS = 2**63 - 1
+"""No instant is as late: those are whole microseconds."""
+
+_LONGEST_S = 9e9
+
+
+# ── rows, as the statements give them ───────────────────────────────────────────────────────────────────────────
+
+
+class _Tick(msgspec.Struct, array_like=True):
+    name: str
+    kind: Kind
+    at_ns: int
+    until_at_ns: int
+    count: int
+    seq: int
+    epoch: int
+    attempt: int
+    outcome: Outcome | None
+    reason: str
+    errors: tuple[str, ...]
+    runner: str
+    claimed_at_ns: int
+    ended_at_ns: int | None
+    late_s: float | None
+    took_s: float | None
+    note: str
+    done: int | None
+    total: int | None
+
+
+class _Look(msgspec.Struct, array_like=True):
+    place: int
+    fingerprint: str
+    effective_from_ns: int
+    last_at_ns: int | None
+    failures: int
+    failed_at_ns: int | None
+    is_news: int
+    """Whether the cron is not known yet, or not by this definition."""
+    pauses: tuple[tuple[int, int | None], ...]
+    open: tuple[_Tick, ...]
+
+
+class _Cron(msgspec.Struct, array_like=True):
+    name: str
+    definition: str
+    effective_from_ns: int
+    last_at_ns: int | None
+    runs: int
+    ran_at_ns: int | None
+    error: str | None
+    error_at_ns: int | None
+    failures: int
+    failed_at_ns: int | None
+    paused_at_ns: int | None
+    open: int
+    latest: _Tick | None
+
+
+_TICK = msgspec.json.Decoder(_Tick)
+_TICKS = msgspec.json.Decoder(list[_Tick])
+_LOOKS = msgspec.json.Decoder(list[_Look])
+_CRONS = msgspec.json.Decoder(list[_Cron])
+
+
+# ── those who hold crons ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def known(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> dict[str, Book] | None:
+    """What is known of the crons that are held; None: first there is something to be written."""
+    with snapshot(connection):
+        looks = _look(connection, scope, takes)
+    if any(look.is_news or _is_foreign(take, look) for take, look in looks):
+        return None
+    return {take.name: _book(scope, look) for take, look in looks}
+
+
+def take(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> dict[str, Book]:
+    """The same after writing it: crons are known by their definitions, what is not over is this holder's."""
+    looks = _look(connection, scope, takes)
+    news = [take for take, look in looks if look.is_news]
+    foreign = [(take, look) for take, look in looks if _is_foreign(take, look)]
+    if news:
+        connection.execute(SQL["introduce"], bindings(scope, asked=_asked(news)))
+    names = [bindings(scope, name=take.name, runner=take.claim.runner, epoch=take.claim.epoch) for take, _ in foreign]
+    connection.executemany(SQL["adopt"], names)
+    begun = [bindings(scope, name=take.name, begun=_begun(look)) for take, look in foreign if _begun(look)]
+    connection.executemany(SQL["begin"], begun)
+    return {take.name: _book(scope, look) for take, look in _look(connection, scope, takes)}
+
+
+def _look(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> list[tuple[Take, _Look]]:
+    """Those that are held, and what is known of them [C1]."""
+    held = states.all_held(connection, scope.cluster, {take.claim for take in takes})
+    asked = [take for take in takes if take.claim in held]
+    looks = _LOOKS.decode(connection.execute(SQL["look"], bindings(scope, asked=_asked(asked))).get)
+    return [(asked[look.place], look) for look in looks]
+
+
+def _asked(takes: Iterable[Take]) -> str:
+    return encoded({"name": take.name, "seat": take.claim.seat, "definition": take.definition} for take in takes)
+
+
+def _is_foreign(take: Take, look: _Look) -> bool:
+    """Whether something is not over that is not this holder's yet."""
+    return any(tick.epoch < take.claim.epoch for tick in look.open)
+
+
+def _begun(look: _Look) -> int:
+    """How many were triggered, and begin now."""
+    return sum(tick.epoch == 0 for tick in look.open)
+
+
+# ── those who look at crons from outside ────────────────────────────────────────────────────────────────────────
+
+
+def trigger(connection: apsw.Connection, scope: Scope, name: str, at: datetime | None) -> TickRow | None:
+    """One more tick, for an instant; None: there is no such cron."""
+    if not _is_known(connection, scope, name):
+        return None
+    at_ns = later_ns(scope) if at is None else instant_ns(at)
+    seq: int = connection.execute(SQL["trigger"], bindings(scope, name=name, at_ns=at_ns)).get
+    return get(connection, scope, name, kind="manual", at_ns=at_ns, seq=seq)
+
+
+def pause(connection: apsw.Connection, scope: Scope, name: str) -> bool | None:
+    """Begin a pause; False: there is one; None: there is no such cron."""
+    if not _is_known(connection, scope, name):
+        return None
+    if connection.execute(SQL["is_paused"], bindings(scope, name=name)).get:
+        return False
+    connection.execute(SQL["pause"], bindings(scope, name=name))
+    return True
+
+
+def resume(connection: apsw.Connection, scope: Scope, name: str) -> bool | None:
+    """End a pause; False: there is none; None: there is no such cron."""
+    if not _is_known(connection, scope, name):
+        return None
+    connection.execute(SQL["resume"], bindings(scope, name=name))
+    return connection.changes() == 1
+
+
+def get(connection: apsw.Connection, scope: Scope, name: str, *, kind: Kind, at_ns: int, seq: int) -> TickRow | None:
+    """One tick."""
+    names = bindings(scope, name=name, kind=kind, at_ns=at_ns, seq=seq)
+    found = connection.execute(SQL["get"], names).get
+    return None if found is None else _tick(_TICK.decode(found))
+
+
+def history(connection: apsw.Connection, scope: Scope, name: str, *, before_ns: int, most: int) -> list[TickRow]:
+    """The last ticks of a cron, the latest first."""
+    names = bindings(scope, name=name, before_ns=before_ns, most=most)
+    return [_tick(tick) for tick in _TICKS.decode(connection.execute(SQL["history"], names).get)]
+
+
+def listed(connection: apsw.Connection, scope: Scope) -> list[CronRow]:
+    """All crons, by name."""
+    return [_cron(scope, row) for row in _CRONS.decode(connection.execute(SQL["list"], bindings(scope)).get)]
+
+
+def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> int:
+    """Delete some ticks that ended long ago, and pauses; how many ticks."""
+    names = bindings(scope, before_ns=later_ns(scope, -min(older_s, _LONGEST_S)), most=most)
+    connection.execute(SQL["purge_pauses"], names)
+    connection.execute(SQL["purge"], names)
+    return connection.changes()
+
+
+def _is_known(connection: apsw.Connection, scope: Scope, name: str) -> bool:
+    return bool(connection.execute(SQL["is_known"], bindings(scope, seat=Seat.cron(name))).get)
+
+
+# ── what is made of the rows ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _book(scope: Scope, look: _Look) -> Book:
+    return Book(
+        fingerprint=look.fingerprint,
+        effective_from=to_datetime(look.effective_from_ns),
+        last=_instant(look.last_at_ns),
+        failures=look.failures,
+        failed_at=_instant(look.failed_at_ns),
+        pauses=tuple(PauseRow(to_datetime(since_ns), _instant(until_ns)) for since_ns, until_ns in look.pauses),
+        open=tuple(map(_tick, look.open)),
+        now=to_datetime(scope.now_ns),
+    )
+
+
+def _tick(row: _Tick) -> TickRow:
+    return TickRow(
+        name=row.name,
+        kind=row.kind,
+        at=to_datetime(row.at_ns),
+        until=to_datetime(row.until_at_ns),
+        count=row.count,
+        seq=row.seq,
+        epoch=row.epoch,
+        attempt=row.attempt,
+        outcome=row.outcome,
+        reason=row.reason,
+        errors=row.errors,
+        runner=row.runner,
+        claimed_at=to_datetime(row.claimed_at_ns),
+        ended_at=_instant(row.ended_at_ns),
+        late_s=row.late_s,
+        took_s=row.took_s,
+        note=row.note,
+        done=row.done,
+        total=row.total,
+    )
+
+
+def _cron(scope: Scope, row: _Cron) -> CronRow:
+    return CronRow(
+        name=row.name,
+        definition=row.definition,
+        effective_from=to_datetime(row.effective_from_ns),
+        last=_instant(row.last_at_ns),
+        runs=row.runs,
+        ran_at=_instant(row.ran_at_ns),
+        error=row.error,
+        error_at=_instant(row.error_at_ns),
+        failures=row.failures,
+        failed_at=_instant(row.failed_at_ns),
+        paused_at=_instant(row.paused_at_ns),
+        open=row.open,
+        latest=None if row.latest is None else _tick(row.latest),
+        now=to_datetime(scope.now_ns),
+    )
+
+
+def _instant(at_ns: int | None) -> datetime | None:
+    return None if at_ns is None else to_datetime(at_ns)
+
+
+class SqliteTicks:
+    """The crons of one cluster. See `storage.ticks.Ticks`."""
+
+    def __init__(
+        self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
+    ) -> None:
+        self._database = database
+        self._write = write
+        self._cluster = cluster
+        self._clock = clock
+
+    async def take(self, takes: Sequence[Take]) -> Mapping[str, Book]:
+        """Look after crons. The lock, for which others wait, is taken only if there is something to write."""
+        doing = "look after crons"
+        found = await self._database.read(lambda c: known(c, self._scope(), takes), doing=doing)
+        if found is None:
+            found = await self._database.transact(lambda c: take(c, self._scope(), takes), doing=doing)
+        return found
+
+    async def claim(self, write: TickClaim) -> Claimed:
+        """Durable when it returns "written"."""
+        return cast("Claimed", await self._write(write))
+
+    async def note(self, write: TickNote) -> Written:
+        """Durable when it returns "written"."""
+        return cast("Written", await self._write(write))
+
+    async def trigger(self, name: str, *, at: datetime | None = None) -> TickRow | None:
+        """Have it run once more; None: there is no such cron."""
+        return await self._database.transact(lambda c: trigger(c, self._scope(), name, at), doing=f"trigger {name!r}")
+
+    async def pause(self, name: str) -> bool | None:
+        """No tick begins from now on; False: it was paused already; None: there is no such cron."""
+        return await self._database.transact(lambda c: pause(c, self._scope(), name), doing=f"pause {name!r}")
+
+    async def resume(self, name: str) -> bool | None:
+        """The end of the pause; False: it was not paused; None: there is no such cron."""
+        return await self._database.transact(lambda c: resume(c, self._scope(), name), doing=f"resume {name!r}")
+
+    async def get(self, name: str, kind: Kind, at: datetime, seq: int) -> TickRow | None:
+        """One tick."""
+        at_ns = instant_ns(at)
+        return await self._database.read(
+            lambda c: get(c, self._scope(), name, kind=kind, at_ns=at_ns, seq=seq), doing=f"look at a tick of {name!r}"
+        )
+
+    async def history(self, name: str, *, most: int, before: datetime | None = None) -> Sequence[TickRow]:
+        """The last ticks, those for the latest instants first."""
+        before_ns = _PAST_ALL_NS if before is None else max(-LAST_NS, min(to_ns(before), _PAST_ALL_NS))
+        return await self._database.read(
+            lambda c: history(c, self._scope(), name, before_ns=before_ns, most=most),
+            doing=f"read the history of {name!r}",
+        )
+
+    async def list(self) -> Sequence[CronRow]:
+        """All crons, by name."""
+        return await self._database.read(lambda c: listed(c, self._scope()), doing="list crons")
+
+    async def purge(self, *, older_s: float, most: int) -> int:
+        """Delete up to `most` ticks that ended longer ago than that, and pauses likewise; how many ticks it were."""
+        return await self._database.transact(
+            lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old ticks"
+        )
+
+    def _scope(self) -> Scope:
+        return Scope(self._cluster, self._clock.wall_ns())

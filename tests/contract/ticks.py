@@ -1,0 +1,164 @@
+"""Runners that hold crons, and what they ask of storage: for the contract about ticks."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coterie.kernel.addresses import Seat
+from coterie.storage.interface import Claim, Declaration, Registration
+from coterie.storage.ticks import Take, TickClaim, TickNote, Verdict
+from tests.contract.test_states import A, B, evict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from coterie.storage.interface import Ownership, Storage, View
+    from coterie.storage.ticks import Book, CronRow, Kind, TickRow
+
+N1, N2 = "nightly", "hourly"
+SCHEDULE = "s1"
+FINGERPRINT = f"{SCHEDULE}:o1"
+INSTANT = timedelta(microseconds=1)
+LOSSES = ["released", "evicted", "left", "granted to itself again"]
+
+
+def at(minute: float) -> datetime:
+    """An instant long ago, to the microsecond."""
+    return datetime(2024, 2, 29, 23, 59, 59, 999_999, tzinfo=UTC) + timedelta(minutes=minute)
+
+
+def called(runner: str) -> str:
+    return f"runner {runner[0]}"
+
+
+@asynccontextmanager
+async def joined(
+    storage: Storage, id: str, *crons: str, fingerprint: str = FINGERPRINT, **more: str
+) -> AsyncIterator[Ownership]:
+    """A registered runner that knows crons, and other seats."""
+    knows = {Seat.cron(name): fingerprint for name in crons or (N1, N2)} | more
+    me = Registration(id=id, name=called(id), address="", host_id="", groups=("default",), knows=knows)
+    seats = [Declaration(name, "default", definition) for name, definition in knows.items()]
+    async with storage.ownership(id) as session:
+        await session.register(me, seats, ttl_s=60)
+        yield session
+
+
+@pytest.fixture
+async def a(storage: Storage) -> AsyncIterator[Ownership]:
+    async with joined(storage, A) as session:
+        yield session
+
+
+@pytest.fixture
+async def b(storage: Storage, a: Ownership) -> AsyncIterator[Ownership]:
+    async with joined(storage, B) as session:
+        yield session
+
+
+async def grant(session: Ownership, runner: str, name: str = N1) -> Claim:
+    (granted,) = await session.acquire([Seat.cron(name)])
+    return Claim(runner, granted.name, granted.epoch)
+
+
+async def taken(storage: Storage, claim: Claim, name: str = N1, **options: Any) -> Book:
+    return (await storage.ticks.take([Take(claim, name, **options)]))[name]
+
+
+def runs(minute: float) -> Verdict:
+    return Verdict(at(minute), at(minute))
+
+
+def skipped(first: float, last: float, count: int = 2, reason: str = "stale") -> Verdict:
+    return Verdict(at(first), at(last), count, reason)
+
+
+def ask(claim: Claim, last: datetime | None, *verdicts: Verdict, **options: Any) -> TickClaim:
+    return TickClaim(
+        **{"claim": claim, "name": N1, "schedule": SCHEDULE, "last": last, "verdicts": verdicts, **options}
+    )
+
+
+async def told(storage: Storage, claim: Claim, last: datetime | None, *verdicts: Verdict, **options: Any) -> str:
+    return (await storage.ticks.claim(ask(claim, last, *verdicts, **options))).told
+
+
+async def begun(storage: Storage, claim: Claim, minute: float = 0, last: datetime | None = None) -> TickRow:
+    """A tick that runs."""
+    assert await told(storage, claim, last, runs(minute)) == "written"
+    row: TickRow = await found(storage, at(minute))
+    return row
+
+
+async def found(storage: Storage, instant: datetime, *, name: str = N1, kind: Kind = "scheduled", seq: int = 0) -> Any:
+    """A tick as it is stored now."""
+    return await storage.ticks.get(name, kind, instant, seq)
+
+
+async def again(storage: Storage, row: TickRow) -> TickRow:
+    """The same tick as it is stored now."""
+    stored = await storage.ticks.get(row.name, row.kind, row.at, row.seq)
+    assert stored is not None
+    return stored
+
+
+def of(claim: Claim, row: TickRow, **options: Any) -> TickNote:
+    """A note about a tick as its holder knows it."""
+    said: dict[str, Any] = {"name": row.name, "kind": row.kind, "at": row.at, "seq": row.seq, "attempt": row.attempt}
+    return TickNote(claim, **{**said, **options})
+
+
+async def noted(storage: Storage, claim: Claim, row: TickRow, **options: Any) -> str:
+    return await storage.ticks.note(of(claim, row, **options))
+
+
+async def cron(storage: Storage, name: str = N1) -> CronRow:
+    return next(row for row in await storage.ticks.list() if row.name == name)
+
+
+async def history(storage: Storage, name: str = N1, **options: Any) -> list[TickRow]:
+    return list(await storage.ticks.history(name, **{"most": 1000, **options}))
+
+
+async def everything(storage: Storage) -> list[Any]:
+    """All that is there, but for the clock."""
+    rows = await storage.ticks.list()
+    ticks = [await history(storage, row.name) for row in rows]
+    return [
+        [(row.definition, row.last, row.runs, row.ran_at, row.error, row.failures, row.paused_at) for row in rows],
+        ticks,
+    ]
+
+
+def not_held(claim: Claim) -> list[Claim]:
+    """Never, of another epoch, of another runner, of no such seat."""
+    return [
+        Claim(claim.runner, Seat.cron(N2), 1),
+        Claim(claim.runner, claim.seat, claim.epoch + 1),
+        Claim(claim.runner, claim.seat, claim.epoch - 1),
+        Claim("c" * 32, claim.seat, claim.epoch),
+        Claim(claim.runner, Seat.cron("none"), claim.epoch),
+    ]
+
+
+async def lose(how: str, claim: Claim, a: Ownership, b: Ownership) -> None:
+    if how == "evicted":
+        await evict(b, A)
+    elif how == "left":
+        await a.leave()
+    else:
+        assert await a.release(claim.seat, claim.epoch)
+
+
+async def regained(how: str, a: Ownership, b: Ownership) -> Claim:
+    """The claim of whoever comes next."""
+    return await (grant(a, A) if how == "granted to itself again" else grant(b, B))
+
+
+def fingerprint(view: View, name: str = N1) -> tuple[str, datetime]:
+    (seat,) = [seat for seat in view.seats if seat.name == Seat.cron(name)]
+    return seat.fingerprint, seat.effective_from
