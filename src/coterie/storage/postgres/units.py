@@ -1,0 +1,158 @@
+"""Durable work on PostgreSQL: steps and ends go to the group writer, the rest to the pool."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
+
+from coterie.storage.postgres.commits import SQL
+from coterie.storage.units import DeferredRow, Loaded, Resolved, Started, StepRow, Taken, UnitRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Literal
+
+    import asyncpg
+
+    from coterie.kernel.forks import Origin
+    from coterie.storage.groups import GroupWriter
+    from coterie.storage.interface import Claim
+    from coterie.storage.postgres.pool import Pool
+    from coterie.storage.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
+
+_LONGEST_S = 9e9
+
+
+class PostgresUnits:
+    """The durable work of one cluster. See `storage.units.Units`."""
+
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._writer = writer
+        self._origin = origin
+
+    async def step(self, write: StepWrite) -> Stepped:
+        """Durable when it returns "written"."""
+        self._check()
+        return cast("Stepped", await self._writer.write(write))
+
+    async def end(self, write: UnitEnd) -> UnitEnded:
+        """Durable when it returns "written"."""
+        self._check()
+        return cast("UnitEnded", await self._writer.write(write))
+
+    async def open(self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str) -> Loaded | None:
+        """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held."""
+        # Like a read it may be repeated after a lost answer: it does nothing more.
+        (told,) = await self._read("open_unit", claim.runner, claim.seat, claim.epoch, unit, kind, name, id)
+        return await self.load(claim, unit) if told["held"] else None
+
+    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:
+        """The workflows on these seats that are to be run, by seat."""
+        taken: dict[str, Taken] = {}
+        for runner in dict.fromkeys(claim.runner for claim in claims):
+            mine = [claim for claim in claims if claim.runner == runner]
+            columns = [claim.seat for claim in mine], [claim.epoch for claim in mine]
+            found = await self._look(runner, *columns, most=most)
+            if any(each.wake_at is not None and each.wake_at <= each.now for each in found.values()):
+                await self._read("wake_due_units", runner, *columns)
+                found = await self._look(runner, *columns, most=most)
+            taken |= found
+        return taken
+
+    async def _look(self, runner: str, seats: list[str], epochs: list[int], *, most: int) -> dict[str, Taken]:
+        rows = await self._read("look_for_units", runner, seats, epochs, most)
+        found: dict[str, Taken] = {}
+        for seat, group in groupby(rows, key=lambda row: row["held_seat"]):
+            ours = list(group)
+            units = tuple(_unit(row) for row in ours if row["unit"] is not None)
+            found[seat] = Taken(units, ours[0]["next_at"], ours[0]["now"])
+        return found
+
+    async def load(self, claim: Claim, unit: str) -> Loaded | None:
+        """A unit with its steps and deferreds. None: the seat is not held, or there is no such unit on it."""
+        rows = await self._read("look_at_unit", claim.runner, claim.seat, claim.epoch, unit)
+        if not rows:
+            return None
+        steps = await self._read("steps_of_unit", unit)
+        deferreds = await self._read("deferreds_of_unit", unit)
+        return Loaded(
+            row=_unit(rows[0]),
+            steps=tuple(StepRow(**dict(row.items())) for row in steps),
+            deferreds=tuple(DeferredRow(*row) for row in deferreds),
+            now=rows[0]["now"],
+        )
+
+    async def suspend(
+        self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None
+    ) -> Literal["suspended", "ready", "over", "fenced"]:
+        """Have nobody keep it in memory until one of what it waits for has come, or `wake_s` have passed."""
+        due_s = None if wake_s is None else min(wake_s, _LONGEST_S)
+        rows = await self._read(
+            "suspend_unit", claim.runner, claim.seat, claim.epoch, unit, sorted(set(waits)), due_s
+        )  # repeated after a lost answer it does the same
+        return cast("Literal['suspended', 'ready', 'over', 'fenced']", rows[0]["told"])
+
+    async def start(self, start: UnitStart) -> Started:
+        """Store a workflow, to be run by whoever holds its seat."""
+        while True:
+            given = (start.unit, start.name, start.id, start.seat, start.payload, start.digest, start.version)
+            begun = await self._read("start_unit", *given, start.parent, start.waited_as)
+            if begun:
+                return Started("started", _unit(begun[0]))
+            there = await self._read("get_unit", start.unit)
+            if there:  # else it was purged meanwhile
+                same = there[0]["digest"] == start.digest
+                return Started("there" if same else "conflict", _unit(there[0]))
+
+    async def resolve(self, unit: str, name: str, *, value: bytes | None, error: str | None) -> Resolved:
+        """Store what a deferred gives, once."""
+        self._check()
+        rows = await self._pool.write(SQL["resolve_deferred"], self._cluster, unit, name, value, error)
+        return Resolved(rows[0]["told"], rows[0]["wake"] if rows[0]["told"] == "resolved" else None)
+
+    async def interrupt(self, unit: str) -> UnitRow | None:
+        """Ask for the end of a workflow; one that is suspended is made running."""
+        await self._read("interrupt_unit", unit)
+        return await self._workflow(unit)
+
+    async def resume(self, unit: str) -> UnitRow | None:
+        """Make a suspended workflow running."""
+        await self._read("resume_unit", unit)
+        return await self._workflow(unit)
+
+    async def _workflow(self, unit: str) -> UnitRow | None:
+        row = await self.get(unit)
+        return row if row is not None and row.kind == "workflow" else None
+
+    async def get(self, unit: str) -> UnitRow | None:
+        """A unit as it is."""
+        rows = await self._read("get_unit", unit)
+        return _unit(rows[0]) if rows else None
+
+    async def list(
+        self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
+    ) -> Sequence[UnitRow]:
+        """Units, those that changed last first."""
+        older_s = None if older_s is None else min(older_s, _LONGEST_S)
+        return [_unit(row) for row in await self._read("list_units", status, name, older_s, most)]
+
+    async def purge(self, *, older_s: float, most: int) -> Sequence[str]:
+        """Delete what nobody needs any more; the names of what was abandoned."""
+        self._check()
+        rows = await self._pool.write(SQL["purge_units"], self._cluster, min(older_s, _LONGEST_S), most)
+        return [row["unit"] for row in rows]
+
+    async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
+        self._check()
+        return await self._pool.read(SQL[name], self._cluster, *values)
+
+    def _check(self) -> None:
+        self._origin.require_same()
+        self._writer.require_running()
+
+
+def _unit(row: asyncpg.Record) -> UnitRow:
+    fields: Any = {name: row[name] for name in UnitRow.__struct_fields__}
+    return UnitRow(**fields)

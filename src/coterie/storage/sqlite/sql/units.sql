@@ -1,0 +1,202 @@
+-- name: step_looks
+-- What decides about steps: whether their units go on, on these seats, and what stands at their places (0: it is waited for).
+select json_group_array(json_array(
+    u.unit is not null,
+    iif(s.kind = asked.value ->> 'kind' and s.name = asked.value ->> 'name', s.done, iif(s.unit is null, null, 1))
+) order by asked.key)
+from json_each(:rows) as asked
+    left join units as u on u.cluster = :cluster and u.unit = asked.value ->> 'unit'
+        and u.seat = asked.value ->> 'seat' and u.ended_at_ns is null
+    left join steps as s on s.cluster = :cluster and s.unit = u.unit and s.branch = asked.value ->> 'branch'
+        and s.position = asked.value ->> 'position';
+
+-- name: step_insert
+-- New steps.
+insert or rollback into steps (
+    cluster, at_ns, unit, branch, position, kind, name, digest, done, due_at_ns, value, error
+)
+values
+    (?1, ?2, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) -- each
+;
+
+-- name: step_complete
+-- Steps that were waited for are done.
+update or rollback steps set done = 1, at_ns = ?2, value = said.column4, error = said.column5
+from (
+    values
+        (?, ?, ?, ?, ?) -- each
+) as said
+where steps.cluster = ?1 and steps.unit = said.column1 and steps.branch = said.column2
+    and steps.position = said.column3;
+
+-- name: step
+-- A step.
+select branch, position, kind, name, digest, done, value, error, due_at_ns
+from steps where cluster = :cluster and unit = :unit and branch = :branch and position = :position;
+
+-- name: touch
+-- Units have changed, and so many more of their steps are done.
+update or rollback units set changed_at_ns = ?2, steps = steps + said.column2
+from (
+    values
+        (?, ?) -- each
+) as said
+where units.cluster = ?1 and units.unit = said.column1;
+
+-- name: end_looks
+-- What decides about the ends of units: whether they go on, on these seats; who waits for them, and where, if that goes on.
+select json_group_array(json_array(
+    u.unit is not null and u.ended_at_ns is null, u.kind = 'workflow', p.unit, u.waited_as, p.seat
+) order by asked.key)
+from json_each(:rows) as asked
+    left join units as u on u.cluster = :cluster and u.unit = asked.value ->> 'unit'
+        and u.seat = asked.value ->> 'seat'
+    left join units as p on p.cluster = :cluster and p.unit = u.parent and p.ended_at_ns is null;
+
+-- name: end
+-- Workflows are over.
+update or rollback units
+set status = said.column2, value = said.column3, error = said.column4, ended_at_ns = ?2, changed_at_ns = ?2,
+    wake_at_ns = null, steps = 0
+from (
+    values
+        (?, ?, ?, ?) -- each
+) as said
+where units.cluster = ?1 and units.unit = said.column1;
+
+-- name: tell
+-- Values for the parents of those that are over, unless they have one.
+insert or rollback into deferreds (cluster, resolved_at_ns, unit, name, value)
+values
+    (?1, ?2, ?, ?, ?) -- each
+on conflict (cluster, unit, name) do nothing;
+
+-- name: forget
+-- Units are gone.
+delete from units where cluster = :cluster and unit in (select value from json_each(:units));
+
+-- name: forget_steps
+-- So are their steps.
+delete from steps where cluster = :cluster and unit in (select value from json_each(:units));
+
+-- name: forget_deferreds
+-- And the values that came for them.
+delete from deferreds where cluster = :cluster and unit in (select value from json_each(:units));
+
+-- name: wake
+-- What has happened to units changes them, and has those go on that are suspended.
+update units set status = iif(status = 'suspended', 'running', status), wake_at_ns = null, changed_at_ns = :now_ns
+where cluster = :cluster and unit in (select value from json_each(:units)) and ended_at_ns is null;
+
+-- name: row
+-- A unit.
+select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
+    changed_at_ns, ended_at_ns, wake_at_ns, steps, digest
+from units where cluster = :cluster and unit = :unit;
+
+-- name: steps
+-- The steps of a unit, in order.
+select branch, position, kind, name, digest, done, value, error, due_at_ns
+from steps where cluster = :cluster and unit = :unit order by branch, position;
+
+-- name: deferreds
+-- The values that came for a unit, in order.
+select name, value, error from deferreds where cluster = :cluster and unit = :unit order by name;
+
+-- name: begin
+-- A unit begins, unless it is there.
+insert into units (
+    cluster, unit, kind, name, id, seat, status, started_at_ns, changed_at_ns, parent, waited_as, version, digest,
+    payload
+)
+values (
+    :cluster, :unit, :kind, :name, :id, :seat, 'running', :now_ns, :now_ns, :parent, :waited_as, :version, :digest,
+    :payload
+)
+on conflict (cluster, unit) do nothing;
+
+-- name: expect
+-- What came for a unit before it began is its own now.
+update deferreds set early = 0 where cluster = :cluster and unit = :unit and early;
+
+-- name: wakes
+-- When the next suspended unit of each seat is due by itself.
+select json_group_object(asked.value, (
+    select min(u.wake_at_ns) from units as u
+    where u.cluster = :cluster and u.seat = asked.value and u.wake_at_ns is not null
+))
+from json_each(:seats) as asked;
+
+-- name: wake_due
+-- Suspended units that are due go on.
+update units set status = 'running', wake_at_ns = null, changed_at_ns = :now_ns
+where cluster = :cluster and seat in (select value from json_each(:seats)) and wake_at_ns <= :now_ns;
+
+-- name: taken
+-- Of each seat the oldest workflows that are to be run.
+select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
+    u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns, u.steps, u.digest
+from json_each(:seats) as asked
+    cross join units as u on u.rowid in (
+        select rowid from units
+        where cluster = :cluster and seat = asked.value and status = 'running' and kind = 'workflow'
+        order by started_at_ns, unit limit :most
+    )
+order by asked.key, u.started_at_ns, u.unit;
+
+-- name: ready
+-- Whether one of these values has come.
+select exists (
+    select 1 from deferreds where cluster = :cluster and unit = :unit and name in (select value from json_each(:names))
+);
+
+-- name: suspend
+-- Nobody has it in memory, until it is due.
+update units set status = 'suspended', wake_at_ns = :wake_at_ns, changed_at_ns = :now_ns
+where cluster = :cluster and unit = :unit;
+
+-- name: resolve
+-- The value of a deferred, unless it has one.
+insert into deferreds (cluster, unit, name, resolved_at_ns, early, error, value)
+values (:cluster, :unit, :name, :now_ns, :early, :error, :value)
+on conflict (cluster, unit, name) do nothing;
+
+-- name: interrupt
+-- Ask for the end of a workflow.
+update units set interrupting = 1, changed_at_ns = :now_ns, wake_at_ns = null, status = 'running'
+where cluster = :cluster and unit = :unit and kind = 'workflow' and ended_at_ns is null
+    and (not interrupting or status = 'suspended');
+
+-- name: resume
+-- Have a suspended workflow go on.
+update units set status = 'running', wake_at_ns = null, changed_at_ns = :now_ns
+where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'suspended';
+
+-- name: list
+-- Units, those that changed last first.
+select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
+    changed_at_ns, ended_at_ns, wake_at_ns, steps, digest
+from units
+where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
+    and (:before_ns is null or started_at_ns < :before_ns)
+order by changed_at_ns desc limit :most;
+
+-- name: ended
+-- Some workflows that ended long ago.
+select json_group_array(unit) from (
+    select unit from units where cluster = :cluster and ended_at_ns < :before_ns order by ended_at_ns limit :most
+);
+
+-- name: abandoned
+-- Some units of leaders and ticks that have not changed for long.
+select json_group_array(unit) from (
+    select unit from units
+    where cluster = :cluster and kind <> 'workflow' and changed_at_ns < :before_ns order by changed_at_ns limit :most
+);
+
+-- name: purge_early
+-- Delete some values whose units have not begun for long.
+delete from deferreds where rowid in (
+    select rowid from deferreds
+    where cluster = :cluster and early and resolved_at_ns < :before_ns order by resolved_at_ns limit :most
+);

@@ -1,0 +1,349 @@
+"""What is stored about durable work: plain functions for those who hold units or look at them, and the face.
+
+What goes through the group writer is in `stepping.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+
+from coterie.kernel.clock import to_datetime
+from coterie.storage.sqlite import states
+from coterie.storage.sqlite.claiming import encoded
+from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.records import bindings, later_ns
+from coterie.storage.sqlite.stepping import SQL, forget_rows, step_row
+from coterie.storage.sqlite.transactions import snapshot
+from coterie.storage.units import DeferredRow, Loaded, Resolved, Started, Taken, UnitRow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from datetime import datetime
+
+    import apsw
+
+    from coterie.kernel.clock import Clock
+    from coterie.storage.interface import Claim, Write
+    from coterie.storage.sqlite.database import Database
+    from coterie.storage.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
+
+    Suspended = Literal["suspended", "ready", "over", "fenced"]
+
+_LONGEST_S = 9e9
+
+_WAKES = msgspec.json.Decoder(dict[str, int | None])
+_UNITS = msgspec.json.Decoder(list[str])
+
+
+# ── those who hold units ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> Loaded | Literal["fenced"] | None:
+    """All about a unit of a seat; None: there is none. Within a transaction, or a snapshot."""
+    if not states.held(connection, scope.cluster, claim):
+        return "fenced"
+    row = get(connection, scope, unit)
+    if row is None or row.seat != claim.seat:
+        return None
+    names = bindings(scope, unit=unit)
+    deferreds: list[Any] = connection.execute(SQL["deferreds"], names).fetchall()
+    return Loaded(
+        row=row,
+        steps=tuple(map(step_row, connection.execute(SQL["steps"], names).fetchall())),
+        deferreds=tuple(DeferredRow(*each) for each in deferreds),
+        now=to_datetime(names["now_ns"]),
+    )
+
+
+def opened(
+    connection: apsw.Connection, scope: Scope, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str
+) -> Loaded | Literal["fenced"] | None:
+    """Begin a unit of a leader or a tick, if nobody has."""
+    if states.held(connection, scope.cluster, claim):
+        _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, seat=claim.seat)
+    return load(connection, scope, claim, unit)
+
+
+def taken(
+    connection: apsw.Connection, scope: Scope, claims: Sequence[Claim], *, most: int, is_written: bool
+) -> dict[str, Taken] | None:
+    """What is to be run on the seats that are held; None: first there is something to be written."""
+    with snapshot(connection):
+        held = _held(connection, scope, claims)
+        names = bindings(scope, seats=encoded(held), most=most)
+        wakes = _WAKES.decode(connection.execute(SQL["wakes"], names).get)
+        if not is_written and any(at_ns is not None and at_ns <= names["now_ns"] for at_ns in wakes.values()):
+            return None
+        rows: dict[str, list[UnitRow]] = {seat: [] for seat in held}
+        for row in map(_unit, connection.execute(SQL["taken"], names)):
+            rows[row.seat].append(row)
+    now = to_datetime(names["now_ns"])
+    return {seat: Taken(tuple(rows[seat]), _instant(wakes[seat]), now) for seat in held}
+
+
+def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> None:
+    """Have those go on that are due by themselves, on seats that are held."""
+    connection.execute(SQL["wake_due"], bindings(scope, seats=encoded(_held(connection, scope, claims))))
+
+
+def suspend(
+    connection: apsw.Connection,
+    scope: Scope,
+    claim: Claim,
+    unit: str,
+    *,
+    waits: Sequence[str],
+    wake_s: float | None,
+    audit: bool,
+) -> Suspended:
+    """Have nobody keep a unit in memory, unless it can go on. Writers take turns, so that stays as it is [M11]."""
+    if not states.proven(connection, scope, claim, about=unit, audit=audit):
+        return "fenced"
+    row = get(connection, scope, unit)
+    if row is None or row.seat != claim.seat or row.ended_at is not None:
+        return "over"
+    names = bindings(scope, unit=unit, names=encoded(waits))
+    if row.interrupting or connection.execute(SQL["ready"], names).get:
+        return "ready"
+    wake_at_ns = None if wake_s is None else later_ns(scope, wake_s)
+    connection.execute(SQL["suspend"], bindings(scope, unit=unit, wake_at_ns=wake_at_ns))
+    return "suspended"
+
+
+def _held(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> list[str]:
+    held = states.all_held(connection, scope.cluster, set(claims))  # the fence [C1]
+    return [claim.seat for claim in claims if claim in held]
+
+
+# ── everybody ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Started:
+    """Store a workflow, if there is none of this name."""
+    is_new = _begin(connection, scope, kind="workflow", **msgspec.structs.asdict(start))
+    (row,) = connection.execute(SQL["row"], bindings(scope, unit=start.unit)).fetchall()
+    told: Any = "started" if is_new else "there" if row[-1] == start.digest else "conflict"
+    return Started(told, _unit(row))
+
+
+def resolve(
+    connection: apsw.Connection, scope: Scope, unit: str, name: str, *, value: bytes | None, error: str | None
+) -> Resolved:
+    """Store what a deferred gives, and have its unit go on."""
+    row = get(connection, scope, unit)
+    if row is not None and row.ended_at is not None:
+        return Resolved("over")
+    wake = None if row is None else row.seat
+    connection.execute(
+        SQL["resolve"], bindings(scope, unit=unit, name=name, early=row is None, error=error, value=value)
+    )
+    if connection.changes() == 0:
+        return Resolved("already", wake)
+    connection.execute(SQL["wake"], bindings(scope, units=encoded([unit])))
+    return Resolved("resolved", wake)
+
+
+def change(
+    connection: apsw.Connection, scope: Scope, unit: str, name: Literal["interrupt", "resume"]
+) -> UnitRow | None:
+    """Interrupt or resume a workflow; as it is then."""
+    connection.execute(SQL[name], bindings(scope, unit=unit))
+    row = get(connection, scope, unit)
+    return row if row is not None and row.kind == "workflow" else None
+
+
+def get(connection: apsw.Connection, scope: Scope, unit: str) -> UnitRow | None:
+    """A unit as it is."""
+    for row in connection.execute(SQL["row"], bindings(scope, unit=unit)):
+        return _unit(row)
+    return None
+
+
+def listed(
+    connection: apsw.Connection,
+    scope: Scope,
+    *,
+    status: UnitStatus | None,
+    name: str | None,
+    older_s: float | None,
+    most: int,
+) -> list[UnitRow]:
+    """Units, those that changed last first."""
+    before_ns = None if older_s is None else _ago_ns(scope, older_s)
+    names = bindings(scope, status=status, name=name, before_ns=before_ns, most=most)
+    return [_unit(row) for row in connection.execute(SQL["list"], names)]
+
+
+def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> list[str]:
+    """Delete some units that nobody needs any more, each with all that is its own (W5); those that were abandoned."""
+    names = bindings(scope, before_ns=_ago_ns(scope, older_s), most=most)
+    ended = _UNITS.decode(connection.execute(SQL["ended"], names).get)
+    abandoned = _UNITS.decode(connection.execute(SQL["abandoned"], names).get)
+    if ended or abandoned:
+        connection.execute(SQL["forget"], bindings(scope, units=encoded(ended + abandoned)))
+        forget_rows(connection, scope, ended + abandoned)
+    connection.execute(SQL["purge_early"], names)
+    return abandoned
+
+
+def _begin(connection: apsw.Connection, scope: Scope, **named: Any) -> bool:
+    """Begin a unit, unless it is there; whether it was not."""
+    plain = {"parent": None, "waited_as": "", "version": "", "digest": b"", "payload": b""}
+    connection.execute(SQL["begin"], bindings(scope, **(plain | named)))
+    if connection.changes() == 0:
+        return False
+    connection.execute(SQL["expect"], bindings(scope, unit=named["unit"]))
+    return True
+
+
+def _ago_ns(scope: Scope, seconds: float) -> int:
+    return later_ns(scope, -min(seconds, _LONGEST_S))
+
+
+def _unit(row: Sequence[Any]) -> UnitRow:
+    unit, kind, name, own_id, seat, status, payload, version, interrupting, parent, value, error, *rest = row
+    started_at_ns, changed_at_ns, ended_at_ns, wake_at_ns, steps, _ = rest
+    return UnitRow(
+        unit=unit,
+        kind=kind,
+        name=name,
+        id=own_id,
+        seat=seat,
+        status=status,
+        payload=payload,
+        version=version,
+        interrupting=bool(interrupting),
+        parent=parent,
+        value=value,
+        error=error,
+        started_at=to_datetime(started_at_ns),
+        changed_at=to_datetime(changed_at_ns),
+        ended_at=_instant(ended_at_ns),
+        wake_at=_instant(wake_at_ns),
+        steps=steps,
+    )
+
+
+def _instant(at_ns: int | None) -> datetime | None:
+    return None if at_ns is None else to_datetime(at_ns)
+
+
+class SqliteUnits:
+    """The durable work of one cluster. See `storage.units.Units`."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        write: Callable[[Write], Awaitable[Any]],
+        cluster: str,
+        clock: Clock,
+        audit: bool,
+    ) -> None:
+        self._database = database
+        self._write = write
+        self._cluster = cluster
+        self._clock = clock
+        self._audit = audit
+
+    # For the holder of a seat
+
+    async def step(self, write: StepWrite) -> Stepped:
+        """Durable when it returns "written"."""
+        return cast("Stepped", await self._write(write))
+
+    async def end(self, write: UnitEnd) -> UnitEnded:
+        """Durable when it returns "written"."""
+        return cast("UnitEnded", await self._write(write))
+
+    async def open(self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str) -> Loaded | None:
+        """Begin a unit of a leader or a tick, or go on with it; None: the seat is not held."""
+        found = await self._load(claim, unit)
+        if found is None:
+            found = await self._database.transact(
+                lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id),
+                doing=f"open {unit!r}",
+            )
+        return found if isinstance(found, Loaded) else None
+
+    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:
+        """What is to be run. The lock, for which others wait, is taken only if something is due by itself."""
+        doing = "look after workflows"
+        found = await self._database.read(
+            lambda c: taken(c, self._scope(), claims, most=most, is_written=False), doing=doing
+        )
+        if found is None:
+            await self._database.transact(lambda c: wake_due(c, self._scope(), claims), doing=doing)
+            found = await self._database.read(
+                lambda c: taken(c, self._scope(), claims, most=most, is_written=True), doing=doing
+            )
+        assert found is not None
+        return found
+
+    async def load(self, claim: Claim, unit: str) -> Loaded | None:
+        """A unit with its steps and deferreds; None: the seat is not held, or there is no such unit on it."""
+        found = await self._load(claim, unit)
+        return found if isinstance(found, Loaded) else None
+
+    async def suspend(self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None) -> Suspended:
+        """Have nobody keep it in memory until one of `waits` is resolved, or `wake_s` have passed."""
+        audit = self._audit
+        return await self._database.transact(
+            lambda c: suspend(c, self._scope(), claim, unit, waits=waits, wake_s=wake_s, audit=audit),
+            doing=f"suspend {unit!r}",
+        )
+
+    # For everybody
+
+    async def start(self, start: UnitStart) -> Started:
+        """Store a workflow, to be run by whoever holds its seat."""
+        return await self._database.transact(lambda c: started(c, self._scope(), start), doing=f"start {start.unit!r}")
+
+    async def resolve(self, unit: str, name: str, *, value: bytes | None, error: str | None) -> Resolved:
+        """Store what a deferred gives, once."""
+        return await self._database.transact(
+            lambda c: resolve(c, self._scope(), unit, name, value=value, error=error),
+            doing=f"resolve {name!r} of {unit!r}",
+        )
+
+    async def interrupt(self, unit: str) -> UnitRow | None:
+        """Ask for the end of a workflow; None: there is none."""
+        return await self._database.transact(
+            lambda c: change(c, self._scope(), unit, "interrupt"), doing=f"interrupt {unit!r}"
+        )
+
+    async def resume(self, unit: str) -> UnitRow | None:
+        """Make a suspended workflow running; None: there is none."""
+        return await self._database.transact(
+            lambda c: change(c, self._scope(), unit, "resume"), doing=f"resume {unit!r}"
+        )
+
+    async def get(self, unit: str) -> UnitRow | None:
+        """A unit as it is."""
+        return await self._database.read(lambda c: get(c, self._scope(), unit), doing=f"look at {unit!r}")
+
+    async def list(
+        self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
+    ) -> Sequence[UnitRow]:
+        """Units, those that changed last first."""
+        return await self._database.read(
+            lambda c: listed(c, self._scope(), status=status, name=name, older_s=older_s, most=most), doing="list units"
+        )
+
+    async def purge(self, *, older_s: float, most: int) -> Sequence[str]:
+        """Delete what nobody needs any more; the units that were abandoned."""
+        return await self._database.transact(
+            lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old units"
+        )
+
+    async def _load(self, claim: Claim, unit: str) -> Loaded | Literal["fenced"] | None:
+        def look(connection: apsw.Connection) -> Loaded | Literal["fenced"] | None:
+            with snapshot(connection):
+                return load(connection, self._scope(), claim, unit)
+
+        return await self._database.read(look, doing=f"load {unit!r}")
+
+    def _scope(self) -> Scope:
+        return Scope(self._cluster, self._clock.wall_ns())

@@ -1,0 +1,423 @@
+"""What everybody may ask about durable work, on every engine: starts, values, interruptions, lists, and the purge.
+
+W3, W4, W5; REVIEW M10, M11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coterie.storage.units import DeferredRow, Resolved
+from tests.contract.test_states import A
+from tests.contract.units import (
+    HOSTILE,
+    LEADER,
+    S1,
+    S2,
+    a,
+    ask,
+    b,
+    ended,
+    got,
+    grant,
+    key,
+    listed,
+    loaded,
+    of,
+    opened,
+    resolved,
+    started,
+    stepped,
+    suspended,
+    taken,
+)
+
+if TYPE_CHECKING:
+    from coterie.storage.interface import Ownership, Storage
+    from coterie.storage.units import UnitRow, UnitStatus
+    from tests.contract.conftest import Passing
+
+__all__ = ["a", "b"]  # fixtures
+
+U = key()
+NEAR = timedelta(seconds=30)
+NOW_S = -60.0
+"""As age of what is purged: all that is there."""
+
+
+async def ids(storage: Storage, **options: Any) -> list[str]:
+    return [row.id for row in await listed(storage, **options)]
+
+
+class TestStart:
+    async def test_it_is_stored_and_found_by_whoever_holds_its_seat(self, storage: Storage, a: Ownership) -> None:
+        told = await storage.units.start(of(version="2.1", parent="workflow:Other/x", waited_as="w"))
+        assert told.told == "started"
+        row = told.row
+        assert (row.unit, row.kind, row.name, row.id, row.seat) == (U, "workflow", "Order", "one", S1)
+        assert (row.status, row.payload, row.version) == ("running", b"\x00\xffpay", "2.1")
+        assert (row.interrupting, row.parent) == (False, "workflow:Other/x")
+        assert (row.value, row.error, row.ended_at, row.wake_at, row.steps) == (None, None, None, None, 0)
+        assert abs(row.started_at - await storage.now()) < NEAR
+        assert row.changed_at == row.started_at
+        assert await got(storage, U) == row
+        assert (await taken(storage, await grant(a))).rows == (row,)
+
+    async def test_nobody_need_hold_anything(self, storage: Storage) -> None:
+        assert (await storage.units.start(of())).told == "started"
+
+    async def test_the_same_again_is_there_as_it_is_now(self, storage: Storage, a: Ownership) -> None:
+        """0.6: perhaps by this very call, whose answer was lost. Only the payload's digest counts."""
+        claim, row = await grant(a), await started(storage)
+        again = await storage.units.start(of(version="3", parent="p", waited_as="w"))
+        assert (again.told, again.row) == ("there", row)
+        await stepped(storage, claim, U)
+        await suspended(storage, claim, U)
+        now = await got(storage, U)
+        again = await storage.units.start(of())
+        assert (again.told, again.row) == ("there", now)
+        await ended(storage, claim, U, value=b"v")
+        over = await storage.units.start(of())
+        assert (over.told, over.row.status, over.row.value) == ("there", "done", b"v")
+
+    @pytest.mark.parametrize("status", ["running", "suspended", "done"])
+    async def test_another_payload_is_a_conflict(self, storage: Storage, a: Ownership, status: str) -> None:
+        claim, _ = await grant(a), await started(storage)
+        if status == "suspended":
+            await suspended(storage, claim, U)
+        elif status == "done":
+            await ended(storage, claim, U)
+        before = await got(storage, U)
+        told = await storage.units.start(of(payload=b"other", digest=b"other"))
+        assert (told.told, told.row) == ("conflict", before)
+        assert await got(storage, U) == before
+
+    async def test_of_many_at_once_one_starts(self, storage: Storage) -> None:
+        async with asyncio.timeout(30):
+            tolds = await asyncio.gather(
+                *(storage.units.start(of(payload=str(n).encode(), digest=str(n % 2).encode())) for n in range(10))
+            )
+        (first,) = [each for each in tolds if each.told == "started"]
+        same = first.row.payload[-1] % 2
+        for number, each in enumerate(tolds):
+            assert each.row == first.row
+            if each is not first:
+                assert each.told == ("there" if number % 2 == same else "conflict")
+        assert await ids(storage) == ["one"]
+
+    async def test_values_that_came_before_are_its_own(self, storage: Storage, a: Ownership) -> None:
+        """M10: a token can be given away before there is anything."""
+        assert await resolved(storage, U, "paid") == "resolved"
+        claim, _ = await grant(a), await started(storage)
+        assert (await loaded(storage, claim, U)).deferreds == (DeferredRow("paid", b"yes", None),)
+        await suspended(storage, claim, U, "paid", told="ready")
+
+
+class TestResolve:
+    async def test_what_runs_learns_of_it_and_who_holds_it_is_told(self, storage: Storage, a: Ownership) -> None:
+        claim, before = await grant(a), await started(storage)
+        told = await storage.units.resolve(U, "paid", value=b"\x00", error=None)
+        assert told == Resolved("resolved", S1)
+        assert (await loaded(storage, claim, U)).deferreds == (DeferredRow("paid", b"\x00", None),)
+        row = await got(storage, U)
+        assert row.status == "running"
+        assert row.changed_at >= before.changed_at
+
+    @pytest.mark.parametrize("wake_s", [None, 3600.0])
+    async def test_what_is_suspended_goes_on(self, storage: Storage, a: Ownership, wake_s: float | None) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await suspended(storage, claim, U, "paid", wake_s=wake_s)
+        assert await storage.units.resolve(U, "paid", value=None, error="no") == Resolved("resolved", S1)
+        row = await got(storage, U)
+        assert (row.status, row.wake_at) == ("running", None)
+        assert (await taken(storage, claim)).rows == (row,)
+        assert (await loaded(storage, claim, U)).deferreds == (DeferredRow("paid", None, "no"),)
+
+    async def test_before_there_is_a_unit_nobody_is_to_be_woken(self, storage: Storage) -> None:
+        assert await storage.units.resolve(U, "paid", value=b"v", error=None) == Resolved("resolved", None)
+        assert await resolved(storage, U) == "already"
+
+    @pytest.mark.parametrize("first", [{"value": b"1"}, {"value": None, "error": "no"}, {"value": b""}])
+    async def test_the_first_one_counts(self, storage: Storage, a: Ownership, first: dict[str, Any]) -> None:
+        claim, _ = await grant(a), await started(storage)
+        assert await resolved(storage, U, **first) == "resolved"
+        await suspended(storage, claim, U, "other")
+        before = await loaded(storage, claim, U)
+        assert await resolved(storage, U, value=b"2") == "already"
+        assert await resolved(storage, U, value=None, error="late") == "already"
+        after = await loaded(storage, claim, U)
+        assert (after.row, after.deferreds) == (before.row, before.deferreds), "it has woken nobody"
+        assert after.deferreds == (DeferredRow("paid", first["value"], first.get("error")),)
+        assert await resolved(storage, U, "Paid") == "resolved", "names are exact"
+
+    async def test_of_many_at_once_one_counts(self, storage: Storage, a: Ownership) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await suspended(storage, claim, U)
+        async with asyncio.timeout(30):
+            tolds = await asyncio.gather(*(resolved(storage, U, value=str(n).encode()) for n in range(10)))
+        assert sorted(tolds) == ["already"] * 9 + ["resolved"]
+        (row,) = (await loaded(storage, claim, U)).deferreds
+        assert row.value == str(tolds.index("resolved")).encode()
+
+    @pytest.mark.parametrize("status", ["done", "failed", "interrupted"])
+    async def test_what_is_over_takes_nothing(self, storage: Storage, a: Ownership, status: str) -> None:
+        claim, _ = await grant(a), await started(storage)
+        assert await resolved(storage, U) == "resolved"
+        await ended(storage, claim, U, status=status)
+        before = await got(storage, U)
+        assert await resolved(storage, U) == "over", "though it has been resolved"
+        assert await resolved(storage, U, "other") == "over"
+        found = await loaded(storage, claim, U)
+        assert (found.row, found.deferreds) == (before, ())
+
+    async def test_a_leader_that_runs_is_woken_on_its_seat(self, storage: Storage, a: Ownership) -> None:
+        claim = await grant(a, A, LEADER)
+        unit = (await opened(storage, claim)).row.unit
+        assert await storage.units.resolve(unit, "paid", value=b"v", error=None) == Resolved("resolved", LEADER)
+
+
+class TestInterruptAndResume:
+    async def test_what_runs_is_asked_to_end(self, storage: Storage) -> None:
+        before = await started(storage)
+        row = await storage.units.interrupt(U)
+        assert row is not None
+        assert (row.status, row.interrupting, row.ended_at) == ("running", True, None)
+        assert row.changed_at >= before.changed_at
+        assert await got(storage, U) == row
+        again = await storage.units.interrupt(U)
+        assert again is not None
+        assert (again.status, again.interrupting) == ("running", True)
+
+    async def test_what_is_suspended_goes_on_to_end(self, storage: Storage, a: Ownership) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await suspended(storage, claim, U, wake_s=3600.0)
+        row = await storage.units.interrupt(U)
+        assert row is not None
+        assert (row.status, row.interrupting, row.wake_at) == ("running", True, None)
+        assert (await taken(storage, claim)).rows == (row,)
+        assert (await loaded(storage, claim, U)).row == row
+
+    async def test_a_suspended_one_goes_on_when_asked(self, storage: Storage, a: Ownership) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await suspended(storage, claim, U, wake_s=3600.0)
+        row = await storage.units.resume(U)
+        assert row is not None
+        assert (row.status, row.interrupting, row.wake_at) == ("running", False, None)
+        assert (await taken(storage, claim)).rows == (row,)
+        assert await storage.units.resume(U) == row, "what runs stays as it is"
+
+    async def test_what_is_over_stays_as_it_is(self, storage: Storage, a: Ownership) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await ended(storage, claim, U)
+        before = await got(storage, U)
+        assert await storage.units.interrupt(U) == before
+        assert await storage.units.resume(U) == before
+        assert await got(storage, U) == before
+
+    async def test_there_is_no_such_workflow(self, storage: Storage, a: Ownership) -> None:
+        claim = await grant(a, A, LEADER)
+        unit = (await opened(storage, claim)).row
+        for missing in (U, unit.unit):
+            assert await storage.units.interrupt(missing) is None
+            assert await storage.units.resume(missing) is None
+        assert await got(storage, unit.unit) == unit
+        assert await storage.units.get(U) is None
+
+
+class TestList:
+    async def test_those_that_changed_last_come_first(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        claim = await grant(a)
+        for which in ("one", "two", "three"):
+            await started(storage, which)
+            await passing(0.002)
+        assert await ids(storage) == ["three", "two", "one"]
+        await stepped(storage, claim, key("one"))
+        await passing(0.002)
+        assert await ids(storage) == ["one", "three", "two"]
+        await resolved(storage, key("two"))
+        await passing(0.002)
+        assert await ids(storage) == ["two", "one", "three"]
+        await suspended(storage, claim, key("three"))
+        await passing(0.002)
+        assert await ids(storage) == ["three", "two", "one"]
+        await ended(storage, claim, key("one"))
+        await passing(0.002)
+        assert await ids(storage) == ["one", "three", "two"]
+        assert await ids(storage, most=2) == ["one", "three"]
+        assert await ids(storage, most=0) == []
+        rows = await listed(storage)
+        assert rows == [await got(storage, row.unit) for row in rows]
+
+    async def test_only_those_that_are_asked_for(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        claim, leader = await grant(a), await grant(a, A, LEADER)
+        statuses: list[UnitStatus] = ["running", "suspended", "done", "failed", "interrupted"]
+        for status in statuses:
+            unit = (await started(storage, status, name=f"Order {status}")).unit
+            if status == "suspended":
+                await suspended(storage, claim, unit)
+            elif status != "running":
+                await ended(storage, claim, unit, status=status)
+        await opened(storage, leader, "r1")
+        for status in statuses[1:]:
+            assert await ids(storage, status=status) == [status]
+        assert sorted(await ids(storage, status="running")) == ["r1", "running"]
+        assert await ids(storage, name="Order done") == ["done"]
+        assert await ids(storage, name="importer") == ["r1"]
+        assert await ids(storage, name="order done") == []
+        assert await ids(storage, name="Order done", status="failed") == []
+        assert await ids(storage, name="Order done", status="done", older_s=0.0) == ["done"]
+        await passing(0.1)
+        await started(storage, "young")
+        assert len(await ids(storage, older_s=0.1)) == 6
+        assert "young" not in await ids(storage, older_s=0.1)
+        assert await ids(storage, older_s=3600.0) == []
+
+    async def test_its_age_counts_from_its_start(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await passing(0.1)
+        await stepped(storage, claim, U)
+        assert await ids(storage, older_s=0.1) == ["one"]
+
+    async def test_one_that_is_not_there(self, storage: Storage) -> None:
+        assert await storage.units.get(U) is None
+        assert await listed(storage) == []
+
+
+class TestPurge:
+    async def purged(self, storage: Storage, **options: Any) -> list[str]:
+        return sorted(await storage.units.purge(**{"older_s": NOW_S, "most": 100, **options}))
+
+    async def test_what_ended_long_ago_goes_with_all_that_was_its_own(self, storage: Storage, a: Ownership) -> None:
+        """W5: who starts it again begins anew."""
+        claim, _ = await grant(a), await started(storage)
+        await stepped(storage, claim, U)
+        await resolved(storage, U)
+        await ended(storage, claim, U, value=b"old")
+        assert await self.purged(storage, older_s=3600.0) == []
+        assert (await got(storage, U)).value == b"old"
+        assert await self.purged(storage) == []
+        assert await storage.units.get(U) is None
+        assert await storage.units.load(claim, U) is None
+        anew = await storage.units.start(of(payload=b"new", digest=b"new"))
+        assert (anew.told, anew.row.payload, anew.row.steps) == ("started", b"new", 0)
+        found = await loaded(storage, claim, U)
+        assert (found.steps, found.deferreds) == ((), ())
+        assert (await stepped(storage, claim, U)).told == "written"
+        assert await resolved(storage, U) == "resolved"
+
+    async def test_what_goes_on_stays_however_old(self, storage: Storage, a: Ownership) -> None:
+        """W3: also while it is suspended, with nobody that will ever resolve it."""
+        claim = await grant(a)
+        for which in ("running", "suspended"):
+            await started(storage, which)
+            await stepped(storage, claim, key(which))
+            await resolved(storage, key(which))
+        await suspended(storage, claim, key("suspended"), "never")
+        before = [await loaded(storage, claim, key(which)) for which in ("running", "suspended")]
+        assert await self.purged(storage) == []
+        after = [await loaded(storage, claim, key(which)) for which in ("running", "suspended")]
+        assert [(each.row, each.steps, each.deferreds) for each in after] == [
+            (each.row, each.steps, each.deferreds) for each in before
+        ]
+
+    async def test_what_was_abandoned_goes_and_is_told(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        """Units of leaders and ticks with which nobody has gone on."""
+        claim = await grant(a, A, LEADER)
+        old = (await opened(storage, claim, "old")).row.unit
+        alive = (await opened(storage, claim, "alive")).row.unit
+        await stepped(storage, claim, old)
+        await resolved(storage, old)
+        await passing(0.5)
+        await stepped(storage, claim, alive)
+        assert await self.purged(storage, older_s=0.25) == [old]
+        assert await storage.units.get(old) is None
+        assert len((await loaded(storage, claim, alive)).steps) == 1
+        anew = await opened(storage, claim, "old")
+        assert (anew.steps, anew.deferreds) == ((), ())
+        assert await self.purged(storage) == sorted([old, alive])
+
+    async def test_values_for_what_never_began_go(self, storage: Storage, a: Ownership) -> None:
+        claim = await grant(a)
+        for which in ("never", "late", "soon"):
+            assert await resolved(storage, key(which)) == "resolved"
+        await started(storage, "soon")
+        assert await self.purged(storage, older_s=3600.0) == []
+        assert await resolved(storage, key("never")) == "already"
+        assert await self.purged(storage) == []
+        await started(storage, "late")
+        assert (await loaded(storage, claim, key("late"))).deferreds == ()
+        assert await resolved(storage, key("never")) == "resolved"
+        assert len((await loaded(storage, claim, key("soon"))).deferreds) == 1, "it has begun since"
+
+    async def test_so_many_at_a_time_the_oldest_first(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        claim = await grant(a)
+        names = ["c", "a", "d", "b", "e"]
+        for which in names:
+            await started(storage, which)
+        for which in names:
+            await ended(storage, claim, key(which))
+            await passing(0.002)
+        assert await self.purged(storage, most=2) == []
+        assert sorted(await ids(storage)) == ["b", "d", "e"]
+        assert await self.purged(storage, most=0) == []
+        assert len(await ids(storage)) == 3
+        await self.purged(storage, most=3)
+        assert await ids(storage) == []
+
+    async def test_whoever_purges_at_once_with_others_breaks_nothing(self, storage: Storage, a: Ownership) -> None:
+        """Every runner of the cluster does."""
+        claim, leader = await grant(a), await grant(a, A, LEADER)
+        for number in range(12):
+            unit = (await started(storage, str(number))).unit
+            await stepped(storage, claim, unit)
+            if number % 2:
+                await ended(storage, claim, unit)
+        abandoned = [(await opened(storage, leader, str(number))).row.unit for number in range(6)]
+        async with asyncio.timeout(60):
+            tolds = await asyncio.gather(*(self.purged(storage, most=4) for _ in range(5)))
+            tolds.append(await self.purged(storage))
+        assert sorted(unit for told in tolds for unit in told) == sorted(abandoned), "each is told once"
+        assert sorted(await ids(storage), key=int) == [str(number) for number in range(0, 12, 2)]
+        for number in range(0, 12, 2):
+            assert len((await loaded(storage, claim, key(str(number)))).steps) == 1
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", HOSTILE)
+    async def test_whatever_they_are_they_are_kept_as_they_are(self, storage: Storage, a: Ownership, name: str) -> None:
+        """Names are data, never part of a statement or of a pattern."""
+        claim, other = await grant(a), await grant(a, A, S2)
+        unit, parent = f"workflow:{name}", f"workflow:parent {name}"
+        assert (await storage.units.start(of(unit=parent, seat=S2))).told == "started"
+        plain = await started(storage, "plain")
+        new = of(unit=unit, name=name, id=name, version=name, parent=parent, waited_as=name)
+        assert (await storage.units.start(new)).told == "started"
+        assert (await storage.units.start(new)).told == "there"
+        row: UnitRow = await got(storage, unit)
+        assert (row.unit, row.name, row.id, row.version, row.parent) == (unit, name, name, name, parent)
+        assert await listed(storage, name=name) == [row]
+        write = ask(claim, unit, branch=name, name=name, done=False, value=None)
+        assert (await storage.units.step(write)).told == "written"
+        done = await stepped(storage, claim, unit, branch=name, name=name)
+        assert done.told == "written"
+        await suspended(storage, claim, unit, name)
+        assert await resolved(storage, unit, name, value=None, error=name) == "resolved"
+        assert await resolved(storage, unit, name) == "already"
+        found = await loaded(storage, claim, unit)
+        assert (found.row.status, found.steps) == ("running", (done.row,))
+        assert found.deferreds == (DeferredRow(name, None, name),)
+        assert {row.unit for row in (await taken(storage, claim)).rows} == {unit, plain.unit}
+        await suspended(storage, claim, unit, name, told="ready")
+        await suspended(storage, other, parent, name)
+        assert await storage.units.resume(parent) is not None
+        await suspended(storage, other, parent, name)
+        assert await ended(storage, claim, unit, outcome=b"out") is not None
+        assert [each.name for each in (await loaded(storage, other, parent)).deferreds] == [name]
+        assert (await got(storage, parent)).status == "running"
+        assert await storage.units.purge(older_s=NOW_S, most=9) == []
+        assert await storage.units.get(unit) is None
+        assert await got(storage, plain.unit) == plain

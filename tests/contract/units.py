@@ -1,0 +1,166 @@
+"""Runners that hold shards, a singleton and a cron, and what they ask of storage: for the contract of durable work."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coterie.kernel.addresses import Seat, ShardId
+from coterie.storage.interface import Claim, Declaration, Registration
+from coterie.storage.units import StepWrite, UnitEnd, UnitStart
+from tests.contract.test_states import A, B, evict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from coterie.storage.interface import Ownership, Storage
+    from coterie.storage.units import Loaded, Stepped, Taken, UnitEnded, UnitKind, UnitRow
+
+S1, S2 = Seat.shard(ShardId("default", 1)), Seat.shard(ShardId("default", 2))
+LEADER, CRON = Seat.singleton("importer"), Seat.cron("nightly")
+SEATS: dict[str, str] = {S1: "", S2: "", LEADER: "f", CRON: "f"}
+LOSSES = ["released", "evicted", "left", "granted to itself again"]
+HOSTILE = [
+    "'; drop table units; --",
+    '"quoted" \\ back\\"slash',
+    "%_[a-z]*?",
+    '{"unit": ["x"]}',
+    "null",
+    "0",
+    " ",
+    "two\nlines\tand \x01\x7f",
+    "Ünïcödé 🙂 ﷽ \u200b\u202e",
+    "long " * 180,
+]
+
+
+@asynccontextmanager
+async def joined(storage: Storage, id: str) -> AsyncIterator[Ownership]:
+    """A registered runner that knows the seats."""
+    knows = {name: fingerprint for name, fingerprint in SEATS.items() if fingerprint}
+    me = Registration(id=id, name=id, address="", host_id="", groups=("default",), knows=knows)
+    async with storage.ownership(id) as session:
+        await session.register(me, [Declaration(name, "default", each) for name, each in SEATS.items()], ttl_s=60)
+        yield session
+
+
+@pytest.fixture
+async def a(storage: Storage) -> AsyncIterator[Ownership]:
+    async with joined(storage, A) as session:
+        yield session
+
+
+@pytest.fixture
+async def b(storage: Storage, a: Ownership) -> AsyncIterator[Ownership]:
+    async with joined(storage, B) as session:
+        yield session
+
+
+async def grant(session: Ownership, runner: str = A, seat: str = S1) -> Claim:
+    (granted,) = await session.acquire([seat])
+    return Claim(runner, granted.name, granted.epoch)
+
+
+def key(id: str = "one") -> str:
+    return f"workflow:Order/{id}"
+
+
+def of(id: str = "one", **options: Any) -> UnitStart:
+    """A workflow to be started."""
+    plain = {"unit": key(id), "name": "Order", "id": id, "seat": S1, "payload": b"\x00\xffpay", "digest": b"\x00d"}
+    return UnitStart(**{**plain, **options})
+
+
+async def started(storage: Storage, id: str = "one", **options: Any) -> UnitRow:
+    found = await storage.units.start(of(id, **options))
+    assert found.told == "started"
+    return found.row
+
+
+async def opened(
+    storage: Storage, claim: Claim, id: str = "one", *, kind: UnitKind = "leader", name: str = "importer"
+) -> Loaded:
+    """A unit of a leader or a tick."""
+    loaded = await storage.units.open(claim, unit=f"{kind}:{name}/{id}", kind=kind, name=name, id=id)
+    assert loaded is not None
+    return loaded
+
+
+def ask(claim: Claim, unit: str, position: int = 0, **options: Any) -> StepWrite:
+    """A step that is done."""
+    plain = {"branch": "", "kind": "step", "name": f"step {position}", "digest": b"d", "value": b"v"}
+    return StepWrite(**{**plain, "claim": claim, "unit": unit, "position": position, **options})
+
+
+def wait(claim: Claim, unit: str, position: int = 0, **options: Any) -> StepWrite:
+    """A step that is waited for."""
+    return ask(claim, unit, position, **{"kind": "sleep", "done": False, "value": None, "digest": b"", **options})
+
+
+async def stepped(storage: Storage, claim: Claim, unit: str, position: int = 0, **options: Any) -> Stepped:
+    return await storage.units.step(ask(claim, unit, position, **options))
+
+
+async def ended(storage: Storage, claim: Claim, unit: str, **options: Any) -> UnitEnded:
+    return await storage.units.end(UnitEnd(claim, unit, **{"status": "done", **options}))
+
+
+async def resolved(storage: Storage, unit: str, name: str = "paid", **options: Any) -> str:
+    return (await storage.units.resolve(unit, name, **{"value": b"yes", "error": None, **options})).told
+
+
+async def suspended(
+    storage: Storage, claim: Claim, unit: str, *waits: str, wake_s: float | None = None, told: str = "suspended"
+) -> None:
+    assert await storage.units.suspend(claim, unit, waits=waits or ("paid",), wake_s=wake_s) == told
+
+
+async def got(storage: Storage, unit: str) -> UnitRow:
+    row = await storage.units.get(unit)
+    assert row is not None
+    return row
+
+
+async def loaded(storage: Storage, claim: Claim, unit: str) -> Loaded:
+    found = await storage.units.load(claim, unit)
+    assert found is not None
+    return found
+
+
+async def taken(storage: Storage, claim: Claim, *, most: int = 100) -> Taken:
+    return (await storage.units.take([claim], most=most))[claim.seat]
+
+
+async def listed(storage: Storage, **options: Any) -> list[UnitRow]:
+    return list(await storage.units.list(**{"status": None, "name": None, "older_s": None, "most": 1000, **options}))
+
+
+def places(found: Loaded) -> list[tuple[str, int]]:
+    return [(row.branch, row.position) for row in found.steps]
+
+
+def not_held(claim: Claim) -> list[Claim]:
+    """Never, of another epoch, of another runner, of no such seat."""
+    return [
+        Claim(claim.runner, S2 if claim.seat == S1 else S1, 1),
+        Claim(claim.runner, claim.seat, claim.epoch + 1),
+        Claim(claim.runner, claim.seat, claim.epoch - 1),
+        Claim("c" * 32, claim.seat, claim.epoch),
+        Claim(claim.runner, Seat.shard(ShardId("default", 77)), claim.epoch),
+    ]
+
+
+async def lose(how: str, claim: Claim, a: Ownership, b: Ownership) -> None:
+    if how == "evicted":
+        await evict(b, A)
+    elif how == "left":
+        await a.leave()
+    else:
+        assert await a.release(claim.seat, claim.epoch)
+
+
+async def regained(how: str, a: Ownership, b: Ownership, seat: str = S1) -> Claim:
+    """The claim of whoever comes next."""
+    return await (grant(a, A, seat) if how == "granted to itself again" else grant(b, B, seat))
