@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 
-from bench import assignment, calls, kv, messages, ownership, singletons, transport
+from bench import assignment, calls, crons, kv, messages, ownership, singletons, transport, workflows
 from bench.measure import Row, fsync_per_s
 from bench.peers import run
 
@@ -22,6 +22,8 @@ SUITES = {
     "calls": calls.run,
     "messages": messages.run,
     "singletons": singletons.run,
+    "crons": crons.run,
+    "workflows": workflows.run,
 }
 
 

@@ -219,7 +219,7 @@ class Settings:
     retention: timedelta = setting(  # m17
         readings.duration("10ms", "3650d"),
         "1d",
-        "how long the result of a message is kept after its completion",
+        "how long the result of a message, and a tick of a cron, is kept after its completion",
         why="whoever asks for a result does so within a day; not shorter than call_timeout",
     )
     key_retention: timedelta = setting(

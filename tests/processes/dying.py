@@ -1,4 +1,4 @@
-"""A process that dies by SIGKILL at a moment of a message's path: "before commit 3", "during insert", "after load".
+"""A process that dies by SIGKILL at a moment of a message's or a tick's path: "before commit 3", "after claim".
 
 Before: nothing of the statement has left. During: it was sent, and whatever came of it, no answer was read. After: the
 answer was read, and nobody has heard of it. Or it freezes, "halt commit": just before, with the statement in its hand;
@@ -47,7 +47,7 @@ class Dying:
 
     def storage(self, storage: Storage) -> Storage:
         """A storage on which this process dies."""
-        for part in (storage.messages, storage.states):
+        for part in (storage.messages, storage.states, storage.ticks):
             method = getattr(part, self._method, None)
             if method is not None:
                 setattr(part, self._method, self._mortal(method))

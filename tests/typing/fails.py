@@ -17,7 +17,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
 
 if TYPE_CHECKING:
-    from coterie import Leader
+    from coterie import Leader, Tick
     from coterie.entities.calls import Sender
 
 
@@ -133,6 +133,47 @@ async def leading(leader: Leader[Balance]) -> None:
     await leader.sleep(object())  # type: ignore[arg-type] # no duration
     found: int = await cluster.singletons.state("importer", Balance)  # type: ignore[arg-type, assignment] # another type
     print(found)
+
+
+@cluster.cron("without schedule")  # type: ignore[call-arg] # when?
+async def without_schedule(tick: Tick) -> None: ...
+
+
+@cluster.cron("plain", "@daily")  # type: ignore[arg-type] # a plain def
+def plain_job(tick: Tick) -> None: ...
+
+
+@cluster.cron("without tick", "@daily")  # type: ignore[arg-type] # its tick is given to it
+async def without_tick() -> None: ...
+
+
+@cluster.cron("other", "@daily")  # type: ignore[arg-type] # that is a leader's
+async def other_job(leader: Leader) -> None: ...
+
+
+@cluster.cron("misspelt", "@daily", cach_up="all")  # type: ignore[call-arg] # no such option
+async def misspelt_job(tick: Tick) -> None: ...
+
+
+@cluster.cron("choices", "@daily", catch_up="most", overlap="wait")  # type: ignore[arg-type] # none of the choices
+async def choices(tick: Tick) -> None: ...
+
+
+@cluster.cron("numbers", "@daily", retry=3, breaker=5)  # type: ignore[arg-type] # policies, not numbers
+async def numbers(tick: Tick) -> None: ...
+
+
+async def ticking(tick: Tick) -> None:
+    tick.epoch = 7  # type: ignore[misc] # it is granted
+    tick.heartbeat("invoices", 3)  # type: ignore[call-arg] # by keyword only
+    tick.heartbeat(done="3")  # type: ignore[arg-type] # text for a number
+    tick.state  # type: ignore[attr-defined] # noqa: B018 a tick has none
+    async with tick.transaction() as sql:
+        sql.commit  # type: ignore[attr-defined] # noqa: B018 it is committed at the end of the block
+    await cluster.crons.trigger("nightly", at="noon")  # type: ignore[arg-type] # text for an instant
+    await cluster.crons.trigger("nightly", tick.scheduled_at)  # type: ignore[call-arg] # by keyword only
+    await cluster.crons.wait("nightly")  # type: ignore[arg-type] # which one of its ticks?
+    await cluster.crons.preview("nightly", count="5")  # type: ignore[arg-type] # text for a number
 
 
 def definitions(sender: Sender) -> Bare:

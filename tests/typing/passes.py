@@ -6,10 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, assert_type
 
-from coterie import ExecutionMeta, FailedAttempt, Leader, Retry, SavedState, SingletonInfo, Transaction
+from coterie import (
+    Breaker,
+    CronInfo,
+    ExecutionMeta,
+    FailedAttempt,
+    Leader,
+    Retry,
+    SavedState,
+    SingletonInfo,
+    Tick,
+    TickInfo,
+    Transaction,
+    Upcoming,
+)
 from coterie.cluster import Cluster
 from coterie.entities.definitions import define
 from coterie.entities.entity import Entity
@@ -201,6 +214,56 @@ async def standing(leader: Leader[Balance]) -> None:
     assert_type(await cluster.singletons.state("importer", Balance), Balance | None)
     assert_type(await cluster.singletons.history("importer"), Sequence[SavedState])
     assert_type(await cluster.singletons.resign("importer", timeout="5s"), str | None)
+
+
+@cluster.cron("nightly", "0 3 * * *", timezone="Europe/Zurich", skip_if_older_than="1h")
+async def nightly(tick: Tick) -> None:
+    assert_type(tick.name, str)
+    assert_type(tick.scheduled_at, datetime)
+    assert_type(tick.attempt, int)
+    assert_type(tick.manual, bool)
+    assert_type(tick.epoch, int)
+    assert_type(tick.cluster, Cluster)
+    tick.heartbeat("invoices", done=3, total=10)
+    await tick.verify()
+    async with tick.transaction() as sql:
+        assert_type(sql, Transaction)
+
+
+@cluster.cron(
+    "all of it",
+    "@every 90s",
+    group="special",
+    skip_if_older_than=None,
+    catch_up="all",
+    overlap="queue",
+    from_previous=True,
+    jitter="1m",
+    timeout=timedelta(minutes=5),
+    retry=Retry(attempts=3),
+    breaker=Breaker(failures=5, reset="10m"),
+    takeover_delay="30s",
+)
+async def all_of_it(tick: Tick) -> None: ...
+
+
+async def calendar(tick: Tick) -> None:
+    await nightly(tick)  # it stays what it is
+    assert_type(await cluster.crons.list(), Sequence[CronInfo])
+    info = await cluster.crons.get("nightly")
+    assert_type(info.next_at, datetime | None)
+    assert_type(info.latest, TickInfo | None)
+    assert_type(await cluster.crons.preview("0 3 * * *", timezone="Europe/Zurich", count=3), Sequence[Upcoming])
+    assert_type(await cluster.crons.explain("nightly"), str)
+    triggered = await cluster.crons.trigger("nightly", at=datetime.now(UTC))
+    assert_type(triggered, TickInfo)
+    ended = await cluster.crons.wait(triggered, timeout="5s")
+    assert_type(ended.outcome, Literal["ran", "failed", "skipped"] | None)
+    assert_type(ended.kind, Literal["scheduled", "manual"])
+    assert_type(ended.late, timedelta | None)
+    assert_type(await cluster.crons.pause("nightly"), bool)
+    assert_type(await cluster.crons.resume("nightly"), bool)
+    assert_type(await cluster.crons.history("nightly", limit=5, before=ended.scheduled_at), Sequence[TickInfo])
 
 
 async def together(account: Account) -> None:

@@ -146,6 +146,7 @@ class Holding:
 
     async def _take(self) -> None:
         """Learn what is known, and make ours what is not over; for as long as it takes."""
+        level = logging.INFO
         while True:
             self._require_held()
             self._stale = False
@@ -154,7 +155,8 @@ class Holding:
             try:
                 books = await self._desk.storage.ticks.take([Take(self.tenure.claim, self.cron.name, self.cron.told)])
             except PersistenceError as error:
-                log.info("cron %r waits for the database: %s", self.cron.name, error)
+                log.log(level, "cron %r waits for the database: %s", self.cron.name, error)
+                level = logging.DEBUG  # once for each wait
                 await asyncio.sleep(_AWAY_S)
                 continue
             if self.cron.name not in books:

@@ -136,7 +136,7 @@ class Running:
         try:
             if chaos.on:
                 await chaos.point("cron.before_body")
-            await self._within_timeout(self._cron.body(self._tick()))
+            await self._within_timeout(self._called())
         except LeadershipLost:
             raise
         except asyncio.CancelledError:
@@ -147,7 +147,15 @@ class Running:
         except Exception as error:
             log.exception("%s raised in attempt %d", self, self._attempt)
             return _described(error)
+        finally:
+            if self._work is not None:
+                await self._work.end_branches()
         return None
+
+    async def _called(self) -> None:
+        work = self._work = self._new_work()
+        work.places.begin()
+        await self._cron.body(self._tick(work))
 
     async def _within_timeout(self, body: Any) -> None:
         if self._cron.timeout_s is None:
@@ -169,13 +177,13 @@ class Running:
             log.error("%s ignored its cancellation for %gs and is left behind", self, GRACE_S)
         raise TimeoutError(f"it did not end within {self._cron.timeout_s:g}s")
 
-    def _tick(self) -> Tick:
+    def _tick(self, work: DurableWork) -> Tick:
         return Tick(
             self._cron.name,
             scheduled_at=self._row.at,
             attempt=self._attempt,
             manual=self._row.kind == "manual",
-            work=self._new_work(),
+            work=work,
             cluster=self._desk.cluster,
             tenure=self._tenure,
             storage=self._desk.storage,
@@ -188,8 +196,7 @@ class Running:
         """Its steps; loaded with the first one that is called."""
         tick = f"{self._row.kind}/{self._row.at.isoformat()}/{self._row.seq}"
         unit = f"{self._tenure.seat}/{tick}"
-        self._work = work_of(self._desk, self._tenure, unit=unit, kind="tick", name=self._cron.name, id=tick)
-        return self._work
+        return work_of(self._desk, self._tenure, unit=unit, kind="tick", name=self._cron.name, id=tick)
 
     # What is written about it
 
@@ -232,11 +239,13 @@ class Running:
         Raises:
             LeadershipLost: It is not.
         """
+        level = logging.INFO
         while self._tenure.held:
             try:
                 told = await self._desk.storage.ticks.note(write)
             except PersistenceError as error:
-                log.info("%s waits for the database: %s", self, error)
+                log.log(level, "%s waits for the database: %s", self, error)
+                level = logging.DEBUG  # once for each wait
                 self._in_doubt = self._in_doubt or error.outcome == "unknown"
                 await asyncio.sleep(_AWAY_S)
                 continue

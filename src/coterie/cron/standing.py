@@ -174,7 +174,7 @@ class Crons:
         if row is None:
             raise await self._missing(name)
         await self._hint(name)
-        return _tick(row, await self._schedule(name, None))
+        return _tick(row, await self._schedule_of(name))
 
     async def wait(self, tick: TickInfo, *, timeout: Duration | None = None) -> TickInfo:
         """Wait until a tick is over.
@@ -183,7 +183,7 @@ class Crons:
             TimeoutError: It took longer.
             ValueError: It is not there any more.
         """
-        storage, schedule = self._acting().storage, await self._schedule(tick.cron, None)
+        storage, schedule = self._acting().storage, await self._schedule_of(tick.cron)
         async with asyncio.timeout(seconds_or_none(timeout, what="timeout")):
             while True:
                 row = await storage.ticks.get(tick.cron, tick.kind, tick.scheduled_at, tick.number)
@@ -229,7 +229,7 @@ class Crons:
         if not rows:
             await self.get(name)
             return []
-        schedule = await self._schedule(name, None)
+        schedule = await self._schedule_of(name)
         return [_tick(row, schedule) for row in rows]
 
     # Small things
@@ -250,11 +250,13 @@ class Crons:
     async def _schedule(self, name: str, timezone: str | None) -> Schedule:
         """Of a cron by its name, or an expression."""
         rows = {row.name: row for row in await self._acting().storage.ticks.list()}
-        told = self._told(rows[name]) if name in rows else None
-        if told is None and name in self._known():
-            told = msgspec.json.decode(self._known()[name].told, type=Told)
+        told = self._told(name, rows.get(name))
         if told is not None:
             return Schedule(told.schedule, timezone=timezone or told.timezone, cron=name)
+        if name in rows:
+            raise ValueError(
+                f"the schedule of cron {name!r} is not known yet: nobody has held it, and it is not defined here"
+            )
         try:
             return Schedule(name, timezone=timezone or "UTC")
         except ScheduleError as error:
@@ -262,9 +264,15 @@ class Crons:
                 raise
             raise _unknown(name, rows) from error
 
-    def _told(self, row: CronRow) -> Told | None:
-        if not row.definition:
-            known = self._known().get(row.name)
+    async def _schedule_of(self, name: str) -> Schedule | None:
+        """Of a cron; None: nobody has told it yet, or in words of a later version."""
+        rows = {row.name: row for row in await self._acting().storage.ticks.list()}
+        told = self._told(name, rows.get(name))
+        return None if told is None else Schedule(told.schedule, timezone=told.timezone, cron=name)
+
+    def _told(self, name: str, row: CronRow | None) -> Told | None:
+        if row is None or not row.definition:
+            known = self._known().get(name)
             return None if known is None else msgspec.json.decode(known.told, type=Told)
         try:
             return msgspec.json.decode(row.definition, type=Told)
@@ -272,7 +280,7 @@ class Crons:
             return None  # of a later version: what it says is for those who know it
 
     def _info(self, row: CronRow, view: View) -> CronInfo:
-        told = self._told(row)
+        told = self._told(row.name, row)
         seat = next((seat for seat in view.seats if seat.name == Seat.cron(row.name)), None)
         holder = None if seat is None else seat.holder
         runner = next((each.name for each in view.runners if each.id == holder), None)
@@ -294,7 +302,7 @@ class Crons:
             last_error_at=row.error_at,
             failures=row.failures,
             running=row.open,
-            latest=None if row.latest is None or schedule is None else _tick(row.latest, schedule),
+            latest=None if row.latest is None else _tick(row.latest, schedule),
             problem=_problem(row, due_at, runner),
         )
 
@@ -320,7 +328,7 @@ def _unknown(name: str, known: Iterable[str]) -> ValueError:
     return ValueError(f"there is no cron {name!r} in this cluster: there are {', '.join(known) or 'none'}")
 
 
-def _tick(row: TickRow, schedule: Schedule) -> TickInfo:
+def _tick(row: TickRow, schedule: Schedule | None) -> TickInfo:
     def lasting(value: float | None) -> timedelta | None:
         return None if value is None else timedelta(seconds=value)
 
@@ -330,7 +338,7 @@ def _tick(row: TickRow, schedule: Schedule) -> TickInfo:
         until=row.until,
         count=row.count,
         kind=row.kind,
-        matches_schedule=row.kind == "scheduled" or schedule.matches(row.at),
+        matches_schedule=row.kind == "scheduled" or (schedule is not None and schedule.matches(row.at)),
         outcome=row.outcome,
         reason=row.reason,
         attempt=row.attempt,

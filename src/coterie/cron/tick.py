@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cluster import Cluster
+    from coterie.entities.transacting import Transaction
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.steps.durable import DurableWork
     from coterie.storage.interface import Storage
-    from coterie.storage.messages import Transaction
 
     Beat = Callable[[str, int | None, int | None], None]
 
@@ -106,8 +106,10 @@ class Tick(Steps):
             raise
         finally:
             transacting.reset(token)
-        # To its end, also if we are cancelled.
-        await asyncio.shield(self._tasks.spawn(self._commit(transaction), name=f"commit {self.name}", report=False))
+        # To its end, also if we are cancelled: then nobody asks what came of it.
+        commit = self._tasks.spawn(self._commit(transaction), name=f"commit {self.name}", report=False)
+        commit.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(commit)
 
     async def _commit(self, transaction: Any) -> None:
         if await transaction.commit(Commit(self._tenure.claim)) != "written":

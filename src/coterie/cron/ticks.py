@@ -11,8 +11,9 @@
 
 While a cron is paused nothing begins: what was due before and has not begun is skipped as paused too.
 
-With overlap `skip` and `queue` one runs at a time. What has its turn while another runs waits: nothing is written of
-it, it stays due, and the next look decides anew. So at most one waits, and it survives whoever holds the seat.
+With overlap `skip` and `queue` one runs at a time, and so does what a breaker lets through. What has its turn while
+another runs waits: nothing is written of it, it stays due, and the next look decides anew. So at most one waits, and it
+survives whoever holds the seat.
 
 Promise:
     What a look decides is the beginning of what is due, in order, without gap: each tick gets one verdict, in this look
@@ -132,7 +133,7 @@ def decide(schedule: Schedule, policy: Policy, known: Known, now: datetime) -> D
     spans = list(takewhile(lambda span: span.fate != "pausing", _spans(policy, known, now)))
     kept = _kept(schedule, policy, [span for span in spans if span.fate in ("missed", "held")])
     verdicts: list[Run | Skip] = []
-    waiting, one_at_a_time, busy = None, policy.overlap != "allow", known.busy
+    waiting, one_at_a_time, busy = None, policy.overlap != "allow" or _is_tripped(policy, known), known.busy
     for verdict in chain.from_iterable(_judged(schedule, span, kept) for span in spans):
         if isinstance(verdict, Run):
             if one_at_a_time and busy:
@@ -209,9 +210,14 @@ def _spans(policy: Policy, known: Known, now: datetime) -> Iterator[_Span]:
 
 def _closed_again(policy: Policy, known: Known, start: datetime) -> datetime:
     """Until when ticks meet an open breaker; `start`: none does."""
-    if policy.breaker is None or known.failed_at is None or known.failures < policy.breaker.failures:
+    if policy.breaker is None or known.failed_at is None or not _is_tripped(policy, known):
         return start
     return known.failed_at + policy.breaker.reset - policy.delay
+
+
+def _is_tripped(policy: Policy, known: Known) -> bool:
+    """Whether so many failed in a row that one at a time is let through, and none before it is time."""
+    return policy.breaker is not None and known.failed_at is not None and known.failures >= policy.breaker.failures
 
 
 def _kept(schedule: Schedule, policy: Policy, spans: Sequence[_Span]) -> list[datetime]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coterie.cron.schedule import Schedule
 from coterie.cron.ticks import Decision, Known, Pause, Policy, Run, Skip, decide, jitter_of
+from coterie.kernel.retry import Breaker
 
 if TYPE_CHECKING:
     from coterie.cron.ticks import CatchUp, Reason
@@ -171,6 +172,63 @@ def test_a_pause_counts_for_ticks_that_are_too_old_as_well() -> None:
     )
 
 
+def test_c6_while_a_breaker_is_open_ticks_are_skipped_and_then_one_gets_through() -> None:
+    """It opened with the third failure, at 3.5, and stays so for ten seconds."""
+    policy = Policy(breaker=Breaker(failures=3, reset="10s"))
+    closed = replace(known(last=3), failures=2, failed_at=at(3.5))
+    assert look(policy, closed, 4).verdicts == runs(4)
+    opened = replace(closed, failures=3)
+    assert look(policy, opened, 4).verdicts == (skip(4, 4, "breaker"),)
+    assert look(policy, opened, 13).verdicts == (skip(4, 13, "breaker"),)
+    assert look(policy, opened, 14).verdicts == (skip(4, 13, "breaker"), *runs(14))
+    assert look(policy, replace(opened, last=at(13)), 14).verdicts == runs(14)
+    assert look(policy, replace(opened, failures=4, failed_at=at(14.2), last=at(14)), 24).verdicts == (
+        skip(15, 24, "breaker"),
+    )
+    assert look(Policy(), opened, 4).verdicts == runs(4), "without a breaker failures do not count"
+    assert look(policy, replace(opened, failed_at=None), 4).verdicts == runs(4)
+
+
+def test_c6_a_tick_at_the_very_instant_at_which_a_breaker_closes_runs() -> None:
+    policy = Policy(breaker=Breaker(failures=1, reset="10s"))
+    opened = replace(known(last=3), failures=1, failed_at=at(3))
+    assert look(policy, opened, 13).verdicts == (skip(4, 12, "breaker"), *runs(13))
+
+
+def test_c6_with_jitter_a_breaker_counts_for_when_ticks_are_due() -> None:
+    policy = Policy(breaker=Breaker(failures=1, reset="10s"), delay=timedelta(seconds=0.4))
+    opened = replace(known(last=3), failures=1, failed_at=at(3.3))
+    assert look(policy, opened, 13.4).verdicts == (skip(4, 12, "breaker"), *runs(13))
+    opened = replace(opened, failed_at=at(3.5))
+    assert look(policy, opened, 13.4).verdicts == (skip(4, 13, "breaker"),)
+
+
+def test_c6_a_breaker_across_a_takeover_and_what_was_missed_after_it() -> None:
+    """catch_up counts for the ticks that the breaker would have let through; the first of them is the try."""
+    policy = Policy(breaker=Breaker(failures=3, reset="10s"), catch_up="all")
+    opened = replace(known(last=3, held=16), failures=3, failed_at=at(3.5))
+    tried = look(policy, opened, 16)
+    assert (tried.verdicts, tried.waiting) == ((skip(4, 13, "breaker"), *runs(14)), at(15))
+    assert look(policy, replace(opened, last=at(14), failures=0), 16).verdicts == runs(15, 16)
+    stale = replace(policy, skip_if_older_than=SECOND)
+    assert look(stale, opened, 16).verdicts == (skip(4, 14, "stale"), *runs(15))
+
+
+def test_c6_while_the_one_that_a_breaker_let_through_goes_on_no_other_begins() -> None:
+    """Also with overlap="allow": a job that takes long to fail would be tried at each tick."""
+    policy = Policy(breaker=Breaker(failures=3, reset="10s"))
+    opened = replace(known(last=14, busy=True), failures=3, failed_at=at(3.5))
+    assert look(policy, opened, 15) == Decision((), at(15), at(16))
+    assert look(policy, opened, 17).verdicts == (skip(15, 16, "superseded"),)
+    assert look(policy, replace(opened, busy=False, failures=0), 17).verdicts == (skip(15, 16, "superseded"), *runs(17))
+
+
+def test_c6_a_pause_comes_before_a_breaker() -> None:
+    policy = Policy(breaker=Breaker(failures=1, reset="10s"))
+    opened = replace(known(last=3, pauses=(Pause(at(5), at(7)),)), failures=1, failed_at=at(3.5))
+    assert look(policy, opened, 8).verdicts == (skip(4, 4, "breaker"), skip(5, 6, "paused"), skip(7, 8, "breaker"))
+
+
 def test_jitter_delays_when_a_tick_is_due_and_nothing_else() -> None:
     """The instant stays the schedule's; age, pauses and the seat count from when it is due."""
     policy = Policy(delay=timedelta(seconds=0.4), skip_if_older_than=timedelta(seconds=2))
@@ -202,11 +260,12 @@ policies = st.builds(
     from_previous=st.booleans(),
     delay=st.sampled_from([timedelta(), timedelta(seconds=0.25), timedelta(seconds=3)]),
     most=st.integers(1, 5),
+    breaker=st.sampled_from([None, Breaker(failures=1, reset="8s"), Breaker(failures=2, reset="1m")]),
 )
 steps = st.lists(
     st.tuples(
         st.floats(0, 30, allow_nan=False),
-        st.sampled_from(["look", "look", "look", "take over", "pause", "resume", "begin", "end"]),
+        st.sampled_from(["look", "look", "look", "take over", "pause", "resume", "begin", "end", "fail", "succeed"]),
     ),
     max_size=30,
 )
@@ -249,6 +308,10 @@ def happen(state: Known, act: str, now: datetime) -> Known:
             return replace(state, pauses=(*state.pauses[:-1], Pause(state.pauses[-1].since, now)))
         case "begin" | "end":
             return replace(state, busy=act == "begin")
+        case "fail":
+            return replace(state, failures=state.failures + 1, failed_at=now)
+        case "succeed":
+            return replace(state, failures=0)
         case _:
             return state
 
@@ -256,7 +319,9 @@ def happen(state: Known, act: str, now: datetime) -> Known:
 def check(decision: Decision, policy: Policy, state: Known, now: datetime) -> None:
     """What holds of every single look."""
     begun = [each for each in decision.verdicts if isinstance(each, Run)]
-    one_at_a_time = policy.overlap != "allow"
+    breaker = policy.breaker
+    tripped = breaker is not None and state.failed_at is not None and state.failures >= breaker.failures
+    one_at_a_time = policy.overlap != "allow" or tripped
     assert len(begun) <= (policy.most if not one_at_a_time else 0 if state.busy else 1)
     assert decision.look_at > now
     assert all(each.at + policy.delay <= now for each in begun)
@@ -264,6 +329,8 @@ def check(decision: Decision, policy: Policy, state: Known, now: datetime) -> No
         assert all(now - each.at - policy.delay <= policy.skip_if_older_than for each in begun)
     if state.pauses and state.pauses[-1].until is None:
         assert not begun
+    if tripped and breaker is not None and state.failed_at is not None:
+        assert all(each.at + policy.delay >= state.failed_at + breaker.reset for each in begun)
     if decision.waiting:
         assert one_at_a_time
         assert begun or state.busy
