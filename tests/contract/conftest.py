@@ -15,6 +15,7 @@ from coterie.kernel.clock import SystemClock
 from coterie.settings import Settings
 from coterie.storage.opening import open_storage
 from coterie.testing.pooler import Pooler
+from coterie.testing.servers import run_aside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -46,16 +47,39 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind; a pooled one is behind a pooler that lends sessions per transaction."""
+    """A database of each kind, without rows; a pooled one is behind a pooler that lends sessions per transaction."""
     if request.param == "memory":
         yield "sqlite://"
     elif request.param == "file":
         yield f"sqlite:///{tmp_path}/contract.db"
     elif request.param == "postgres":
-        yield request.getfixturevalue("postgres_url")
+        is_empty = request.module.__name__.endswith("test_migrations")
+        yield request.getfixturevalue("postgres_url" if is_empty else "migrated_url")
     else:
         with Pooler(request.getfixturevalue("swept_url")) as pooler:
             yield pooler.url
+
+
+@pytest.fixture(scope="session")
+def template(postgres_server: Server) -> Iterator[str]:
+    """A database with all tables and no rows, to be copied: that is done sooner than to make them anew."""
+    name = postgres_server.create_database()
+
+    async def migrate() -> None:
+        async with new_storage(postgres_server.url(name)):
+            pass
+
+    run_aside(migrate())
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def migrated_url(postgres_server: Server, template: str) -> Iterator[str]:
+    """A database that is set up."""
+    name = postgres_server.create_database(template=template)
+    yield postgres_server.url(name)
+    postgres_server.drop_database(name)
 
 
 @pytest.fixture(scope="session")

@@ -140,6 +140,22 @@ async def test_a_child_and_its_parent_may_end_in_one_group(storage: Storage, a: 
         assert (await got(storage, child)).status == "done"
 
 
+@pytest.mark.parametrize("parent_first", [False, True])
+async def test_a_parent_whose_end_is_refused_hears_of_its_child(
+    storage: Storage, a: Ownership, parent_first: bool
+) -> None:
+    """W4: that both ends stand in one group says nothing."""
+    claim, other = await grant(a), await grant(a, A, S2)
+    parent = (await started(storage, "parent", seat=S2)).unit
+    child = (await started(storage, "child", parent=parent, waited_as="w")).unit
+    await suspended(storage, other, parent, "w")
+    ends = [UnitEnd(claim, child, "done", outcome=b"o"), UnitEnd(not_held(other)[1], parent, "done")]
+    told = await asyncio.gather(*map(storage.units.end, reversed(ends) if parent_first else ends))
+    assert {each.told for each in told} == {"written", "fenced"}
+    found = await loaded(storage, other, parent)
+    assert (found.row.status, [each.value for each in found.deferreds]) == ("running", [b"o"])
+
+
 async def test_many_children_of_one_parent_end_in_one_group(storage: Storage, a: Ownership) -> None:
     claim, other = await grant(a), await grant(a, A, S2)
     parent = (await started(storage, "parent", seat=S2)).unit

@@ -63,7 +63,7 @@ class TestStart:
         assert (row.interrupting, row.parent) == (False, "workflow:Other/x")
         assert (row.value, row.error, row.ended_at, row.wake_at, row.steps) == (None, None, None, None, 0)
         assert abs(row.started_at - await storage.now()) < NEAR
-        assert row.changed_at == row.started_at
+        assert row.started_at <= row.changed_at <= await storage.now()
         assert await got(storage, U) == row
         assert (await taken(storage, await grant(a))).rows == (row,)
 

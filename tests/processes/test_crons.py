@@ -33,10 +33,10 @@ async def test_runners_are_killed_and_frozen_and_no_tick_is_lost_or_doubled(url:
 
 
 async def test_gap_27_a_tick_whose_holder_dies_between_claim_and_outcome_is_begun_again(
-    url: str, tmp_path: Path
+    url_by_day: str, tmp_path: Path
 ) -> None:
     """Incident 24: by the next holder, as its second attempt."""
-    async with belfry(url, tmp_path, runners=0) as there:
+    async with belfry(url_by_day, tmp_path, runners=0) as there:
         (victim,) = await there.start(BELL_DIE="in body 3")
         await there.wait_until(lambda: not victim.alive)
         (successor,) = await there.start()
@@ -47,16 +47,18 @@ async def test_gap_27_a_tick_whose_holder_dies_between_claim_and_outcome_is_begu
         assert [ring.attempt for ring in there.rings(there.bells[0]) if ring.tick_s == row.at.timestamp()] == [1, 2]
 
 
-async def test_a_rolling_restart_loses_and_doubles_no_tick(url: str, tmp_path: Path) -> None:
+async def test_a_rolling_restart_loses_and_doubles_no_tick(url_by_day: str, tmp_path: Path) -> None:
     """And cuts none short: what runs is waited for."""
-    async with belfry(url, tmp_path, takes_s=0.3, times=STEADY) as there:
+    async with belfry(url_by_day, tmp_path, takes_s=0.3, times=STEADY) as there:
         await roll(there)
         assert not (await there.judge())["again"]
 
 
-async def test_c3_after_an_outage_missed_ticks_run_or_are_skipped_as_their_cron_says(url: str, tmp_path: Path) -> None:
+async def test_c3_after_an_outage_missed_ticks_run_or_are_skipped_as_their_cron_says(
+    url_by_day: str, tmp_path: Path
+) -> None:
     """Incident 25: all of them, the newest, or none."""
-    async with belfry(url, tmp_path, catch_up=("all", "latest", "none")) as there:
+    async with belfry(url_by_day, tmp_path, catch_up=("all", "latest", "none")) as there:
         for each in there.runners:
             await each.kill()
         killed_at = await there.storage.now()

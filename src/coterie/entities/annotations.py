@@ -61,7 +61,7 @@ def item_hints(hints: dict[str, Any], *, what: str) -> dict[str, Any]:
 
 def _local_hints(fn: Callable[..., Any], cls: type, *, what: str) -> dict[str, Any]:
     try:
-        return get_type_hints(fn, localns={**_locals_around(fn), **vars(cls)}, include_extras=True)
+        return get_type_hints(fn, localns={**locals_around(fn), **vars(cls)}, include_extras=True)
     except Exception as error:
         raise refusal(
             f"{what}: its annotations cannot be read: {error}",
@@ -69,7 +69,7 @@ def _local_hints(fn: Callable[..., Any], cls: type, *, what: str) -> dict[str, A
         ) from error
 
 
-def _locals_around(fn: Callable[..., Any]) -> dict[str, Any]:
+def locals_around(fn: Callable[..., Any]) -> dict[str, Any]:
     """The local names of the nearest caller in the method's module: the one that defines the class just now."""
     module = getattr(inspect.unwrap(fn), "__globals__", None)
     frame = inspect.currentframe()

@@ -173,9 +173,7 @@ class Deliveries:
                 shelf.blocked.add((delivery.entity_type, delivery.entity_id))
             self._wake()
         elif shelf.is_read:
-            if is_due:  # else it would wait for what our idea of that clock is behind it: as long as a sweep takes
-                self._offset_s = max(self._offset_s, delivery.due_at.timestamp() - self._loop.time())
-            self.arrived(delivery)
+            self.arrived(delivery, is_due=is_due)
         else:
             shelf.wait(delivery)
 
@@ -187,13 +185,16 @@ class Deliveries:
             if not waiting:
                 del self._waiters[message_id]
 
-    def arrived(self, delivery: Delivery, *, swept: bool = False) -> None:
+    def arrived(self, delivery: Delivery, *, swept: bool = False, is_due: bool = False) -> None:
         """A message that is not in memory yet, handed over or read from storage."""
         shelf = self.shelves.get(delivery.seat)
         address = (delivery.entity_type, delivery.entity_id)
         if shelf is None or self.knows(delivery.id):
             return
-        late_s = self.now_s() - delivery.due_at.timestamp()
+        due_s = delivery.due_at.timestamp()
+        if is_due:  # else it would wait for what our idea of that clock is behind it: as long as a sweep takes
+            self._offset_s = max(self._offset_s, due_s - self._loop.time())
+        late_s = self.now_s() - due_s
         if not swept and shelf.leaves(address):
             shelf.later.add(address)  # those behind it stay, too, until a whole round has passed
         elif address in shelf.blocked:
@@ -207,7 +208,7 @@ class Deliveries:
         else:
             work = self._work(delivery, shelf)
             if late_s < 0:
-                self._later(work, delivery.due_at.timestamp())
+                self._later(work, due_s)
             elif delivery.attempts and not shelf.tenure.clean:
                 self._suspects.append(work)
                 self._next_suspect()

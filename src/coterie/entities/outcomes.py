@@ -72,11 +72,11 @@ def refuse_far_future(call: Call[Any], *, at: datetime | None, delay_s: float) -
         raise ValueError(f"{call!r} is to run at {at}: a message can wait until the year {_LATEST_YEAR}")
 
 
-def require_small(data: bytes, *, what: str, most_bytes: int) -> None:
-    """Refuse what is too large to be stored: it would hold up its neighbours."""
+def require_small(data: bytes, *, what: object, most_bytes: int) -> None:
+    """Refuse what is too large to be stored: it would hold up its neighbours. `what` is made text only then."""
     if len(data) > most_bytes:
         raise MalformedMessage(
-            what=what,
+            what=str(what),
             problem=f"{len(data):,} bytes, more than the {most_bytes:,} that are allowed",
             hint="put large data elsewhere and keep its name, or raise frame_limit on all runners",
         )

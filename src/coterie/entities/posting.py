@@ -87,7 +87,7 @@ class Posting:
         within_s = self._calling.within_s(call.timeout_s)
         until_s = _now_s() + within_s
         message = self._message(call, entity_type, outer, derives=True)
-        receipt = await self._stored(message, until_s=until_s)
+        receipt = await self._stored(call, message, until_s=until_s)
         if not receipt.fresh:
             require_same(call, message, receipt)
             message = msgspec.structs.replace(message, id=receipt.id)
@@ -106,6 +106,7 @@ class Posting:
         self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
     ) -> MessageId[Any]:
         """Store a call; inside a handler, together with all that the handler leaves behind, once it has ended well."""
+        refuse_far_future(call, at=at, delay_s=delay_s)
         outer = handling.get()
         message = self._message(call, entity_type, outer, at=at, delay_s=delay_s)
         if outer is not None and outer.has_begun and not has_ended(outer):
@@ -113,7 +114,7 @@ class Posting:
             if collected is not None:
                 return collected
         until_s = _now_s() + self._calling.within_s(call.timeout_s)
-        receipt = await self._stored(message, until_s=until_s)
+        receipt = await self._stored(call, message, until_s=until_s)
         if receipt.fresh:
             if (receipt.due_at - receipt.now).total_seconds() <= AHEAD_S:
                 self._bring(message, receipt.due_at.timestamp())
@@ -200,8 +201,7 @@ class Posting:
         at: datetime | None = None,
         delay_s: float = 0.0,
     ) -> Message:
-        refuse_far_future(call, at=at, delay_s=delay_s)
-        require_small(call.payload, what=repr(call), most_bytes=self._calling.here.settings.frame_limit)
+        require_small(call.payload, what=call, most_bytes=self._calling.here.settings.frame_limit)
         message_id = self._ids.draw()
         key, digest = key_of(call.rpc, call.payload, call.key)
         if derives and key is None and outer is not None and outer.is_stored and outer.ledger.is_open:
@@ -221,9 +221,9 @@ class Posting:
             trace_id=trace_here() if outer is None else outer.trace_id,
         )
 
-    async def _stored(self, message: Message, *, until_s: float) -> Receipt:
-        """Store a message. While the database is away it is tried again, under the same id, until the deadline."""
-        refuse_in_transaction(f"{message.entity_type}/{message.entity_id}.{message.method}")
+    async def _stored(self, call: Call[Any], message: Message, *, until_s: float) -> Receipt:
+        """Store a call's message; while the database is away again and again, under the same id, until the deadline."""
+        refuse_in_transaction(call)
         pause_s, doubt = _PAUSE_S, None
         while True:
             try:

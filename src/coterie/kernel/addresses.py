@@ -29,6 +29,8 @@ _MOST_SHARD_NUMBER = 2**31 - 1  # what an integer column holds
 _MOST_NAME_BYTES = 1000  # two of them fit in one index entry of PostgreSQL (2,704 bytes)
 _SEQUENCE_BITS = 16
 _RANDOM_BITS = 64
+_DRAWN_AHEAD = 64
+"""Random halves that are drawn together: the system is asked once for all of them."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -128,12 +130,16 @@ class MessageIds:
         self._clock = clock
         self._chance = chance
         self._last = -1  # milliseconds and sequence as one number, so that carrying over is plain addition
+        self._random: list[str] = []
 
     def draw(self) -> MessageId[Any]:
         """A new id, greater than all before."""
         now_ms = self._clock.wall_ns() // 1_000_000
         self._last = max(self._last + 1, now_ms << _SEQUENCE_BITS)
-        return MessageId(f"{self._last:016x}{self._chance.bits(_RANDOM_BITS):016x}")
+        if not self._random:
+            drawn = f"{self._chance.bits(_RANDOM_BITS * _DRAWN_AHEAD):0{16 * _DRAWN_AHEAD}x}"
+            self._random = [drawn[begin : begin + 16] for begin in range(0, len(drawn), 16)]
+        return MessageId(f"{self._last:016x}{self._random.pop()}")
 
 
 def drawn_at(message_id: str) -> datetime:

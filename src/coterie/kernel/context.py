@@ -104,8 +104,11 @@ enter = _current.set
 """From here on, in this context, `current` tells what the source, or the context, knows."""
 
 
-def refuse_in_transaction(what: str) -> None:
-    """Refuse a commit of its own while locks of the database are held here: on SQLite it needs the same one [C3]."""
+def refuse_in_transaction(what: object) -> None:
+    """Refuse a commit of its own while locks of the database are held here: on SQLite it needs the same one [C3].
+
+    `what` is made text only then.
+    """
     who = transacting.get()
     if who is not None:
         raise RuntimeError(

@@ -77,6 +77,8 @@ class Directory:
         """Read the tables anew; all who ask meanwhile share one reading that began after they asked, or the next."""
         if self._refreshing is None:
             self._refreshing = self._tasks.spawn(self._refresh(), name="refresh", report=False)
+            # All who asked may have given up by the time it fails.
+            self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._refreshing)
 
     async def stop(self) -> None:

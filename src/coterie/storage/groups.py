@@ -3,11 +3,15 @@
 One task per process folds what has queued. Nobody waits for a timer: a lone write is committed at once, and a
 busy queue makes large groups by itself. Members stay independent: each gets its own result, and a group that
 the database refuses as a whole is run again member by member, so nobody sees a neighbour's error.
+
+An engine whose writers take turns lets those in that queued while it waited for its own (`Group.close`): they share its
+commit, instead of waiting for another turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +21,52 @@ from coterie.kernel.service import Service
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    Commit = Callable[[Sequence[Write]], Awaitable[Sequence[Any]]]
-    _Member = tuple[Write, asyncio.Future[Any]]
+    Commit = Callable[["Group"], Awaitable[Sequence[Any]]]
+    Member = tuple[Write, asyncio.Future[Any]]
+
+
+class Group(list[Write]):
+    """Writes that share a transaction, in the order in which they queued.
+
+    Args:
+        members: Those that it begins with.
+        queue: Where others wait.
+        most: How many there may be.
+    """
+
+    __slots__ = ("_lock", "_most", "_queue", "members")
+
+    def __init__(self, members: Iterable[Member], *, queue: deque[Member] | None = None, most: int = 0) -> None:
+        self.members = list(members)
+        super().__init__(write for write, _ in self.members)
+        self._queue = queue
+        self._most = most
+        self._lock = threading.Lock()  # nobody may join while it is decided who is to be told of a failure
+
+    def close(self) -> None:
+        """Let those in that have queued since; nobody joins later. From any thread."""
+        with self._lock:
+            queue, self._queue = self._queue, None
+            while queue and len(self.members) < self._most:
+                member = queue.popleft()
+                self.members.append(member)
+                self.append(member[0])
+
+    def seal(self) -> None:
+        """Let nobody in any more: what it has now is all that is told, also if it is written later."""
+        with self._lock:
+            self._queue = None
 
 
 class GroupWriter(Service):
     """Folds concurrent writes into few transactions.
 
     Args:
-        commit: Runs a group in one transaction and returns one result per member, in order. It raises
-            `PersistenceError`; with the outcome "refused" nothing of the group was written.
+        commit: Runs a group in one transaction and returns one result per member, in order; it may `close` the group
+            when its turn has come. It raises `PersistenceError`; with the outcome "refused" nothing of the group was
+            written.
         most: Members of one group at most.
         waiting_most: Writes that may wait; the next one is refused.
 
@@ -42,7 +80,7 @@ class GroupWriter(Service):
         self._commit = commit
         self._most = most
         self._waiting_most = waiting_most
-        self._queue: deque[_Member] = deque()
+        self._queue: deque[Member] = deque()
         self._idle: asyncio.Future[None] | None = None
         self.groups = 0
         self.members = 0
@@ -86,37 +124,39 @@ class GroupWriter(Service):
             if chaos.on:
                 await chaos.point("groups.before_commit")
             most = 1 if chaos.on and chaos.flip("groups.of_one") else self._most
-            group = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-            await self._write(group)
+            members = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+            await self._write(Group(members, queue=self._queue, most=most))
 
-    async def _write(self, group: Sequence[_Member]) -> None:
+    async def _write(self, group: Group) -> None:
         try:
             await self._commit_and_tell(group)
         except asyncio.CancelledError:
             _fail(group, PersistenceError(doing="write", problem="the process is shutting down", outcome="unknown"))
             raise
 
-    async def _commit_and_tell(self, group: Sequence[_Member]) -> None:
+    async def _commit_and_tell(self, group: Group) -> None:
         self.groups += 1
-        self.members += len(group)
         try:
-            results = await self._commit([write for write, _ in group])
+            results = await self._commit(group)
         except PersistenceError as error:
+            group.seal()
             if error.outcome == "refused" and len(group) > 1:
                 self.reruns += 1
-                for member in group:
-                    await self._commit_and_tell([member])
+                for member in group.members:
+                    await self._commit_and_tell(Group([member]))
             else:
                 _fail(group, error)
         except Exception as error:  # noqa: BLE001 a bug in an engine must not leave callers waiting for ever
             _fail(group, error)
         else:
-            for (_, done), result in zip(group, results, strict=True):
+            self.members += len(group)
+            for (_, done), result in zip(group.members, results, strict=True):
                 if not done.done():
                     done.set_result(result)
 
 
-def _fail(group: Sequence[_Member], error: Exception) -> None:
-    for _, done in group:
+def _fail(group: Group, error: Exception) -> None:
+    group.seal()
+    for _, done in group.members:
         if not done.done():
             done.set_exception(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from datetime import UTC, datetime
 
 from coterie.ownership import notices
@@ -93,6 +94,25 @@ async def test_whoever_is_cancelled_does_not_cut_off_the_reading_of_others() -> 
         go.set()
         await second
     assert directory.epoch("s") == 7
+
+
+async def test_a_reading_that_fails_when_all_who_asked_have_left_is_nobody_s_trouble() -> None:
+    go, said = asyncio.Event(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, facts: said.append(facts["message"]))
+
+    async def read() -> View:
+        await go.wait()
+        raise OSError("gone")
+
+    directory = Directory(read)
+    asking = asyncio.create_task(directory.refresh())
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.wait([asking])
+    go.set()
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert said == []
 
 
 def test_notices_come_back_as_they_were_sent_and_noise_is_nothing() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave, Write
+from coterie.storage.messages import Commit, Insert, Message, Receipt
 from coterie.storage.postgres.folding import FENCED, Bucket, fold, refused, results, values
+from coterie.storage.ticks import Claimed, TickClaim, TickNote, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,12 +129,112 @@ def test_a_save_that_is_alone_and_follows_another_needs_no_arrays() -> None:
     assert refused(lone, [later], ["fenced"]) == ["me", ["s"], [1], ["a"]]
 
 
+def test_a_message_that_is_stored_or_ended_alone_needs_no_arrays() -> None:
+    mine, at = Claim("me", "s", 1), datetime(2026, 1, 1, tzinfo=UTC)
+    here = Message(id="m1", seat="s", entity_type="E", entity_id="e", method="m", payload=b"p", key="k", digest=b"d")
+    insert, end = Insert(here), Commit(mine, "m1", b"reply")
+    other, left = Insert(msgspec.structs.replace(here, id="m2", key=None)), Commit(mine, "m2", sends=(here,))
+    lone, ended = fold([insert, end])  # in one transaction, one after the other
+    assert {lone.shape, ended.shape} == {"insert_message", "end_message"}
+    (lone,) = fold([insert])
+    assert values(lone, [insert]) == ["m1", "s", "E", "e", "m", b"p", "k", b"d", None, None, 0.0]
+    assert results(lone, [insert], [("m1", at, at)]) == [Receipt("m1", True, at, at, "pending", b"d")]
+    assert results(lone, [insert], []) == [None], "it is read back"
+    (lone,) = fold([end])
+    assert values(lone, [end]) == ["me", "s", 1, "m1", b"reply"]
+    assert results(lone, [end], [(1, "fenced")]) == ["fenced"]
+    assert refused(lone, [end], ["fenced"]) == ["me", ["s"], [1], ["m1"]]
+    assert fold([insert, other]) == [Bucket("insert_messages", [0, 1])]
+    assert fold([end, Commit(mine, "m3")]) == [Bucket("end_messages", [0, 1])]
+    assert fold([left]) == [Bucket("commit_handlers", [0])]
+
+
 def test_the_audit_is_given_what_the_fence_refused_and_nothing_else() -> None:
     writes: list[Write] = [KvPut("k", b"", 1), save("a", seat="s1", epoch=3), save("b"), save("c", seat="s2", epoch=4)]
     put, saves = fold(writes)
     assert refused(put, writes, [None]) == []
     assert refused(saves, writes, ["written", "conflict", "written"]) == []
     assert refused(saves, writes, ["fenced", "written", "fenced"]) == ["me", ["s1", "s2"], [3, 4], ["a", "c"]]
+
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def claim(name: str, *verdicts: Verdict, runner: str = "me", epoch: int = 1) -> TickClaim:
+    ticks = verdicts or (Verdict(NOW, NOW),)
+    return TickClaim(Claim(runner, f"cron:{name}", epoch), name, "s", None, ticks, 2.0)
+
+
+def note(name: str, attempt: int = 1, **values: Any) -> TickNote:
+    return TickNote(Claim("me", f"cron:{name}", 1), name, "scheduled", NOW, 0, attempt, **values)
+
+
+def test_claims_of_many_crons_share_one_statement_in_the_order_of_their_names() -> None:
+    later = NOW + timedelta(minutes=5)
+    skipped, runs = Verdict(NOW, later, 6, "missed"), Verdict(later, later)
+    writes = [claim("b", skipped, runs, epoch=7), claim("a", runs)]
+    (bucket,) = fold(writes)
+    assert bucket == Bucket("claim_ticks", [0, 1])
+    assert values(bucket, writes) == [
+        *("me", ["cron:a", "cron:b"], [1, 7], ["a", "b"], ["s", "s"], [None, None], [2.0, 2.0]),
+        ["cron:a", "cron:b", "cron:b"],
+        *([later, NOW, later], [later, later, later], [1, 6, 1], ["", "missed", ""]),
+    ]
+    rows = [("cron:a", "early", NOW), ("cron:b", "written", later)]
+    assert results(bucket, writes, rows) == [Claimed("written", later), Claimed("early", NOW)]
+
+
+def test_a_claim_and_notes_of_one_cron_go_one_after_another() -> None:
+    """Each may build on what the one before it wrote; those of other crons do not wait for them."""
+    writes: list[Write] = [claim("a"), note("a"), note("a", 2), claim("b"), claim("a"), note("c"), save("cron:a")]
+    assert fold(writes) == [
+        Bucket("claim_ticks", [0, 3]),
+        Bucket("note_ticks", [5]),
+        Bucket("write_states", [6]),
+        Bucket("note_ticks", [1]),
+        Bucket("note_ticks", [2]),
+        Bucket("claim_ticks", [4]),
+    ]
+
+
+def test_claims_in_the_names_of_two_incarnations_go_in_statements_of_their_own() -> None:
+    writes = [claim("a", runner="old"), claim("b", runner="new"), claim("a", runner="new")]
+    assert [bucket.places for bucket in fold(writes)] == [[1], [0], [2]]
+
+
+def test_what_a_note_says_of_errors_can_be_stored_whatever_they_say() -> None:
+    """Only an attempt that has failed has a new error for its cron, and the last one of all it is."""
+    writes = [
+        note("a", again=True, errors=("first", "nul \0 \ud800 'quoted'")),
+        note("b", outcome="failed", errors=()),
+        note("c", errors=("old",), note="half\0"),
+        note("d", outcome="ran", errors=("old",), late_s=0.5, took_s=1.5, done=1, total=2),
+    ]
+    (bucket,) = fold(writes)
+    given = values(bucket, writes)
+    assert given[3:10] == [
+        *(["a", "b", "c", "d"], ["scheduled"] * 4, [NOW] * 4, [0] * 4, [1] * 4),
+        *([None, "failed", None, "ran"], [True, False, False, False]),
+    ]
+    assert given[10] == ['["first","nul \N{REPLACEMENT CHARACTER} ? \'quoted\'"]', "[]", '["old"]', '["old"]']
+    assert given[11] == ["nul \N{REPLACEMENT CHARACTER} ? 'quoted'", None, None, None]
+    assert given[12:] == [
+        *([None] * 3 + [0.5], [None] * 3 + [1.5], ["", "", "half\N{REPLACEMENT CHARACTER}", ""]),
+        *([None] * 3 + [1], [None] * 3 + [2]),
+    ]
+
+
+def test_the_audit_is_given_the_claims_and_notes_that_the_fence_refused() -> None:
+    writes: list[Write] = [claim("a"), claim("b", epoch=3), note("c"), note("d")]
+    claims, notes = fold(writes)
+    assert refused(claims, writes, [Claimed("moved", NOW), Claimed("fenced", NOW)]) == [
+        "me",
+        ["cron:b"],
+        [3],
+        ["cron:b"],
+    ]
+    assert refused(notes, writes, ["fenced", "conflict"]) == ["me", ["cron:c"], [1], ["cron:c"]]
+    assert {claims.shape, notes.shape} <= FENCED
 
 
 State = dict[str, tuple[bytes, int]]

@@ -52,10 +52,15 @@ PAGES_MOST = 60
 """Of one statement for one message. Measured: 5 to 35, depending on the statement and the height of the trees."""
 
 
-def of(*writes: Write) -> Sequence[Any]:
-    """What the statement takes after the cluster's name."""
-    (bucket,) = folding.fold(writes)
-    return folding.values(bucket, writes)
+def lone(write: Write) -> Sequence[Any]:
+    """What the statement takes after the cluster's name for a write that is alone."""
+    (bucket,) = folding.fold([write])
+    return folding.values(bucket, [write])
+
+
+def of(write: Write) -> Sequence[Any]:
+    """The same for one of many."""
+    return folding.values(folding.Bucket(folding.shape_of(write), [0]), [write])
 
 
 def hot(number: int) -> dict[str, Sequence[Any]]:
@@ -63,7 +68,9 @@ def hot(number: int) -> dict[str, Sequence[Any]]:
     here, new = id_of(number), message(number + 1, seat="s7", key=f"new {number}")
     return {
         "insert_messages": of(Insert(new)),
+        "insert_message": lone(Insert(new)),
         "end_messages": of(Commit(MINE, here, b"reply")),
+        "end_message": lone(Commit(MINE, here, b"reply")),
         "commit_handlers": of(Commit(MINE, here, b"reply", change("e", b"state"), (new,))),
         "set_back": of(Setback(MINE, here, 1, "boom", 1.0)),
         "fetch": [[here]],

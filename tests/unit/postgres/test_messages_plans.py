@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.postgres
 
-FENCED = [*sorted(folding.FENCED & {"end_messages", "commit_handlers", "set_back"}), "suspect", "cancel_fenced"]
+WRITES = {"end_messages", "end_message", "commit_handlers", "set_back"}
+FENCED = [*sorted(folding.FENCED & WRITES), "suspect", "cancel_fenced"]
 STATEMENTS = [
-    "insert_messages", "read_back", *FENCED, "due", "fetch", "look", "find", "cancel", "revive", "revive_all", "list",
-    "list_dead", "remove_messages", "remove_dead", "purge_messages",
+    "insert_messages", "insert_message", "read_back", *FENCED, "due", "fetch", "look", "find", "cancel", "revive",
+    "revive_all", "list", "list_dead", "remove_messages", "remove_dead", "purge_messages",
 ]  # fmt: skip
 
 BY_ID, BY_KEY = ("messages_pkey", " id "), ("messages_key", " key ")
@@ -29,6 +30,7 @@ PENDING, FAILED, WALK = ("messages_pending", " seat "), ("messages_failed", " en
 FINDS = {
     "read_back": {BY_ID, BY_KEY},
     "end_messages": {BY_ID},
+    "end_message": {BY_ID},
     "commit_handlers": {BY_ID, BY_KEY},
     "set_back": {BY_ID},
     "due": {PENDING},
@@ -174,9 +176,15 @@ async def test_a_part_that_joins_no_fence_and_a_walk_are_seen(postgres_url: str)
         careless = careless.replace("where j.outcome is null\n    order by s.entity_type", "order by s.entity_type")
         assert careless != SQL["commit_handlers"]
         assert unfenced(await plan_of(connection, careless)) == ["messages"]
+        careless = SQL["end_message"].replace("    from held\n", "")
+        assert careless != SQL["end_message"]
+        assert unfenced(await plan_of(connection, careless)) == ["messages"]
         walking = SQL["fetch"].replace(" offset 0", "")
         assert walking != SQL["fetch"]
         assert problems("fetch", await plan_of(connection, walking)) != []
         trapped = SQL["end_messages"].replace("id = i.message offset 0", "seat = i.seat and status = 0 offset 0")
         assert trapped != SQL["end_messages"]
         assert problems("end_messages", await plan_of(connection, trapped)) != []
+        trapped = SQL["end_message"].replace("m.id = $5", "m.seat = $3 and m.status = 0 and m.key = $5")
+        assert trapped != SQL["end_message"]
+        assert problems("end_message", await plan_of(connection, trapped)) != []

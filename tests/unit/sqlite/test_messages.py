@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from coterie.storage import migrations
 from coterie.storage.interface import Claim, Registration
 from coterie.storage.messages import Commit, Filter, Insert, Message, Policy, Setback, StateChange
-from coterie.storage.sqlite import completions, deliveries, records, seats, states
+from coterie.storage.sqlite import completions, deliveries, records, rows, seats, states
 from coterie.storage.sqlite.connection import open_memory
 from coterie.storage.sqlite.kv import Scope
 
@@ -80,6 +80,7 @@ BY_ID = {
     "receipt",
     "pending",
     "complete",
+    "complete_all",
     "completed",
     "fail",
     "failed",
@@ -115,8 +116,10 @@ BY_OTHERS = {
 def plan(connection: apsw.Connection, name: str) -> list[str]:
     """How a statement reaches the messages."""
     statement = records.SQL[name]
-    given = dict.fromkeys(re.findall(r":(\w+)", statement), 1) | {"ids": "[]"}
-    bindings = ("",) * 12 if name == "insert" else given
+    bindings: Any = dict.fromkeys(re.findall(r":(\w+)", statement), 1) | {"ids": "[]"}
+    if name in ("insert", "complete_all"):
+        statement = rows.repeated(statement, 64)
+        bindings = ("",) * (2 + 64 * (10 if name == "insert" else 3))
     steps = [str(row[3]) for row in connection.execute(f"explain query plan {statement}", bindings)]
     assert not [step for step in steps if step.startswith("SCAN messages")], (name, steps)
     return [step.removeprefix("SEARCH messages USING ") for step in steps if step.startswith("SEARCH")]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from coterie.errors import PersistenceError
+from coterie.storage.groups import Group
 from coterie.storage.interface import Claim, KvPut, Registration, StateSave
 from coterie.storage.messages import Commit, Filter, Insert, Message, Setback, StateChange
 from coterie.storage.sqlite import seats, states, together
@@ -72,7 +76,8 @@ async def statuses(storage: SqliteStorage) -> dict[int, str]:
 
 async def committed(storage: SqliteStorage, *group: Write) -> list[Any]:
     """As the group writer does, but with a group that is known."""
-    return list(await storage._commit(group))
+    loop = asyncio.get_running_loop()
+    return list(await storage._commit(Group([(write, loop.create_future()) for write in group])))
 
 
 def is_forbidden(*_: object) -> Any:
@@ -133,6 +138,35 @@ async def test_one_that_is_refused_has_written_nothing_and_its_neighbours_all(
     assert results[1].fresh
     expected = {0: "done", 1: "done", **dict.fromkeys([2, 3, 4, 5, 7], "pending")}
     assert await statuses(storage) == expected
+
+
+@pytest.mark.parametrize("count", [2, 63, 64, 65, 150, 500])
+async def test_groups_of_any_size_are_stored_and_ended_as_they_are(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(storage, "_run", is_forbidden)
+    told = await committed(storage, *(Insert(message(number, delay_s=number % 2)) for number in range(count)))
+    assert [each.id for each in told] == [id_of(number) for number in range(count)]
+    assert await committed(storage, *(end(number) for number in range(count))) == ["written"] * count
+    rows = await storage.messages.look([id_of(number) for number in range(count)])
+    assert {int(row.id, 16): (row.payload, row.reply, row.status) for row in rows} == {
+        number: (b"%d" % number, b"reply %d" % number, "done") for number in range(count)
+    }
+    assert all((row.due_at - row.sent_at).total_seconds() == int(row.id, 16) % 2 for row in rows)
+
+
+async def test_a_row_that_the_table_refuses_undoes_its_whole_group(storage: SqliteStorage) -> None:
+    """M3: then the group writer runs them one by one, and nobody sees a neighbour's error."""
+    wrong: Any = "no bytes"
+    bad = Insert(msgspec.structs.replace(message(1), payload=wrong))
+    with pytest.raises(PersistenceError) as caught:
+        await committed(storage, KvPut("k", b"v", 1), Insert(message(0)), bad, Insert(message(2)))
+    assert caught.value.outcome == "refused"
+    assert await statuses(storage) == {}
+    writes = [storage.submit(Insert(message(0))), storage.submit(bad), storage.submit(Insert(message(2)))]
+    told = await asyncio.gather(*writes, return_exceptions=True)
+    assert isinstance(told[1], PersistenceError)
+    assert await statuses(storage) == dict.fromkeys([0, 2], "pending")
 
 
 async def test_what_the_fence_refuses_is_noted_once(storage: SqliteStorage) -> None:

@@ -100,6 +100,21 @@ async def test_a_writer_that_is_only_slow_is_waited_for(new: Opener, path: Path)
         await write
 
 
+async def test_what_queues_while_the_lock_is_waited_for_shares_the_transaction(new: Opener, path: Path) -> None:
+    """M3: they need not wait for another turn."""
+    async with new(lock_limit_s=20) as storage:
+        other = apsw.Connection(str(path))
+        other.execute("begin immediate")
+        first = storage.submit(KvPut("first", b"v", 1))
+        await begun(storage)
+        late = [storage.submit(KvPut(f"k{n}", b"v", n)) for n in range(20)]
+        other.execute("commit")
+        other.close()
+        await asyncio.gather(first, *late)
+        assert (storage.groups.groups, storage.groups.members) == (1, 21)
+        assert await storage.kv.count("k") == 20
+
+
 async def test_stop_does_not_wait_for_a_lock_that_never_comes(new: Opener, path: Path) -> None:
     storage = new(lock_limit_s=3600)
     await storage.start()

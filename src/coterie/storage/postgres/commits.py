@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SQL = {
     name: sql
-    for file in ("kv.sql", "fence.sql", "leading.sql", "messages.sql", "audit.sql")
+    for file in ("kv.sql", "fence.sql", "leading.sql", "messages.sql", "ticks.sql", "units.sql", "audit.sql")
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }
 
@@ -133,7 +133,7 @@ class Committer:
         """The results of one statement's writes."""
         rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
         found = folding.results(bucket, writes, rows)
-        if bucket.shape == "insert_messages" and None in found:
+        if bucket.shape in posting.INSERTS and None in found:
             await self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
         if self._audit and (refused := folding.refused(bucket, writes, found)):
             await fetch(SQL["refused"], self._cluster, *refused)

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from coterie.storage.messages import Message
 
 Post = Insert | Commit | Setback
-Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"]
+Shape = Literal["insert_messages", "insert_message", "end_messages", "end_message", "commit_handlers", "set_back"]
 """The statement that carries a write; its name in messages.sql."""
+
+INSERTS = frozenset[str]({"insert_messages", "insert_message"})
 
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
 """By the numbers that stand in the table."""
@@ -54,7 +56,7 @@ def rows_of(write: Post) -> list[Hashable]:
 
 def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
     """The arrays that the statement takes, after the cluster's name and, under the fence, after the claims."""
-    if shape == "insert_messages":
+    if shape in INSERTS:
         return _messages(sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order))
     if shape == "set_back":
         failed = cast("Sequence[Setback]", writes)
@@ -62,12 +64,12 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
         return [*columns[:2], [storable(write.error) for write in failed], columns[2]]
     ended = cast("Sequence[Commit]", writes)
     ends = [[write.message for write in ended], [write.reply for write in ended]]
-    return ends if shape == "end_messages" else [*ends, *_changes(ended), *_sends(ended)]
+    return [*ends, *_changes(ended), *_sends(ended)] if shape == "commit_handlers" else ends
 
 
 def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
     """One result per write, from the statement's rows; None for a message that was not stored, as another is there."""
-    if shape == "insert_messages":
+    if shape in INSERTS:
         stored = {row[0]: row for row in cast("Iterable[Sequence[Any]]", rows)}
         messages = [write.message for write in cast("Sequence[Insert]", writes)]
         return [_fresh(m, stored[m.id]) if m.id in stored else None for m in messages]

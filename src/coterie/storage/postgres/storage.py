@@ -21,7 +21,9 @@ from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.storage.postgres.sessions import deadline
 from coterie.storage.postgres.states import PostgresStates
+from coterie.storage.postgres.ticks import PostgresTicks
 from coterie.storage.postgres.undertakings import Undertakings
+from coterie.storage.postgres.units import PostgresUnits
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -51,6 +53,8 @@ class PostgresStorage(Storage):
     kv: PostgresKv
     states: PostgresStates
     executions: PostgresExecutions
+    ticks: PostgresTicks
+    units: PostgresUnits
     machines: PostgresMachines
     messages: PostgresMessages
     schema: PostgresSchema
@@ -85,6 +89,8 @@ class PostgresStorage(Storage):
         self.executions = PostgresExecutions(
             cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin
         )
+        self.ticks = PostgresTicks(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
+        self.units = PostgresUnits(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.undertakings = Undertakings(

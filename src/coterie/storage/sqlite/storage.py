@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage.executions import Stamp
-from coterie.storage.groups import GroupWriter
+from coterie.storage.groups import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
 from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.sqlite import completions, leading, secrets, together
+from coterie.storage.sqlite import claiming, completions, leading, secrets, stepping, together
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
@@ -19,7 +19,11 @@ from coterie.storage.sqlite.machines import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.owners import Owners
 from coterie.storage.sqlite.schema import SqliteSchema
+from coterie.storage.sqlite.ticks import SqliteTicks
 from coterie.storage.sqlite.undertakings import Undertakings
+from coterie.storage.sqlite.units import SqliteUnits
+from coterie.storage.ticks import TickClaim, TickNote
+from coterie.storage.units import StepWrite, UnitEnd
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -83,8 +87,10 @@ class SqliteStorage(Storage):
         named: Any = {"write": self.write, "cluster": settings.name, "clock": clock}
         self.states = leading.SqliteStates(self._main, **named)
         self.executions = leading.SqliteExecutions(self._main, **named)
+        self.ticks = SqliteTicks(self._main, **named)
         self.machines = SqliteMachines(self._main, cluster=settings.name, clock=clock)
         audit = settings.audit
+        self.units = SqliteUnits(self._main, **named, audit=audit)
         self.messages = SqliteMessages(self._main, submit=self.submit, cluster=settings.name, clock=clock, audit=audit)
         self._handlers: dict[type, Handler] = {
             **{kind: partial(handler, audit=audit) for kind, handler in HANDLERS.items()},
@@ -93,6 +99,10 @@ class SqliteStorage(Storage):
             Insert: completions.insert,
             Commit: partial(completions.commit, audit=audit),
             Setback: partial(completions.setback, audit=audit),
+            TickClaim: lambda c, scope, write: claiming.claim(c, scope, [write], audit=audit)[0],
+            TickNote: lambda c, scope, write: claiming.note(c, scope, [write], audit=audit)[0],
+            StepWrite: lambda c, scope, write: stepping.step(c, scope, [write], audit=audit)[0],
+            UnitEnd: lambda c, scope, write: stepping.end(c, scope, [write], audit=audit)[0],
         }
         self._undertakings = Undertakings(
             self._main, tasks=self.tasks, written=lambda c, write: self._run(c, [write])[0], alone=self.write
@@ -162,13 +172,19 @@ class SqliteStorage(Storage):
         await self._undertakings.close()
         await self._main.stop()
 
-    async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
+    async def _commit(self, group: Group) -> Sequence[Any]:
         doing = f"write to {self.address}"
-        if len(group) > 1 and not together.meet(group):
-            results = await self._main.transact(lambda c: self._run_together(c, group), doing=doing)
-            if results is not None:
-                return results
-        return await self._main.transact(lambda c: self._run(c, group), doing=doing)
+        results = await self._main.transact(lambda c: self._run_closed(c, group), doing=doing)
+        if results is None:
+            results = await self._main.transact(lambda c: self._run(c, group), doing=doing)
+        return results
+
+    def _run_closed(self, connection: apsw.Connection, group: Group) -> list[Any] | None:
+        """Run a group that has its turn; None: one by one, nothing was written."""
+        group.close()
+        if len(group) == 1 or together.meet(group):
+            return self._run(connection, group)
+        return self._run_together(connection, group)
 
     def _run(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any]:
         scope = Scope(self._settings.name, self._clock.wall_ns())
@@ -182,6 +198,8 @@ class SqliteStorage(Storage):
             connection.execute("rollback")
             return None
         done: dict[int, Any] = {**written, **together.insert(connection, scope, group)}
+        done |= together.ticks(connection, scope, group, audit=self._settings.audit)
+        done |= together.units(connection, scope, group, audit=self._settings.audit)
         return [
             done[place] if place in done else self._handlers[type(write)](connection, scope, write)
             for place, write in enumerate(group)

@@ -7,26 +7,25 @@ one by one after all: each has its own result [M3]. So is a group in which two m
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage.interface import StateSave
 from coterie.storage.messages import Commit, Insert, Receipt, Setback
-from coterie.storage.sqlite import completions, states
-from coterie.storage.sqlite.records import SQL, bindings, encoded
+from coterie.storage.sqlite import claiming, completions, rows, states, stepping
+from coterie.storage.sqlite.records import SQL
+from coterie.storage.ticks import TickClaim, TickNote
+from coterie.storage.units import StepWrite, UnitEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import apsw
 
-    from coterie.storage.interface import Claim, Write
+    from coterie.storage.interface import Write
     from coterie.storage.messages import Message
     from coterie.storage.sqlite.kv import Scope
-
-_HELD = msgspec.json.Decoder(dict[str, tuple[str, int]])
 
 
 def meet(group: Sequence[Write]) -> bool:
@@ -36,9 +35,12 @@ def meet(group: Sequence[Write]) -> bool:
         if isinstance(write, Insert):
             names += _names(write.message)
         elif isinstance(write, Commit):
-            names += [] if write.message is None else [write.message]
-            names += [] if write.state is None else [write.state.key]
-            names += [name for message in write.sends for name in _names(message)]
+            if write.message is not None:
+                names.append(write.message)
+            if write.state is not None:
+                names.append(write.state.key)
+            for message in write.sends:
+                names += _names(message)
         elif isinstance(write, Setback):
             names.append(write.message)
         elif isinstance(write, StateSave):
@@ -52,8 +54,8 @@ def insert(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) ->
     if not places:
         return {}
     inserts: list[Any] = [group[place] for place in places]
-    rows = [completions.row(scope, each.message) for each in inserts]
-    if _changed(connection, SQL["insert"], rows) != len(rows):
+    stored = [completions.row(scope, each.message) for each in inserts]
+    if rows.write(connection, SQL["insert"], completions.same(scope), stored) != len(stored):
         # An id or a key was there. Those that are stored now are found by their ids, as if by an earlier try.
         return {place: completions.insert(connection, scope, each) for place, each in zip(places, inserts, strict=True)}
     now = to_datetime(scope.now_ns)
@@ -65,7 +67,7 @@ def insert(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) ->
             now=now,
             digest=each.message.digest,
         )
-        for place, each, row in zip(places, inserts, rows, strict=True)
+        for place, each, row in zip(places, inserts, stored, strict=True)
     }
 
 
@@ -75,16 +77,46 @@ def commit(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) ->
     if not places:
         return {}
     ends: list[Any] = [group[place] for place in places]
-    if not _are_held(connection, scope, {end.claim for end in ends}):
+    claims = {end.claim for end in ends}
+    if states.all_held(connection, scope.cluster, claims) != claims:  # the fence [C1]
         return None
-    same = bindings(scope)
-    rows = [{**same, "id": end.message, "reply": end.reply, "epoch": end.claim.epoch} for end in ends]
-    if _changed(connection, SQL["complete"], rows) != len(rows):
+    ended = [(end.message, end.reply, end.claim.epoch) for end in ends]
+    if rows.write(connection, SQL["complete_all"], completions.same(scope), ended) != len(ended):
         return None
     changes = [states.row(scope.cluster, end.claim, end.state) for end in ends if end.state is not None]
     if _changed(connection, states.SQL["update"], changes) != len(changes):
         return None
     return dict.fromkeys(places, "written")
+
+
+def ticks(connection: apsw.Connection, scope: Scope, group: Sequence[Write], *, audit: bool) -> dict[int, Any]:
+    """Write what is said of crons, of which there is one thing to say; the results by their places in the group."""
+    said = [(place, write) for place, write in enumerate(group) if isinstance(write, (TickClaim, TickNote))]
+    times = Counter(write.key for _, write in said)
+    alone = [(place, write) for place, write in said if times[write.key] == 1]
+    done: dict[int, Any] = {}
+    for kind, written in ((TickClaim, claiming.claim), (TickNote, claiming.note)):
+        places = [place for place, write in alone if type(write) is kind]
+        writes: list[Any] = [group[place] for place in places]
+        if writes:
+            done |= zip(places, written(connection, scope, writes, audit=audit), strict=True)
+    return done
+
+
+def units(connection: apsw.Connection, scope: Scope, group: Sequence[Write], *, audit: bool) -> dict[int, Any]:
+    """Write steps of units, and ends, whose order does not count; the results by their places in the group."""
+    ends = {place: write for place, write in enumerate(group) if isinstance(write, UnitEnd)}
+    steps = {place: write for place, write in enumerate(group) if isinstance(write, StepWrite)}
+    times = Counter(write.key for write in steps.values())
+    over = {write.unit for write in ends.values()}
+    alone = {place: write for place, write in steps.items() if times[write.key] == 1 and write.unit not in over}
+    done: dict[int, Any] = {}
+    if alone:
+        done |= zip(alone, stepping.step(connection, scope, [*alone.values()], audit=audit), strict=True)
+    # One that ends may be the parent of another: all of them together, or one after another in their order.
+    if ends and len(over) == len(ends) and not any(write.unit in over for write in steps.values()):
+        done |= zip(ends, stepping.end(connection, scope, [*ends.values()], audit=audit), strict=True)
+    return done
 
 
 def _names(message: Message) -> list[object]:
@@ -102,13 +134,6 @@ def _is_plain(write: Commit) -> bool:
     if write.message is None or write.sends:
         return False
     return write.state is None or bool(write.state.version and write.state.value is not None)
-
-
-def _are_held(connection: apsw.Connection, scope: Scope, claims: Iterable[Claim]) -> bool:
-    """The fence for all of them: writers take turns, so one look does for the whole transaction [C1]."""
-    names = {"cluster": scope.cluster, "seats": encoded([claim.seat for claim in claims])}
-    held = _HELD.decode(connection.execute(states.SQL["all_held"], names).get)
-    return all(held.get(claim.seat) == (claim.runner, claim.epoch) for claim in claims)
 
 
 def _changed(connection: apsw.Connection, statement: str, rows: Sequence[Any]) -> int:

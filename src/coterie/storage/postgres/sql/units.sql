@@ -176,7 +176,7 @@ with items as materialized (
         cross join lateral ( -- if it is gone, its value would wait for the next one of its name
             select from coterie.units where cluster = $1 and unit = f.parent and ended_at is null offset 0
         ) as p
-    where f.parent <> all($5::text[])
+    where f.parent <> all(array(select unit from over)) -- one whose end is refused goes on
     order by f.parent, f.waited_as
 ), told as (
     insert into coterie.deferreds as d (cluster, unit, name, made_at, resolved_at, value)

@@ -2,11 +2,12 @@
 -- pending ones: a message is found by its id.
 
 -- name: insert
--- A new message; touches nothing if its id or its key is there. Without names: the hottest one, with the most columns.
-insert into messages (
-    cluster, id, seat, entity_type, entity_id, method, key, digest, trace_id, sent_at_ns, due_at_ns, payload
+-- New messages; touches nothing of those whose id or key is there. `or rollback` spares copies of pages, see rows.py.
+insert or rollback into messages (
+    cluster, sent_at_ns, id, seat, entity_type, entity_id, method, key, digest, trace_id, due_at_ns, payload
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values
+    (?1, ?2, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) -- each
 on conflict do nothing;
 
 -- name: receipt
@@ -26,6 +27,15 @@ select 1 from messages where cluster = :cluster and id = :id and completed_at_ns
 -- A message is done.
 update messages set status = 1, completed_at_ns = :now_ns, reply = :reply, epoch = :epoch
 where cluster = :cluster and id = :id and completed_at_ns is null;
+
+-- name: complete_all
+-- Messages are done.
+update or rollback messages set status = 1, completed_at_ns = ?2, reply = ended.column2, epoch = ended.column3
+from (
+    values
+        (?, ?, ?) -- each
+) as ended
+where cluster = ?1 and id = ended.column1 and completed_at_ns is null;
 
 -- name: completed
 -- Whether a message was done by an epoch with a reply: one row if so.

@@ -164,8 +164,7 @@ on conflict (cluster, unit, name) do nothing;
 -- name: interrupt
 -- Ask for the end of a workflow.
 update units set interrupting = 1, changed_at_ns = :now_ns, wake_at_ns = null, status = 'running'
-where cluster = :cluster and unit = :unit and kind = 'workflow' and ended_at_ns is null
-    and (not interrupting or status = 'suspended');
+where cluster = :cluster and unit = :unit and kind = 'workflow' and ended_at_ns is null and not interrupting;
 
 -- name: resume
 -- Have a suspended workflow go on.
