@@ -12,6 +12,7 @@ from tests.interleavings.ground import CLUSTER, SQL, defined, given
 from tests.interleavings.leading import leading
 from tests.interleavings.steps import Steps
 from tests.interleavings.stored_messages import stored_messages
+from tests.interleavings.stored_ticks import stored_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     chosen = steps or Steps(SQL)
     parts: tuple[Some, ...] = (
         *(writes, leases, seats, definitions, keys, fenced_keys, generations, stored_messages),
-        leading,
+        *(leading, stored_ticks),
     )
     pairs = [pair for part in parts for pair in part(chosen)]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"

@@ -22,6 +22,7 @@ SQL: Mapping[str, str] = {
     **statements.load(_PACKAGE, "fence.sql"),
     **statements.load(_PACKAGE, "leading.sql"),
     **statements.load(_PACKAGE, "messages.sql"),
+    **statements.load(_PACKAGE, "ticks.sql"),
     **{f"kv_{name}": sql for name, sql in statements.load(_PACKAGE, "kv.sql").items()},
 }
 """The statements under test, by name; those of the key-value store as `kv_get` and so on."""
@@ -35,13 +36,17 @@ _TABLES = {
     "executions": "select seat, epoch, leader, runs from coterie.executions order by seat",
     "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
     "messages": "select id, key, status, attempts, epoch from coterie.messages order by id",
+    "definitions": "select name, fingerprint, effective_from from coterie.seats order by name",
+    "crons": "select * from coterie.crons order by name",
+    "cron_pauses": "select * from coterie.cron_pauses order by name, until_at",
+    "ticks": "select *, ended_at < now() - interval '1 hour' as old from coterie.ticks order by name, kind, at, seq",
     "generations": "select generation from coterie.generations",
     "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
 }
 
 _EMPTIED = (
     *("messages", "seats", "states", "state_history", "executions", "kv", "leases", "runners"),
-    *("generations", "fingerprints", "agreements"),
+    *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
 )
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)

@@ -33,7 +33,11 @@ def whole(run: Run) -> Problems:
         state = next(row["value"] for row in run.tables["states"] if row["key"] == "k")
         parts = {done, state == "new", "m2" in final}
         problems += [f"a commit in parts: done {done}, state {state!r}, sent {'m2' in final}"] if len(parts) > 1 else []
-    if told is not None and run.pair.a.name in ("commit", "end") and (told[0]["outcome"] == "written") != done:
+    if (
+        told is not None
+        and run.pair.a.name in ("commit", "end", "lone end")
+        and (told[0]["outcome"] == "written") != done
+    ):
         problems.append(f"A was told {told[0]['outcome']!r}, and it is {'done' if done else 'not done'}")
     return problems
 

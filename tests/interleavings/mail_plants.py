@@ -23,6 +23,20 @@ MAIL_PLANTS = (
         swapped((*WRITES, "suspect", "cancel_fenced"), ("for share of s", "for key share of s")),
     ),
     Plant(
+        "a lone message ended without the fence",
+        "C1",
+        "message: lone end x release and grant",
+        "stale",
+        swapped(("end_message",), ("    from held\n", "")),
+    ),
+    Plant(
+        "a lone message fenced by a seat locked too weakly",
+        "C1",
+        "message: lone end x release and grant",
+        "stale",
+        swapped(("end_message",), ("for share of s", "for key share of s")),
+    ),
+    Plant(
         "sent whatever becomes of the rest",
         "M3, B3",
         "message: commit x release and grant",
@@ -79,6 +93,13 @@ MAIL_PLANTS = (
         "message: end x cancel",
         "told 'written', and it is not done",
         swapped(WRITES, ("else coterie.overtaken()", "else 'written'")),
+    ),
+    Plant(
+        "a lone one overtaken, and told that it is written",
+        "M3",
+        "message: lone end x cancel",
+        "told 'written', and it is not done",
+        swapped(("end_message",), ("else coterie.overtaken()", "else 'written'")),
     ),
     Plant(
         "a commit that does not look whether all was sent",

@@ -13,6 +13,7 @@ from tests.interleavings.ground import SQL
 from tests.interleavings.leading import LEADING_PLANTS
 from tests.interleavings.mail_plants import MAIL_PLANTS
 from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.tick_plants import TICK_PLANTS
 
 __all__ = ["CONTROL", "PLANTS", "Plant"]
 
@@ -277,4 +278,5 @@ PLANTS = (
     ),
     *MAIL_PLANTS,
     *LEADING_PLANTS,
+    *TICK_PLANTS,
 )

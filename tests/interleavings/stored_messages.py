@@ -63,12 +63,14 @@ def _against_owners(s: Steps) -> list[Pair]:
     evicted = Script("evict and grant", (*s.evicting("a"), s.grant("b", "s1"), LOAD))
     takes_over = Script("take over", (*evicted.steps, *atomic(_suspect(s, "b"))))
     end, commit = _script(s, "end", ENDED), _script(s, "commit", LEFT)
+    lone = _lone(s, "lone end", ENDED)
     again, dead = _script(s, "set back", AGAIN), _script(s, "set aside", DEAD)
     suspect = Script("suspect", atomic(_suspect(s, "a")))
     cancel = Script("cancel under the fence", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", step="write")))
     held, expired = rows("m1"), rows("m1", left_s=-1)
     return [
         _pair(held, end, granted, judges.nothing_late),
+        _pair(held, lone, granted, judges.nothing_late),
         _pair(held, commit, granted, judges.nothing_late),
         _pair(expired, commit, evicted, judges.nothing_late),
         _pair(held, again, granted, judges.nothing_late),
@@ -76,21 +78,25 @@ def _against_owners(s: Steps) -> list[Pair]:
         _pair(held, suspect, granted, judges.nothing_late),
         _pair(held, cancel, granted, judges.nothing_late),
         _pair(expired, end, takes_over, judges.counted_if_pending),
+        _pair(expired, lone, takes_over, judges.counted_if_pending),
     ]
 
 
 def _against_each_other(s: Steps) -> list[Pair]:
     """Two that want the same pending message."""
     end, commit, again = _script(s, "end", ENDED), _script(s, "commit", LEFT), _script(s, "set back", AGAIN)
+    lone = _lone(s, "lone end", ENDED)
     cancel = Script("cancel", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", step="cancel")))
     late = Script("cancel unheld", atomic(s.step("cancel", "m1", step="cancel")))
     begins = Script("acquire and look", (s.grant("b", "s1"), LOAD))
     overtaken = partial(_pair, rows("m1"), allows=OVERTAKEN)
     return [
         overtaken(end, cancel, judges.ended_or_cancelled),
+        overtaken(lone, cancel, judges.ended_or_cancelled),
         overtaken(commit, cancel, judges.ended_or_cancelled),
         overtaken(again, cancel, judges.ended_or_cancelled),
         overtaken(Script("suspect", atomic(_suspect(s, "a"))), end, judges.suspected_or_ended),
+        overtaken(Script("suspect", atomic(_suspect(s, "a"))), lone, judges.suspected_or_ended),
         _pair(rows("m1", holder=None), late, begins, judges.cancelled_unseen),
     ]
 
@@ -99,6 +105,7 @@ def _with_keys(s: Steps) -> list[Pair]:
     """A key is there once, and everybody is told by whom [M4]."""
     one, other = _inserting(s, "n1", key="x"), _inserting(s, "n2", key="x")
     again = _inserting(s, "n1", key="x", name="insert again")
+    lone = _inserting(s, "n2", key="x", name="lone insert n2", alone=True)
     sends = _script(s, "send", Commit(MINE, "m1", sends=(message("n3", key="x"),)))
     forth = _insert(s, "insert x, z, y", ("n1", "x"), ("n2", "z"), ("n3", "y"))
     back = _insert(s, "insert y, z, x", ("n4", "y"), ("n5", "z"), ("n6", "x"))
@@ -106,6 +113,7 @@ def _with_keys(s: Steps) -> list[Pair]:
     old = rows("m1", status=1, key="x")
     return [
         _pair(rows(), one, other, judges.one_key),
+        _pair(rows(), one, lone, judges.one_key),
         _pair(rows(), one, again, judges.one_key),
         _pair(rows("m1"), one, sends, judges.one_key, allows=OVERTAKEN),
         _pair(rows(), forth, back, judges.each_key_once, c=held),
@@ -129,9 +137,18 @@ LOAD = Step("load", "select id, status, attempts from coterie.messages where clu
 
 
 def _script(s: Steps, name: str, write: Write) -> Script:
-    """The statement and arrays that the engine itself makes of a write."""
+    """The statement and arrays that the engine itself makes of a write that is not alone."""
+    return _step(s, name, write, folding.Bucket(folding.shape_of(write), [0]))
+
+
+def _lone(s: Steps, name: str, write: Write, *, step: str = "write") -> Script:
+    """The same for one that is."""
     (bucket,) = folding.fold([write])
-    return Script(name, atomic(s.step(bucket.shape, *folding.values(bucket, [write]), step="write")))
+    return _step(s, name, write, bucket, step=step)
+
+
+def _step(s: Steps, name: str, write: Write, bucket: folding.Bucket, *, step: str = "write") -> Script:
+    return Script(name, atomic(s.step(bucket.shape, *folding.values(bucket, [write]), step=step)))
 
 
 def _suspect(s: Steps, me: str) -> Step:
@@ -148,10 +165,11 @@ def _insert(s: Steps, title: str, *messages: tuple[str, str | None]) -> Script:
     return Script(title, atomic(insert))
 
 
-def _inserting(s: Steps, id: str, *, key: str, name: str = "") -> Script:
+def _inserting(s: Steps, id: str, *, key: str, name: str = "", alone: bool = False) -> Script:
     """Store it, see what is there; if what was in the way is gone by then, store it after all."""
     name = name or f"insert {id}"
-    insert = _insert(s, name, (id, key)).steps
+    write = Insert(message(id, key=key))
+    insert = _lone(s, name, write, step="insert").steps if alone else _insert(s, name, (id, key)).steps
     read = s.step("read_back", *posting.sought([message(id, key=key)]), step="read", then=restart_if_none)
     return Script(name, (*insert, read))
 

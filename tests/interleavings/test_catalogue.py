@@ -10,6 +10,7 @@ from coterie.testing.interleaving import Count, explore, losses
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import stage
 from tests.interleavings.playing import describe, play_pair
+from tests.interleavings.stored_ticks import NIGHTLY
 
 if TYPE_CHECKING:
     from tests.interleavings.conftest import NewDatabase
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
 
 PAIRS = catalogue()
+OFTEN = [name for name in PAIRS if name not in NIGHTLY]
 SAMPLE = 2
 """Orders per loss in `make test`. Without losses all orders are played."""
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", OFTEN)
 async def test_no_order_of_a_pair_breaks_a_promise(name: str, url: str) -> None:
     """C1, C4, M4, M13, K1, INV-F1-F3: all orders, and a fixed sample of those with a lost session."""
     async with stage(url) as on:

@@ -16,7 +16,7 @@ from coterie.storage.sqlite import leases, states
 from coterie.testing import run_simulation
 from coterie.testing.checkers import Violation
 
-from . import planted_leaders, planted_messages, planted_seats
+from . import planted_crons, planted_leaders, planted_messages, planted_seats
 from .workloads import calls, fenced, kv
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ PLANTS = (
     Plant("belief anchored at the response", _belief_anchored_at_the_response, fenced.main, ("INV-F4",)),
     Plant("a call that may have run sent again", _sent_again_whatever_happened, calls.main, ("INV-D8", "INV-E4")),
     Plant("deadline forgotten while waiting", _deadline_forgotten_while_nobody_is_found, calls.main, ("F8",)),
-    *(Plant(*planted) for planted in (*planted_seats.PLANTED, *planted_messages.PLANTED, *planted_leaders.PLANTED)),
+    *(
+        Plant(*planted)
+        for room in (planted_seats, planted_messages, planted_leaders, planted_crons)
+        for planted in room.PLANTED
+    ),
 )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from . import planted_messages
+from . import planted_crons, planted_messages
 from .plants import PLANTS, SEEDS_MOST, Plant
 
-LONG = {name for name, *_ in planted_messages.PLANTED} - planted_messages.SAMPLE
+LONG = {name for room in (planted_messages, planted_crons) for name, *_ in room.PLANTED if name not in room.SAMPLE}
 
 
 @pytest.mark.simulation

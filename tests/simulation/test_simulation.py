@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie import Cluster, NotStarted, PersistenceError, ShardId
+from coterie import Cluster, ConfigurationError, NotStarted, PersistenceError, ShardId
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.joining import Definition
 from coterie.runner import Nobody
 from coterie.testing import EVERYTHING, NobodyHolds, Runner, Simulation, run_simulation, simulate
 from coterie.testing.aside import SimAside
-from coterie.testing.campaign import run_seed
 from coterie.testing.nodes import current_node
 from coterie.testing.running import current_loop
+from coterie.testing.verdicts import run_seed
 
 from .workloads import fenced, kv
 
@@ -171,6 +171,29 @@ async def test_a_runner_starts_again_as_another_incarnation_and_runs_its_body() 
         await sim.start(2)
         await sim.wait_until(lambda: len(lives) == 5)
     assert len(set(lives)) == 5
+
+
+@pytest.mark.simulated(seeds=5)
+async def test_nobody_waits_for_the_start_or_the_end_of_a_runner_that_was_killed_meanwhile() -> None:
+    """Faults go on as long as a test waits, so it would wait for ever, and the run would grow without end."""
+    async with simulate(cluster, runners=1) as sim:
+        starting = asyncio.ensure_future(sim.start(2))
+        await asyncio.sleep(0.001)
+        sim.runners[1].kill()
+        await sim.wait_until(starting.done)
+        starting = asyncio.ensure_future(sim.runners[1].start())
+        await asyncio.sleep(0.001)
+        stopping = asyncio.ensure_future(sim.runners[1].stop())
+        sim.runners[1].start()
+        await sim.wait_until(lambda: starting.done() and stopping.done())
+        await sim.wait_until(lambda: len(sim.runners[1].real.seats) > 0)
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_what_keeps_a_runner_from_starting_reaches_whoever_waits_for_it() -> None:
+    async with simulate(cluster, runners=1) as sim:
+        with pytest.raises(ConfigurationError):
+            await sim.start(1, shards=5)
 
 
 @pytest.mark.simulated(seeds=5)

@@ -17,7 +17,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
 
 if TYPE_CHECKING:
-    from coterie import Leader, Tick
+    from coterie import Leader, Tick, Workflow
     from coterie.entities.calls import Sender
 
 
@@ -174,6 +174,37 @@ async def ticking(tick: Tick) -> None:
     await cluster.crons.trigger("nightly", tick.scheduled_at)  # type: ignore[call-arg] # by keyword only
     await cluster.crons.wait("nightly")  # type: ignore[arg-type] # which one of its ticks?
     await cluster.crons.preview("nightly", count="5")  # type: ignore[arg-type] # text for a number
+
+
+async def price(order: str, *, cents: int = 0) -> Balance:
+    return Balance(cents)
+
+
+@cluster.workflow
+async def checkout(workflow: Workflow, order: str) -> Balance:
+    await workflow.step("price", price, 7)  # type: ignore[arg-type] # a number for text
+    await workflow.step("price", price)  # type: ignore[call-arg] # an argument too few
+    await workflow.step("price", price, "x", euros=5)  # type: ignore[call-arg] # misspelt
+    await workflow.step(price, "x")  # type: ignore[arg-type] # a step has a name
+    text: str = await workflow.step("price", price, "x")  # type: ignore[arg-type] # a balance
+    workflow.compensate("undo", price, 7)  # type: ignore[arg-type] # a number for text
+    await workflow.sleep("1h")  # type: ignore[call-arg] # a sleep has a name
+    number: int = await workflow.deferred("approval", str).wait()  # type: ignore[assignment] # text
+    await workflow.child(checkout, 7, id="7")  # type: ignore[arg-type] # a number for text
+    await workflow.child(price, "x", id="7")  # type: ignore[arg-type] # no workflow
+    del text, number
+    return Balance()
+
+
+async def workflows(tick: Tick) -> None:
+    await cluster.start_workflow(checkout, 7, id="7")  # type: ignore[arg-type] # a number for text
+    await cluster.start_workflow(checkout, "x")  # type: ignore[call-arg] # which one?
+    await cluster.start_workflow(price, "x", id="7")  # type: ignore[arg-type] # no workflow
+    text: str = await cluster.workflow_handle(checkout, "7").result()  # type: ignore[assignment] # a balance
+    await cluster.workflows.list(status="over")  # type: ignore[arg-type] # none of the choices
+    await tick.step("price", price, 7)  # type: ignore[arg-type] # a number for text
+    tick.patched("x")  # type: ignore[attr-defined] # a workflow's
+    del text
 
 
 def definitions(sender: Sender) -> Bare:

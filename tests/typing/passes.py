@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, assert_type
 from coterie import (
     Breaker,
     CronInfo,
+    Deferred,
+    Durable,
     ExecutionMeta,
     FailedAttempt,
     Leader,
@@ -22,6 +24,9 @@ from coterie import (
     TickInfo,
     Transaction,
     Upcoming,
+    Workflow,
+    WorkflowHandle,
+    WorkflowInfo,
 )
 from coterie.cluster import Cluster
 from coterie.entities.definitions import define
@@ -245,6 +250,57 @@ async def nightly(tick: Tick) -> None:
     takeover_delay="30s",
 )
 async def all_of_it(tick: Tick) -> None: ...
+
+
+async def price(order: str, *, cents: int = 0) -> Balance:
+    return Balance(cents)
+
+
+async def approve(work: Durable) -> str:
+    assert_type(await work.step("price", price, "order-7", cents=5), Balance)
+    assert_type(await work.sleep("1h", name="wait"), None)
+    approval = work.deferred("approval", str)
+    assert_type(approval, Deferred[str])
+    assert_type(approval.token, str)
+    return await approval.wait(timeout="7d")
+
+
+@cluster.workflow
+async def checkout(workflow: Workflow, order: str) -> Balance:
+    paid = await workflow.options(retry=Retry(attempts=3), timeout=timedelta(seconds=5)).step("price", price, order)
+    assert_type(paid, Balance)
+    workflow.compensate("undo", price, order, cents=1)
+    await workflow.compensate("undo", price, order)
+    assert_type(workflow.patched("tax"), bool)
+    both = await asyncio.gather(workflow.step("a", price, "a"), workflow.step("b", price, "b"))
+    assert_type(both, tuple[Balance, Balance])
+    await approve(workflow)
+    assert_type(await workflow.child(deliver, 7, id="7"), list[str])
+    return paid
+
+
+@cluster.workflow(name="Deliver", group="far", retry=Retry(attempts=3))
+async def deliver(workflow: Workflow, number: int) -> list[str]:
+    assert_type(workflow.id, str)
+    assert_type(workflow.cluster, Cluster)
+    return [str(number)]
+
+
+async def workflows(leader: Leader[None], tick: Tick) -> None:
+    run = await cluster.start_workflow(checkout, "order-7", id="7")
+    assert_type(run, WorkflowHandle[Balance])
+    assert_type(await run.result(timeout="5s"), Balance)
+    assert_type(await run.status(), Literal["running", "suspended", "done", "failed", "interrupted"])
+    await run.interrupt()
+    await run.resume()
+    assert_type(cluster.workflow_handle(deliver, "7"), WorkflowHandle[list[str]])
+    assert_type(await cluster.workflows.list(status="done", older_than="1h", limit=5), Sequence[WorkflowInfo])
+    await cluster.resolve("token", {"any": "thing"})
+    await cluster.reject("token", "why")
+    async with leader.unit("import 7") as unit:
+        assert_type(await unit.step("price", price, "x"), Balance)
+        await approve(unit)
+    await approve(tick)
 
 
 async def calendar(tick: Tick) -> None:

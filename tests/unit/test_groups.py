@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import NotStarted, Outcome, PersistenceError, ShuttingDown
-from coterie.storage.groups import GroupWriter
+from coterie.storage.groups import Group, GroupWriter
 from coterie.storage.interface import KvPut, Write
 
 if TYPE_CHECKING:
@@ -24,8 +24,13 @@ class Engine:
         self.open = asyncio.Event()
         self.open.set()
         self.outcome: Outcome = "refused"
+        self.closes = False
 
     async def commit(self, writes: Sequence[Write]) -> list[Any]:
+        """In the group it is given; `closes` lets those in that have queued by the time it is let."""
+        if self.closes and isinstance(writes, Group):
+            await self.open.wait()
+            writes.close()
         keys = [write.key for write in writes if isinstance(write, KvPut)]
         assert len(keys) == len(writes)
         self.groups.append(keys)
@@ -164,3 +169,100 @@ async def test_stopping_during_a_rerun_tells_those_who_were_not_run_again() -> N
     async with asyncio.timeout(5):
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [getattr(result, "outcome", None) for result in results] == ["unknown"] * 4
+
+
+# An engine that has to wait for its turn
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_those_that_queue_while_an_engine_waits_for_its_turn_share_its_transaction() -> None:
+    engine = Engine()
+    engine.closes = True
+    engine.open.clear()
+    async with writing(engine, most=4) as writer:
+        first = asyncio.create_task(writer.write(put("a")))
+        await turns()
+        late = [asyncio.create_task(writer.write(put(key))) for key in "bcdef"]
+        await turns()
+        engine.open.set()
+        assert await asyncio.gather(first, *late) == list("ABCDEF")
+    assert engine.groups == [list("abcd"), list("ef")]
+    assert (writer.groups, writer.members) == (2, 6)
+
+
+async def test_m3_a_bad_one_that_joined_late_fails_alone() -> None:
+    engine = Engine()
+    engine.closes = True
+    engine.open.clear()
+    async with writing(engine) as writer:
+        tasks = [asyncio.create_task(writer.write(put("a")))]
+        await turns()
+        tasks += [asyncio.create_task(writer.write(put(key))) for key in ("bad", "c")]
+        await turns()
+        engine.open.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (results[0], results[2]) == ("A", "C")
+    assert isinstance(results[1], PersistenceError)
+    assert engine.groups == [["a", "bad", "c"], ["a"], ["bad"], ["c"]]
+
+
+async def test_a_turn_that_never_came_is_told_to_those_it_began_with_and_nobody_joins_it_later() -> None:
+    """Whoever queued later is in the next group; a transaction that still runs may not take them with it."""
+    groups: list[Group] = []
+    lets = [asyncio.Event(), asyncio.Event()]
+
+    async def commit(group: Group) -> list[Any]:
+        groups.append(group)
+        await lets[len(groups) - 1].wait()
+        if len(groups) == 1:
+            raise PersistenceError(doing="write", problem="no turn", outcome="unreachable")
+        groups[0].close()  # it was given up, and has its turn after all
+        group.close()
+        return [write.key for write in group if isinstance(write, KvPut)]
+
+    async with GroupWriter(commit) as writer:
+        first = asyncio.create_task(writer.write(put("a")))
+        await turns()
+        others = [asyncio.create_task(writer.write(put("b")))]
+        await turns()
+        lets[0].set()
+        with pytest.raises(PersistenceError, match="no turn"):
+            await first
+        others.append(asyncio.create_task(writer.write(put("c"))))
+        await turns()
+        lets[1].set()
+        async with asyncio.timeout(5):
+            assert await asyncio.gather(*others) == ["b", "c"]
+    assert [[write.key for write in group if isinstance(write, KvPut)] for group in groups] == [["a"], ["b", "c"]]
+
+
+@pytest.mark.parametrize("joins", ["before", "too late"])
+async def test_stopping_tells_those_who_joined_late_too(joins: str) -> None:
+    """Once they have joined, nobody knows; those who have not are in the queue, and nothing was written of them."""
+    began: list[Group] = []
+
+    async def commit(group: Group) -> list[Any]:
+        began.append(group)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            asyncio.get_running_loop().call_soon(group.close)  # as a thread may, which knows nothing of this
+        return []
+
+    writer = GroupWriter(commit)
+    await writer.start()
+    tasks = [asyncio.create_task(writer.write(put("a")))]
+    await turns()
+    tasks.append(asyncio.create_task(writer.write(put("b"))))
+    await turns()
+    if joins == "before":
+        began[0].close()
+    await writer.stop()
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    outcomes = [getattr(result, "outcome", None) for result in results]
+    assert outcomes == ["unknown", "unknown" if joins == "before" else "unreachable"]

@@ -15,6 +15,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat
 from coterie.kernel.dial import Dial
 from coterie.kernel.tasks import Tasks
+from coterie.steps.purging import purge_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +93,8 @@ class Holdings:
             self._desk = self._new_desk()
             self._ours.spawn(self._sweep(self._desk), name="sweep")
             self._ours.spawn(self._purge(self._desk), name="purge ticks")
+            purges = purge_units(self._desk.storage, self._desk.settings, self._desk.chance)
+            self._ours.spawn(purges, name="purge units")
         _, name = Seat.split(tenure.seat)
         holding = self._latest[name] = Holding(self._known[name], tenure, self._desk, copy_context())
         return holding

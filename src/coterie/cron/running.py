@@ -137,14 +137,14 @@ class Running:
             if chaos.on:
                 await chaos.point("cron.before_body")
             await self._within_timeout(self._called())
-        except LeadershipLost:
-            raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             return "its body was cancelled, by itself"
         except Exception as error:
+            if isinstance(error, LeadershipLost) and (error.seat == self._tenure.seat or not self._tenure.held):
+                raise  # of another seat it is an error like any
             log.exception("%s raised in attempt %d", self, self._attempt)
             return _described(error)
         finally:

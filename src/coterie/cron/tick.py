@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost
 from coterie.kernel.context import transacting
 from coterie.steps.unit import Steps
@@ -109,7 +110,12 @@ class Tick(Steps):
         # To its end, also if we are cancelled: then nobody asks what came of it.
         commit = self._tasks.spawn(self._commit(transaction), name=f"commit {self.name}", report=False)
         commit.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.shield(commit)
+        try:
+            await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            # Another attempt may follow at once, or another holder, and must see what this one has written.
+            await settled([commit])
+            raise
 
     async def _commit(self, transaction: Any) -> None:
         if await transaction.commit(Commit(self._tenure.claim)) != "written":

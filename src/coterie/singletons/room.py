@@ -15,6 +15,7 @@ from coterie.kernel.tasks import Tasks
 from coterie.singletons.definitions import define
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.post import Post
+from coterie.steps.purging import purge_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +80,7 @@ class Leaderships:
         self._tasks = Tasks("singletons")
         self._ours = Tasks("singletons/ours")
         self._purging: asyncio.Task[Any] | None = None
+        self._clears_units = False
         self._latest: dict[str, Leadership] = {}
         clock = runner.calling.clock
         self._post = Post(
@@ -101,6 +103,10 @@ class Leaderships:
         former = self._latest.get(name)
         singleton = self._known[name]
         leadership = self._latest[name] = Leadership(singleton, tenure, self._post, copy_context(), former)
+        if not self._clears_units:
+            self._clears_units = True
+            purges = purge_units(self._post.storage, self._post.settings, self._post.chance)
+            self._ours.spawn(purges, name="purge units")
         if singleton.ttl_s is not None and self._purging is None:
             self._purging = self._ours.spawn(self._purge(self._post.storage.states), name="purge states")
         return leadership

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from coterie.entities.limits import settled
 from coterie.errors import (
     DeferredRejected,
     DeferredTimeout,
     LeadershipLost,
+    MalformedMessage,
     PersistenceError,
     RunnerUnavailable,
     ShuttingDown,
@@ -30,7 +33,7 @@ from coterie.steps.places import Places
 from coterie.storage.units import StepWrite
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
     from datetime import datetime
 
     from coterie.kernel.chance import Chance
@@ -50,6 +53,8 @@ _AWAY_S = 0.2
 """Between two looks whether the database is back."""
 _LOOK_S = 5.0
 """Between two looks for values of which no hint has come."""
+_GRACE_S = 3.0
+"""How long a cancelled branch may take to end: then nobody waits for it any more."""
 _TRANSIENT = Retry(attempts=1_000_000, base="100ms", max="10s")
 """Pauses between tries of what failed because somebody could not be reached: that is no result."""
 TRANSIENT = (RunnerUnavailable, ShuttingDown, PersistenceError)
@@ -112,7 +117,19 @@ class DurableWork:
         """Called when there is something to wait for, and nothing else to do."""
         self.retry = retry
         self.stop_at_frontier = False
-        """Whether what is not stored is not begun any more: it shall be interrupted, or is left to another runner."""
+        """Whether what is not stored is not begun any more: it shall be interrupted, or is left to another runner.
+        Branches that come there stand still, so that the others get as far as they can."""
+        self.closed = False
+        """Whether the body shall end: whoever comes there now is cancelled."""
+        self.halted: BaseException | None = None
+        """Why a branch did not go on, whatever the body has made of that: groups of tasks hide it, and so does
+        `except Exception`."""
+        self.on_halt: Callable[[], None] | None = None
+        """Called when there is no use in going on: it took another way, or the seat is lost."""
+        self.standing = 0
+        """Branches that stand still."""
+        self.turns = 0
+        """Counts whatever begins or ends, so that it can be seen whether something did."""
         self._open = open
         self._tenure = tenure
         self._units = units
@@ -124,6 +141,7 @@ class DurableWork:
         self._deferreds: dict[str, DeferredRow] = {}
         self._news = asyncio.Event()
         self._pending: list[asyncio.Task[None]] = []
+        self._branches: dict[asyncio.Task[Any] | None, None] = {}  # that run a step, or wait
 
     # What a body calls
 
@@ -158,7 +176,7 @@ class DurableWork:
         """Whether new code runs here. What is new is stored before anything that follows."""
         is_new, place = self.places.patched(_named(name, "a patch"))
         if place is not None:
-            self._pending.append(self._tasks.spawn(self._mark(place), name=f"patch {name}", report=False))
+            self._pending.append(self._spawn(self._mark(place), f"patch {name}"))
         return is_new
 
     # What others tell
@@ -169,7 +187,31 @@ class DurableWork:
 
     def learn(self, deferreds: Iterable[DeferredRow]) -> None:
         """Values that are there."""
+        known = len(self._deferreds)
         self._deferreds |= {each.name: each for each in deferreds}
+        if len(self._deferreds) > known:
+            self._news.set()  # one branch may have found what another one waits for
+
+    def value_of(self, name: str) -> DeferredRow | None:
+        """What is known to have come for a deferred."""
+        return self._deferreds.get(name)
+
+    def halt(self, error: BaseException) -> BaseException:
+        """Something cannot go on; what to raise."""
+        if self.halted is None:
+            self.halted = error
+        if self.on_halt is not None:
+            self.on_halt()
+        return error
+
+    async def end_branches(self) -> None:
+        """Whoever ran it is done: what still runs beside (siblings of a step that failed) begins nothing, and ends."""
+        self.closed = True
+        left = [each for each in self._branches if each is not None and each is not asyncio.current_task()]
+        for each in left:
+            each.cancel()
+        if left:
+            await settled(left, limit_s=_GRACE_S)
 
     # Steps
 
@@ -186,15 +228,21 @@ class DurableWork:
     ) -> T:
         """Run what stands at a place, unless that is stored. Without `keep` nobody asks for its result again."""
         await self.opened()
-        row = self.places.stored(place)
+        row = self._found(place)
         if row is None or not row.done:
-            self._refuse_new()
+            if keep:
+                await self.may_go_on()
+            self.require_held()
             row = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
         if row.error is not None:
             raise failures.unpack(row.error)
         if not keep:
             return cast("T", None)
-        value: T = results.decoded(fn, row.value or b"", what=self._what(place))
+        try:
+            value: T = results.decoded(fn, row.value or b"", what=self._what(place))
+        except MalformedMessage as error:  # it could be read when it was stored: the code has changed
+            found = f"{place.name}, whose result is another one now ({error.problem})"
+            raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
         return value
 
     async def _ran(
@@ -208,12 +256,12 @@ class DurableWork:
         timeout_s: float | None,
         keep: bool,
     ) -> StepRow:
-        with self._busy():
+        with self.at_work():
             try:
                 value = await self._tried(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s)
                 data, error = results.encoded(fn, value, what=self._what(place)) if keep else None, None
-            except (LeadershipLost, StepDiverged):
-                raise
+            except (LeadershipLost, StepDiverged) as reason:
+                raise self.halt(reason) from None
             except Exception as failure:
                 log.info("%s has failed for good", self._what(place), exc_info=failure)
                 data, error = None, failures.pack(failure)
@@ -235,9 +283,15 @@ class DurableWork:
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await fn(*args, **kwargs)
+                    with self.places.inside():
+                        return await fn(*args, **kwargs)
             except (LeadershipLost, StepDiverged):
                 raise
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self.closed or task is None or task.cancelling():
+                    raise
+                raise RuntimeError("it was cancelled, by itself") from None
             except TRANSIENT as error:
                 unreached += 1
                 pause_s = _TRANSIENT.delay_s(unreached, self._chance)
@@ -274,15 +328,15 @@ class DurableWork:
     async def _begun(self, place: Place, *, due_s: float | None) -> StepRow:
         """The row of something that is waited for."""
         await self.opened()
-        row = self.places.stored(place)
+        row = self._found(place)
         if row is None:
-            self._refuse_new()
-            with self._busy():
+            await self.may_go_on()
+            with self.at_work():
                 row = await self._stored(place, done=False, due_s=due_s)
         return row
 
     async def _decided(self, place: Place, found: DeferredRow | None, waited_s: float) -> StepRow:
-        with self._busy():
+        with self.at_work():
             if found is None:
                 late = DeferredTimeout(unit=self.unit, name=place.name, waited_s=waited_s)
                 return await self._stored(place, error=failures.pack(late))
@@ -296,9 +350,18 @@ class DurableWork:
             raise DeferredRejected(unit=self.unit, name=name, problem=found.error)
         return codec_for(type).decode(found.value or b"", what=f"deferred {name!r}")
 
-    async def begin_waiting(self, place: Place) -> None:
-        """Store that something is waited for."""
-        await self._begun(place, due_s=None)
+    async def begin_waiting(self, place: Place) -> StepRow:
+        """Store that something is waited for; the row as it is then."""
+        return await self._begun(place, due_s=None)
+
+    async def wait_until_told(self, place: Place, look: Callable[[], Awaitable[bytes | None]]) -> bytes:
+        """Look now and then for something that nobody tells, and store it."""
+        while True:
+            with self.at_work():
+                data = await look()
+                if data is not None:
+                    return (await self._stored(place, value=data)).value or b""
+            await self._wait(None, self._dial.now() + timedelta(seconds=_LOOK_S))
 
     async def wait_value(self, name: str) -> DeferredRow:
         """What a deferred gives, however long that takes."""
@@ -311,6 +374,7 @@ class DurableWork:
         waiting = Waiting(name, due_at)
         self.waits[waiting] = None
         self._tell()
+        self._here()
         try:
             while True:
                 if name is not None and name in self._deferreds:
@@ -318,19 +382,19 @@ class DurableWork:
                 left_s = _LOOK_S if due_at is None else self._dial.until_s(due_at)
                 if left_s <= 0:
                     return None
-                self._refuse_new()
-                await self._wait_for_news(min(left_s, _LOOK_S), look=name is not None)
+                await self._wait_for_news(min(left_s, _LOOK_S), name)
         finally:
             del self.waits[waiting]
+            self._gone()
             self._tell()
 
-    async def _wait_for_news(self, limit_s: float, *, look: bool) -> None:
+    async def _wait_for_news(self, limit_s: float, name: str | None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._news.wait()
         self._news.clear()
         self.require_held()
-        if look:
+        if name is not None and name not in self._deferreds:
             await self._look()
 
     async def _look(self) -> None:
@@ -349,8 +413,13 @@ class DurableWork:
     async def opened(self) -> Loaded:
         """What is known of the unit, loaded once."""
         if self._opening is None:
-            self._opening = self._tasks.spawn(self._load(), name=f"open {self.unit}", report=False)
+            self._opening = self._spawn(self._load(), f"open {self.unit}")
         return await asyncio.shield(self._opening)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = self._tasks.spawn(work, name=name, report=False)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever needs it asks, if at all
+        return task
 
     async def _load(self) -> Loaded:
         while True:
@@ -367,7 +436,7 @@ class DurableWork:
             return loaded
 
     async def _mark(self, place: Place) -> None:
-        with self._busy():
+        with self.at_work():
             await self._stored(place, wait=False)
 
     async def _stored(
@@ -431,32 +500,62 @@ class DurableWork:
         """Whether anything of it may be stored."""
         return self._opening is not None
 
-    def _refuse_new(self) -> None:
-        if self.stop_at_frontier:
+    def _found(self, place: Place) -> StepRow | None:
+        try:
+            return self.places.stored(place)
+        except StepDiverged as error:
+            raise self.halt(error) from None
+
+    async def may_go_on(self) -> None:
+        """Return if something new may be begun here. If not: never, or by an error."""
+        if isinstance(self.halted, StepDiverged):  # nothing is changed, also if the body has caught it
+            raise self.halted
+        if not self.stop_at_frontier and not self.closed:
+            return
+        self.halted = self.halted or asyncio.CancelledError("it goes no further here")
+        if self.closed:
             raise asyncio.CancelledError("it goes no further here")
+        self.standing += 1
+        self._here()
+        self._tell()
+        try:
+            await asyncio.get_running_loop().create_future()  # whoever has set the mark cancels this
+        finally:
+            self.standing -= 1
+            self._gone()
 
     def require_held(self) -> None:
         """Raise `LeadershipLost` unless the seat is ours."""
         if not self._tenure.held:
             raise self._lost()
 
-    def _lost(self) -> LeadershipLost:
-        return LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+    def _lost(self) -> BaseException:
+        return self.halt(LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch))
 
     @contextlib.contextmanager
-    def _busy(self) -> Any:
+    def at_work(self) -> Iterator[None]:
+        """Something runs, or is being stored: it does not only wait."""
         self.busy += 1
-        self._tell()
+        self._here()
         try:
             yield
         finally:
             self.busy -= 1
+            self._gone()
             self._tell()
+
+    def _here(self) -> None:
+        self.turns += 1
+        self._branches[asyncio.current_task()] = None
+
+    def _gone(self) -> None:
+        self.turns += 1
+        self._branches.pop(asyncio.current_task(), None)
 
     @property
     def is_quiet(self) -> bool:
         """Whether there is something to wait for, and nothing else to do."""
-        return bool(self.waits) and not self.busy
+        return bool(self.waits or self.standing) and not self.busy
 
     def _tell(self) -> None:
         if self.on_quiet is not None and self.is_quiet:

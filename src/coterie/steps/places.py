@@ -6,12 +6,13 @@
 
 A branch is a task: whoever calls a step in a task that none was called in before begins a branch below the one that it
 inherited. A step takes its place when it is called, not when it runs, so that `gather(unit.step(…), unit.step(…))` has
-one order.
+one order. Inside of a step there are no places: in the next run it would not run, and what it called would be missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING
 from coterie.errors import StepDiverged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+    from contextvars import Token
 
     from coterie.storage.units import StepKind, StepRow
 
@@ -35,6 +37,7 @@ class Branch:
     task: Task
     next: int = 0
     children: int = 0
+    undos: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Place:
 _here: ContextVar[Mapping[Places, Branch]] = ContextVar("coterie_branches")
 """The branches that run here, one of each unit. Never changed, always replaced."""
 _NONE: Mapping[Places, Branch] = MappingProxyType({})
+_INSIDE = Branch("inside of a step", None)
 
 
 class Places:
@@ -62,7 +66,6 @@ class Places:
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
-        self._root: Branch | None = None
         self._rows: dict[tuple[str, int], StepRow] = {}
 
     def learn(self, rows: Iterable[StepRow]) -> None:
@@ -70,11 +73,35 @@ class Places:
         for row in rows:
             self._rows[row.branch, row.position] = row
 
+    def begin(self) -> None:
+        """The task that runs here is the root: what it begins are branches, also those that call a step before it."""
+        self._stand(Branch("", asyncio.current_task()))
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """A step runs here."""
+        token = self._stand(_INSIDE)
+        try:
+            yield
+        finally:
+            _here.reset(token)
+
     def take(self, kind: StepKind, name: str, digest: bytes = b"") -> Place:
-        """The next place of the branch that runs here."""
-        branch = self._branch()
+        """The next place of the branch that runs here.
+
+        Raises:
+            RuntimeError: A step runs here, and steps do not nest.
+        """
+        branch = self._outside(kind, name)
         place = Place(branch.path, branch.next, kind, name, digest)
         branch.next += 1
+        return place
+
+    def take_undo(self, name: str, digest: bytes) -> Place:
+        """The next place of this branch for what undoes something. Which branch comes first differs from run to run."""
+        branch = self._outside("compensation", name)
+        place = Place(f"undo {branch.path}".rstrip(), branch.undos, "compensation", name, digest)
+        branch.undos += 1
         return place
 
     def stored(self, place: Place) -> StepRow | None:
@@ -106,19 +133,30 @@ class Places:
         place = self.take("patch", name)
         return True, None if row is not None else place
 
+    def _outside(self, kind: StepKind, name: str) -> Branch:
+        branch = self._branch()
+        if branch is _INSIDE:
+            raise RuntimeError(
+                f"{_shown(kind, name)!r} of {self._unit} was called inside of a step, and steps do not nest: call it "
+                f"before or after"
+            )
+        return branch
+
     def _branch(self) -> Branch:
         task = asyncio.current_task()
         inherited = _here.get(_NONE).get(self)
         if inherited is None:
-            branch = self._root = self._root or Branch("", task)
-        elif inherited.task is task:
+            raise RuntimeError(f"{self._unit} goes on in its own block and its tasks alone, and this is neither")
+        if inherited.task is task or inherited is _INSIDE:
             return inherited
-        else:
-            path = f"{inherited.path}.{inherited.children}" if inherited.path else str(inherited.children)
-            inherited.children += 1
-            branch = Branch(path, task)
-        _here.set({**_here.get(_NONE), self: branch})
+        path = f"{inherited.path}.{inherited.children}" if inherited.path else str(inherited.children)
+        inherited.children += 1
+        branch = Branch(path, task)
+        self._stand(branch)
         return branch
+
+    def _stand(self, branch: Branch) -> Token[Mapping[Places, Branch]]:
+        return _here.set({**_here.get(_NONE), self: branch})
 
     def leave(self) -> None:
         """The unit is over, and what runs here goes on without it."""

@@ -6,6 +6,7 @@ import inspect
 from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from coterie.errors import ConfigurationError, MalformedMessage
@@ -57,8 +58,10 @@ def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
 @lru_cache(maxsize=4096)
 def _codec(fn: Callable[..., Any]) -> Codec[Any] | None:
     """None: nothing says what it returns."""
+    said = getattr(fn, "__annotations__", {})
+    asked = SimpleNamespace(__annotations__={name: said[name] for name in ("return",) if name in said})
     try:
-        told = get_type_hints(fn).get("return", _UNTOLD)
+        told = get_type_hints(asked, globalns=getattr(fn, "__globals__", {})).get("return", _UNTOLD)
     except (NameError, TypeError, AttributeError):
         told = _UNTOLD  # a name that exists for type checkers only
     if told is _UNTOLD or told is Any:

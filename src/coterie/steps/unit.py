@@ -132,8 +132,11 @@ async def unit(
     work = works[named] = work_of(ground, tenure, unit=named, kind="leader", name=singleton, id=key)
     try:
         await work.opened()
+        work.places.begin()
         yield Steps(work)
     finally:
         del works[named]
         work.places.leave()
-    await finish(work, ground.units, tenure)
+        await work.end_branches()
+    if not isinstance(work.halted, Exception):  # what diverged is kept, also if the block has caught that
+        await finish(work, ground.units, tenure)

@@ -11,7 +11,7 @@ commit, instead of waiting for another turn.
 from __future__ import annotations
 
 import asyncio
-import threading
+import threading  # noqa: TID251 a lock only: the thread that closes a group is its engine's
 from collections import deque
 from typing import TYPE_CHECKING, Any
 

@@ -8,8 +8,8 @@ Promise:
 In which order to read: `simulation` and `simulated` (the verbs) with `aside`, `database` and `faults`; `running` (one
 seed, one run); `loop` with `nodes`, `handles`, `scheduling` and `queueing`; `disposal` (the end of a run), `guards`,
 `trace`, `stuck`; `network` with `transports` and `pipes`; `chaos`; `checkers`, and for messages `message_events` with
-`message_checkers` and `turn_checkers`; `campaign` for many seeds; `plugin` for pytest. `probe` is for one entity,
-without any of this.
+`message_checkers` and `turn_checkers`; `campaign` for many seeds, with `crew`, `limits` and `verdicts`; `plugin` for
+pytest. `probe` is for one entity, without any of this.
 
 `interleaving` stands apart: all orders of two transactions on a real PostgreSQL. So do real processes, with the same
 verbs: `processes` with `process`, `launching` and `proxy`; `servers` with `binaries` for a PostgreSQL of one's own.

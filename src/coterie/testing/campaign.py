@@ -3,48 +3,30 @@
     python -m coterie.testing.campaign tests.simulation.workloads.kv:main --seeds 5000
 
 A workload is a coroutine function without arguments that raises when a promise is broken. A failing seed prints one
-line to paste and a readable trace. Now and then a seed is run twice: its trace must be the same.
+line to paste and a readable trace. Now and then a seed is run twice: its trace must be the same. A run that grows or
+goes on without end fails like any other (see `limits`).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import logging
-import multiprocessing
 import os
 import sys
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coterie.testing.chaos import coverage_table, declared_points
-from coterie.testing.running import Run
+from coterie.testing.crew import run_seeds
+from coterie.testing.limits import MEMORY_MIB, RUN_S, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from coterie.testing.verdicts import Seed
 
-    Workload = Callable[[], Coroutine[Any, Any, Any]]
-
-REPLAY_EVERY = 50
 _LINE_EVERY_S = 5.0
 _SOURCES = Path(__file__).parents[1]
-
-
-@dataclass
-class Seed:
-    """What became of one seed."""
-
-    number: int
-    digest: str
-    failure: str = ""
-    replayed: bool = False
-    diverged: bool = False
-    hits: Counter[str] = field(default_factory=Counter)
-    taken: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -79,30 +61,11 @@ class Tally:
         )
 
 
-def run_seed(workload: Workload, number: int, *, replay: bool) -> Seed:
-    """Run one seed, and once more if it failed or should be replayed."""
-    first = _attempt(workload, number)
-    if replay or first.failure:
-        again = _attempt(workload, number)
-        first.replayed, first.diverged = True, again.digest != first.digest
-    return first
-
-
-def run_seeds(name: str, seeds: Iterable[int], *, jobs: int) -> Iterable[Seed]:
-    """Run seeds of the workload `module:function` in `jobs` processes, in any order."""
-    work = [(name, seed) for seed in seeds]
-    if jobs == 1:
-        yield from map(_work, work)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_work, work, chunksize=4)
-
-
-def campaign(name: str, *, first: int, count: int, jobs: int) -> Tally:
+def campaign(name: str, *, first: int, count: int, jobs: int, limits: Limits) -> Tally:
     """Run a range of seeds and talk about it on stderr."""
     tally, began, spoke = Tally(name, count), time.perf_counter(), 0.0
     redraw = sys.stderr.isatty()
-    for seed in run_seeds(name, range(first, first + count), jobs=jobs):
+    for seed in run_seeds(name, range(first, first + count), jobs=jobs, limits=limits):
         tally.add(seed)
         passed = time.perf_counter() - began
         if seed.failure:
@@ -125,8 +88,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200, help="how many (default 200)")
     parser.add_argument("--first", type=int, default=0, help="the first one (default 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument(
+        "--memory", type=int, default=MEMORY_MIB, help=f"what a process may take, in MiB (default {MEMORY_MIB})"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=RUN_S, help=f"what a run may take, in real time (default {RUN_S:g})"
+    )
     options = parser.parse_args()
-    tallies = [campaign(name, first=options.first, count=options.seeds, jobs=options.jobs) for name in options.workload]
+    limits = Limits(memory_mib=options.memory, run_s=options.seconds)
+    tallies = [
+        campaign(name, first=options.first, count=options.seeds, jobs=options.jobs, limits=limits)
+        for name in options.workload
+    ]
     hits: Counter[str] = Counter()
     taken: Counter[str] = Counter()
     for tally in tallies:
@@ -135,24 +108,6 @@ def main() -> None:
     sources = (path for path in _SOURCES.rglob("*.py") if path.name != "chaos.py")  # which only explains them
     print(coverage_table(declared_points(sources), hits, taken))
     sys.exit(1 if any(tally.failed or tally.diverged for tally in tallies) else 0)
-
-
-def _work(task: tuple[str, int]) -> Seed:
-    name, seed = task
-    module, _, function = name.partition(":")
-    logging.getLogger("coterie").addHandler(logging.NullHandler())  # what breaks is said by the checkers, once
-    sys.path[:0] = [] if "" in sys.path else [""]
-    return run_seed(getattr(importlib.import_module(module), function), seed, replay=seed % REPLAY_EVERY == 0)
-
-
-def _attempt(workload: Workload, number: int) -> Seed:
-    run = Run(number)
-    failure = ""
-    try:
-        run(workload)
-    except Exception as error:  # noqa: BLE001 whatever broke, it is the seed's result
-        failure = f"{''.join(traceback.format_exception(error)).strip()}\n{run.report()}"
-    return Seed(number, run.loop.trace.digest(), failure, hits=run.chaos.hits, taken=run.chaos.taken)
 
 
 def _again(name: str, seed: int) -> str:

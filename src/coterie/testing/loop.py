@@ -206,8 +206,8 @@ class SimLoop(SealedLoop):
             step(node, label_of(handle._callback))
             try:
                 handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
+            except (SystemExit, KeyboardInterrupt, MemoryError):
+                raise  # without memory the rest of the run shows nothing
             except BaseException as error:  # noqa: BLE001 as asyncio: one callback must not end the loop
                 self.call_exception_handler({"message": f"callback {label_of(handle._callback)}", "exception": error})
 
@@ -233,7 +233,7 @@ class SimLoop(SealedLoop):
     def _spins(self) -> StepLimit:
         return StepLimit(
             f"{self.steps:,} steps, and the run is not finished at {moment(self.now_ns)}: does something spin?\n"
-            f"{waits(self._tasks)}"
+            f"{self.waits()}"
         )
 
     def _hold(self, node: Node, for_ns: int) -> None:
@@ -241,6 +241,10 @@ class SimLoop(SealedLoop):
             self.nodes.hold(node, True)
             context = self.test.new_context()
             self.call_at_ns(self.now_ns + for_ns, self.nodes.hold, node, False, context=context)
+
+    def waits(self) -> str:
+        """What every unfinished task waits for, one a line."""
+        return waits(self._tasks)
 
     def _generator_dropped(self, generator: Any) -> None:
         if not self.over:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,8 @@ from coterie.testing.trace import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    Watch = Callable[["Run"], contextlib.AbstractContextManager[None]]
 
 T = TypeVar("T")
 
@@ -69,10 +72,19 @@ def current_loop() -> SimLoop:
     return loop
 
 
-class Run:
-    """One run of one seed. Called once, with what to run."""
+def unwatched(_: Run) -> contextlib.AbstractContextManager[None]:
+    """A run without limits."""
+    return contextlib.nullcontext()
 
-    def __init__(self, seed: int) -> None:
+
+class Run:
+    """One run of one seed. Called once, with what to run.
+
+    Args:
+        watch: Entered while it runs, to limit it. Nothing is thrown away yet when it is left.
+    """
+
+    def __init__(self, seed: int, *, watch: Watch = unwatched) -> None:
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(
                 "a simulation makes a loop of its own and cannot run inside another: start it from plain code, "
@@ -81,13 +93,14 @@ class Run:
         self.seed = seed
         self.chaos = SeededChaos(seed)
         self.loop = SimLoop(seed)
+        self._watch = watch
 
     def __call__(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         collecting = gc.isenabled()
         gc.disable()
         chaos.install(self.chaos)
         try:
-            with guarded(self.seed):
+            with guarded(self.seed), self._watch(self):
                 return self._result(main)
         finally:
             chaos.install(None)

@@ -53,6 +53,7 @@ class Runner:
         self._node_used = False
         self._stopped = False
         self._blocked_until_ns = 0
+        self._death: asyncio.Future[None] = self._loop.create_future()
         self._real: runner.Runner | None = None
 
     @property
@@ -98,26 +99,30 @@ class Runner:
         return self._node.time.true_ns(steady_ns)
 
     def start(self) -> Awaitable[None]:
-        """Start it, or start it again after `kill` or `stop`, as a new incarnation; done when it is registered."""
+        """Start it, or start it again after `kill` or `stop`, as a new incarnation.
+
+        Done when it is registered, or was killed before.
+        """
         assert not self.alive, f"{self.name} runs already"
         if self._node_used:
-            self._loop.nodes.crash(self._node)  # what a stopped one has left behind
+            self._crash()  # what a stopped one has left behind
             self._node = self._loop.nodes.add(self.name)
+            self._death = self._loop.create_future()
         self._node_used, self._stopped, self._blocked_until_ns = True, False, 0
         self._real = self._simulation.new_runner(self, self._node)
         self._note("start")
-        return self._spawn(self._begin(), name="start")
+        return self._or_death(self._begin(), name="start")
 
     def stop(self) -> Awaitable[None]:
-        """Let it leave in good order; done when it is gone."""
+        """Let it leave in good order; done when it is gone, be it killed."""
         self._stopped = True
         self._note("stop")
-        return self._spawn(self.real.stop(), name="stop")
+        return self._or_death(self.real.stop(), name="stop")
 
     def kill(self) -> Awaitable[None]:
         """End it as SIGKILL does: nothing of it runs any more, not even `finally`."""
         self._node_used = True
-        self._loop.nodes.crash(self._node)
+        self._crash()
         return done(self._loop)
 
     def freeze(self) -> Awaitable[None]:
@@ -197,6 +202,16 @@ class Runner:
             return False
         return True
 
+    def _crash(self) -> None:
+        self._loop.nodes.crash(self._node)
+        if not self._death.done():
+            self._death.set_result(None)
+
+    def _or_death(self, work: Coroutine[Any, Any, None], *, name: str) -> Awaitable[None]:
+        """Spawn what others wait for: they must not wait for the dead, in a world that faults keep busy for ever."""
+        task = self._spawn(work, name=name)
+        return self._loop.spawn(self._loop.test, _first(task, self._death), name=f"{name} of {self.name}")
+
     def _unblock(self, node: object, over: asyncio.Future[None]) -> None:
         if node is self._node and self._loop.now_ns >= self._blocked_until_ns:
             self._loop.nodes.unblock(self._node)
@@ -213,6 +228,12 @@ class Runner:
 
     def _note(self, what: str) -> None:
         self._loop.trace.note(what, of=self.name)
+
+
+async def _first(work: asyncio.Task[None], death: asyncio.Future[None]) -> None:
+    await asyncio.wait((work, death), return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        work.result()
 
 
 def done(loop: SimLoop) -> Awaitable[None]:

@@ -88,7 +88,7 @@ class Simulation:
         self._settings = replace(cluster.settings, url="sqlite://")
 
     def start(self, n: int = 1, **overrides: Unpack[SettingsOverrides]) -> Awaitable[Any]:
-        """Start `n` more runners, with settings of their own if so wished; done when they are registered."""
+        """Start `n` more runners, with settings of their own if so wished; done when they are registered, or killed."""
         first = len(self.runners) + 1
         for number in range(first, first + n):
             given: dict[str, Any] = {"runner_name": f"runner-{number}", **overrides}

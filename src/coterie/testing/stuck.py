@@ -48,6 +48,8 @@ def _place(task: SimTask[Any]) -> str:
 
 
 def _wait(task: SimTask[Any]) -> str:
+    if getattr(task.get_coro(), "cr_running", False):
+        return "runs"
     frames: list[FrameType] = []
     awaited: object = task.get_coro()
     while (inner := _awaited(awaited)) is not None:

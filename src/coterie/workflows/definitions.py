@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
+from coterie.entities.annotations import locals_around
 from coterie.entities.options import refusal, refuse_unknown, retry_of
 from coterie.errors import ConfigurationError
 from coterie.kernel import readings
@@ -14,7 +16,7 @@ from coterie.kernel.addresses import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.codec import PLAIN, codec_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from coterie.kernel.codec import Codec
     from coterie.kernel.retry import Retry
@@ -72,7 +74,7 @@ def define(body: Any, options: WorkflowOptions) -> WorkflowType:
     if not inspect.iscoroutinefunction(inspect.unwrap(body)):
         raise refusal(f"{what}: {getattr(body, '__name__', body)!r} is no async function", hint=hint)
     parameters = _parameters(body, what, hint)
-    hints = _hints(body)
+    hints = _hints(body, (parameters[1], "return"), what)
     return WorkflowType(
         name=_require_name(name),
         body=body,
@@ -107,11 +109,18 @@ def _parameters(body: Any, what: str, hint: str) -> list[str]:
     return [*signature.parameters, ""][:2] if len(signature.parameters) > 1 else [*signature.parameters, "", ""]
 
 
-def _hints(body: Any) -> dict[str, Any]:
+def _hints(body: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """What its payload and its result are; what it calls itself may exist for type checkers only."""
+    fn = inspect.unwrap(body)
+    told = getattr(fn, "__annotations__", {})
+    asked = SimpleNamespace(__annotations__={name: told[name] for name in names if name in told})
     try:
-        return get_type_hints(body)
-    except (NameError, TypeError, AttributeError):
-        return {}  # names that exist for type checkers only
+        return get_type_hints(asked, globalns=getattr(fn, "__globals__", {}), localns=locals_around(fn))
+    except Exception as error:
+        raise refusal(
+            f"{what}: its annotations cannot be read: {error}",
+            hint="annotations are needed when the program runs: import their types outside of `if TYPE_CHECKING`",
+        ) from error
 
 
 def _codec(kind: Any, what: str) -> Codec[Any]:

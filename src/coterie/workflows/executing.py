@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.entities.limits import settled
-from coterie.errors import LeadershipLost, PersistenceError, StepDiverged
+from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos
 from coterie.kernel.context import ClusterContext, enter
-from coterie.steps import failures, results
+from coterie.steps import failures
 from coterie.steps.durable import TRANSIENT, DurableWork
-from coterie.steps.places import Place
 from coterie.storage.units import UnitEnd
-from coterie.workflows.workflow import Compensation, Outcome, Workflow
+from coterie.workflows.workflow import Compensation, Outcome, Workflow, waited_as_of
 
 if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.units import Loaded, UnitEnding, UnitRow
+    from coterie.storage.units import Loaded, Started, UnitEnding, UnitRow
     from coterie.workflows.definitions import WorkflowType
     from coterie.workflows.desk import Desk
 
@@ -71,6 +70,8 @@ class Execution:
         self._body: asyncio.Task[Any] | None = None
         self._moved = asyncio.Event()
         self._is_interrupted = False
+        self._is_concluding = False
+        self._left = asyncio.Event()
         self._work = DurableWork(
             row.unit,
             open=self._load,
@@ -83,6 +84,7 @@ class Execution:
             retry=kind.retry,
         )
         self._work.on_quiet = self._moved.set
+        self._work.on_halt = self._cancel_body
 
     async def run(self) -> None:
         """Run it as far as it goes."""
@@ -100,16 +102,33 @@ class Execution:
 
     def leave(self) -> None:
         """Begin nothing more: it ends as soon as what runs is stored, and another runner goes on."""
+        self._left.set()
         self._work.stop_at_frontier = True
-        self._work.hint()
+        self._moved.set()
+
+    def interrupt(self) -> None:
+        """Have it end, unless it does so already."""
+        if self._is_interrupted or self._is_concluding:
+            return
+        self._is_interrupted = self._work.stop_at_frontier = True
+        self._moved.set()
+        # Not at once: if it was begun just now, it has not said yet what is to be undone. Steps that run are cut short.
+        asyncio.get_running_loop().call_later(IDLE_S, self._cancel_body)
+
+    def _cancel_body(self) -> None:
+        body = self._body
+        if body is None or body.done() or self._is_concluding:
+            return
+        self._work.closed = True
+        self._work.halted = self._work.halted or asyncio.CancelledError("it was cancelled")
+        if body is not asyncio.current_task():
+            body.cancel()
 
     async def _look(self) -> None:
         with contextlib.suppress(PersistenceError):
             row = await self._desk.storage.units.get(self._row.unit)
-            if row is not None and row.interrupting and not self._is_interrupted:
-                self._is_interrupted = self._work.stop_at_frontier = True
-                if self._body is not None:
-                    self._body.cancel()
+            if row is not None and row.interrupting:
+                self.interrupt()
 
     async def _load(self) -> Loaded:
         loaded = await self._desk.storage.units.load(self._tenure.claim, self._row.unit)
@@ -121,7 +140,8 @@ class Execution:
         loaded = await self._work.opened()
         if loaded.row.status != "running":
             return
-        self._is_interrupted = self._work.stop_at_frontier = loaded.row.interrupting
+        if loaded.row.interrupting:
+            self.interrupt()
         enter(
             ClusterContext(
                 runner_id=self._tenure.claim.runner,
@@ -132,14 +152,23 @@ class Execution:
             )
         )
         body = self._body = self._desk.tasks.spawn(self._called(), name=self._row.unit, report=False)
-        body.add_done_callback(lambda _: self._moved.set())
+        body.add_done_callback(self._body_ended)
         while not body.done():
             if await self._suspended(body):
                 return
         await self._conclude(body)
 
+    def _body_ended(self, body: asyncio.Task[Any]) -> None:
+        _ = body.cancelled() or body.exception()  # nobody asks for it if we are cancelled, too
+        self._moved.set()
+
     async def _called(self) -> Any:
-        payload = self._kind.payload.decode(self._row.payload, what=f"payload of {self._row.unit}")
+        try:
+            payload = self._kind.payload.decode(self._row.payload, what=f"payload of {self._row.unit}")
+        except MalformedMessage as error:  # it fitted where it was started: that was other code
+            found = f"{self._kind.name}, whose payload is another one now ({error.problem})"
+            raise StepDiverged(unit=self._row.unit, found=found, stored=self._kind.name) from error
+        self._work.places.begin()
         workflow = Workflow(
             self._row.id,
             cluster=self._desk.cluster,
@@ -149,11 +178,16 @@ class Execution:
         )
         return await self._kind.body(workflow, payload)
 
-    async def _start_child(self, workflow: Any, payload: Any, id: str) -> str:
-        """Start it; under which name its end is told here."""
-        waited_as = f"child:{id}:{getattr(workflow, '__name__', '')}"
-        await self._desk.start_child(workflow, payload, id, parent=self._row.unit, waited_as=waited_as)
-        return waited_as
+    async def _start_child(self, workflow: Any, payload: Any, id: str) -> Started:
+        """Start it, unless it is there; its end is told here."""
+        parent, waited_as = self._row.unit, waited_as_of(workflow, id)
+        while True:
+            self._work.require_held()
+            try:
+                return await self._desk.start_child(workflow, payload, id, parent=parent, waited_as=waited_as)
+            except PersistenceError as error:
+                log.info("%s waits for the database: %s", parent, error)
+                await asyncio.sleep(_AWAY_S)
 
     # Suspension
 
@@ -162,7 +196,10 @@ class Execution:
         await self._moved.wait()
         self._moved.clear()
         await settled([body], limit_s=IDLE_S)
-        if body.done() or not self._work.is_quiet or self._work.stop_at_frontier:
+        if body.done() or not self._work.is_quiet:
+            return False
+        if self._work.stop_at_frontier:
+            self._cancel_body()
             return False
         wake_s = self._wake_s()
         if wake_s is None or wake_s > _SHORT_S:
@@ -177,6 +214,7 @@ class Execution:
 
     async def _suspend(self, wake_s: float | None) -> bool:
         waits = sorted({each.deferred for each in self._work.waits if each.deferred is not None})
+        turns = self._work.turns
         if chaos.on:
             await chaos.point("workflows.before_suspend")
         try:
@@ -193,13 +231,25 @@ class Execution:
             self._moved.set()
             return False
         if told == "suspended":
-            return True
+            if self._work.turns == turns:
+                return True
+            # A branch went on meanwhile, and that has nothing to do with what the others wait for: take it back.
+            await self._work.insist(lambda: self._desk.storage.units.resume(self._row.unit))
+            self._moved.set()
+            return False
         raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
 
     # The end
 
     async def _conclude(self, body: asyncio.Task[Any]) -> None:
-        error = asyncio.CancelledError() if body.cancelled() else body.exception()
+        self._is_concluding = True
+        error = self._work.halted
+        if error is None:
+            error = RuntimeError("it was cancelled, by itself") if body.cancelled() else body.exception()
+        if error is None and self._is_interrupted:  # also if it has all it needs by now: some may be undone already
+            error = asyncio.CancelledError("it was interrupted")
+        await self._work.end_branches()
+        self._work.require_held()
         if error is None:
             try:
                 value = self._kind.result.checked(body.result(), what=f"result of {self._row.unit}")
@@ -210,33 +260,40 @@ class Execution:
                 return
         if isinstance(error, LeadershipLost):
             raise error
-        if isinstance(error, (StepDiverged, *TRANSIENT)):
-            log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
-            await self._suspend(_LATER_S)
-        elif isinstance(error, asyncio.CancelledError):
-            if self._is_interrupted:
+        try:
+            if isinstance(error, asyncio.CancelledError):
+                if self._is_interrupted:
+                    await self._undo_all()
+                    await self._end("interrupted")
+            elif _may_change(error):
+                await self._later(error)
+            else:
+                log.warning("%s has failed: %r", self._row.unit, error, exc_info=error)
                 await self._undo_all()
-                await self._end("interrupted")
-        else:
-            log.warning("%s has failed: %r", self._row.unit, error, exc_info=error)
-            await self._undo_all()
-            await self._end("failed", error=failures.pack(error))
+                await self._end("failed", error=failures.pack(error))
+        except StepDiverged as diverged:
+            await self._later(diverged)
+
+    async def _later(self, error: BaseException) -> None:
+        log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
+        if not await self._suspend(_LATER_S):  # it shall be interrupted, so storage wants it to go on, which it cannot
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LATER_S):
+                    await self._left.wait()
 
     async def _undo_all(self) -> None:
         """Run what undoes what was done, the last one first. What fails is recorded, and the others run."""
-        self._work.stop_at_frontier = False
-        for position in reversed(range(len(self._undo))):
-            each = self._undo[position]
-            digest = results.digest(each.args, each.kwargs)
-            place = Place("undo", position, "compensation", each.name, digest)
+        for each in reversed(self._undo):
+            if self._left.is_set():
+                raise asyncio.CancelledError("it is left to another runner")
             try:
                 await self._work.run(
-                    place, each.fn, each.args, each.kwargs, retry=self._kind.retry, timeout_s=None, keep=False
+                    each.place, each.fn, each.args, each.kwargs, retry=self._kind.retry, timeout_s=None, keep=False
                 )
             except (LeadershipLost, StepDiverged):
                 raise
             except Exception as error:  # noqa: BLE001 it is recorded
-                log.error("%s could not undo %r: %s", self._row.unit, each.name, error)
+                log.error("%s could not undo %r: %s", self._row.unit, each.place.name, error)
 
     async def _end(self, status: UnitEnding, *, value: bytes | None = None, error: bytes | None = None) -> None:
         outcome = msgspec.msgpack.encode(Outcome(status, value, error)) if self._row.parent else b""
@@ -258,8 +315,17 @@ class Execution:
             return
 
     async def _stop_body(self) -> None:
+        self._work.closed = True  # what stands in `finally` begins nothing either
         if self._body is not None and not self._body.done():
             self._body.cancel()
             await settled([self._body], limit_s=GRACE_S)
             if not self._body.done():
                 log.error("%s ignored its cancellation for %gs and is left behind", self._row.unit, GRACE_S)
+
+
+def _may_change(error: BaseException) -> bool:
+    """Whether it is no result: the code was another one, or somebody could not be reached."""
+    reasons = (StepDiverged, *TRANSIENT)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(reasons) is not None
+    return isinstance(error, reasons)

@@ -12,6 +12,7 @@ from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
 from coterie.kernel.dial import Dial
 from coterie.kernel.tasks import Tasks
+from coterie.steps.purging import purge_units
 from coterie.workflows.definitions import define
 from coterie.workflows.desk import Desk
 from coterie.workflows.executing import GRACE_S, Execution
@@ -32,8 +33,6 @@ log = logging.getLogger("coterie.workflows")
 
 _SWEEP_S = 5.0
 """About how often a runner looks at all its shards: what is new is told at once, but hints get lost."""
-_PURGE_S = 60.0
-_PURGE_MOST = 200
 _MORE = 500
 """How many runs of one shard are begun at once, beyond those in memory."""
 _AWAY_S = 0.2
@@ -108,7 +107,8 @@ class Holdings:
         if self._desk is None:
             self._desk = self._new_desk()
             self._ours.spawn(self._sweep(self._desk), name="sweep")
-            self._ours.spawn(self._purge(self._desk), name="purge units")
+            purges = purge_units(self._desk.storage, self._desk.settings, self._desk.chance)
+            self._ours.spawn(purges, name="purge units")
         holding = self._latest[tenure.seat] = ShardWorkflows(self._known, tenure, self._desk, copy_context())
         return holding
 
@@ -143,7 +143,7 @@ class Holdings:
             holdings = [each for each in self._latest.values() if each.is_open]
             if not holdings:
                 continue
-            most = max(len(each.runs) for each in holdings) + _MORE
+            most = max(each.most for each in holdings)
             try:
                 taken = await desk.storage.units.take([each.tenure.claim for each in holdings], most=most)
             except PersistenceError as error:
@@ -152,18 +152,6 @@ class Holdings:
             for each in holdings:
                 if each.tenure.seat in taken:
                     each.hear(taken[each.tenure.seat])
-
-    async def _purge(self, desk: Desk) -> None:
-        older_s = desk.settings.retention.total_seconds()
-        while True:
-            await asyncio.sleep(desk.chance.between(_PURGE_S / 2, _PURGE_S))
-            try:
-                abandoned = await desk.storage.units.purge(older_s=older_s, most=_PURGE_MOST)
-            except PersistenceError as error:
-                log.info("old workflows are not cleared away yet: %s", error)
-                continue
-            for unit in abandoned:
-                log.warning("%s was abandoned: nobody has gone on with it for %gs, its steps are gone", unit, older_s)
 
 
 class ShardWorkflows:
@@ -180,12 +168,18 @@ class ShardWorkflows:
         self._known = known
         self._desk = desk
         self._context = context
-        self._again: set[str] = set()  # told of while they were ending here
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._unknown: set[str] = set()
+        self._strange = 0
+        """How many runs nobody here knows: they must not keep the others from being taken."""
         self._work = desk.tasks.spawn(self._live(), name=f"workflows of {tenure.seat}", context=context)
+
+    @property
+    def most(self) -> int:
+        """How many runs it asks for: those it has are among them."""
+        return len(self.runs) + self._strange + _MORE
 
     @property
     def is_open(self) -> bool:
@@ -231,7 +225,6 @@ class ShardWorkflows:
     def wake(self, unit: str) -> None:
         """There is something new: about a unit, or a new one."""
         if unit in self.runs:
-            self._again.add(unit)
             self.runs[unit][0].hint()
         else:
             self._wake.set()
@@ -243,6 +236,10 @@ class ShardWorkflows:
             return
         for row in taken.rows:
             self._begin(row)
+        strange = sum(row.name not in self._known for row in taken.rows)
+        if strange > self._strange:
+            self._wake.set()
+        self._strange = strange
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -255,7 +252,7 @@ class ShardWorkflows:
         while not self._closing:
             self._wake.clear()
             try:
-                taken = await self._desk.storage.units.take([self.tenure.claim], most=len(self.runs) + _MORE)
+                taken = await self._desk.storage.units.take([self.tenure.claim], most=self.most)
             except PersistenceError as error:
                 log.info("workflows of %s wait for the database: %s", self.tenure.seat, error)
                 await asyncio.sleep(_AWAY_S)
@@ -266,7 +263,11 @@ class ShardWorkflows:
             await self._wake.wait()
 
     def _begin(self, row: UnitRow) -> None:
-        if row.unit in self.runs or not self.tenure.may_start:
+        if row.unit in self.runs:
+            if row.interrupting:
+                self.runs[row.unit][0].interrupt()  # the hint got lost, perhaps
+            return
+        if not self.tenure.may_start:
             return
         kind = self._known.get(row.name)
         if kind is None:
@@ -284,7 +285,6 @@ class ShardWorkflows:
         del self.runs[unit]
         # It was suspended, perhaps; whoever resolved what it waits for at that moment found it here [M11]. And when it
         # is due by itself is for the tables to say.
-        self._again.discard(unit)
         self._wake.set()
 
     def _ring_in(self, wait_s: float) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from coterie.errors import AlreadyResolved, KeyConflict, WorkflowFailed, WorkflowInterrupted
+from coterie.errors import AlreadyResolved, KeyConflict, PersistenceError, WorkflowFailed, WorkflowInterrupted
 from coterie.kernel.codec import PLAIN
 from coterie.kernel.durations import seconds_or_none
 from coterie.kernel.texts import storable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from coterie.workflows.definitions import WorkflowType
 
 T_co = TypeVar("T_co", covariant=True)
+
+log = logging.getLogger("coterie.workflows")
 
 _LOOKS_S = (0.005, 0.25)
 """Between two looks whether a run is over: from, to."""
@@ -75,9 +78,13 @@ class WorkflowHandle(Generic[T_co]):
         pause_s, longest_s = _LOOKS_S
         async with asyncio.timeout(seconds_or_none(timeout, what="timeout")):
             while True:
-                row = await self._row()
-                if row.ended_at is not None:
-                    return self._result(row)
+                try:
+                    row = await self._row()
+                except PersistenceError as error:  # the run goes on, and so does whoever waits for it
+                    log.info("%s is looked at later: %s", self._unit, error)
+                else:
+                    if row.ended_at is not None:
+                        return self._result(row)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, longest_s)
 
@@ -106,7 +113,7 @@ class WorkflowHandle(Generic[T_co]):
     async def _ask(self, row: UnitRow | None) -> None:
         if row is None:
             raise self._missing()
-        await self._acting().wake(row.seat, about=self._unit)
+        await self._acting().wake(row.seat, about=self._unit, fresh=True)
 
     async def _row(self) -> UnitRow:
         row = await self._acting().storage.units.get(self._unit)
@@ -198,7 +205,7 @@ async def settle(here: Connection, token: str, *, value: Any = None, error: str 
     if told.told != "resolved":
         raise AlreadyResolved(unit=unit, name=name)
     if told.wake is not None:
-        await here.wake(told.wake, about=unit)
+        await here.wake(told.wake, about=unit, fresh=True)  # it waited for long, perhaps, and has moved
 
 
 def _info(row: UnitRow) -> WorkflowInfo:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Retry
     from coterie.steps.durable import DurableWork
     from coterie.steps.places import Place
+    from coterie.storage.units import Started, UnitRow
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,10 +37,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 class Compensation:
     """What undoes something, if it has to be undone."""
 
-    __slots__ = ("args", "fn", "kwargs", "name")
+    __slots__ = ("args", "fn", "kwargs", "place")
 
-    def __init__(self, name: str, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> None:
-        self.name = name
+    def __init__(self, place: Place, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> None:
+        self.place = place
         self.fn = fn
         self.args = args
         self.kwargs = kwargs
@@ -66,7 +67,7 @@ class Workflow(Steps):
         *,
         cluster: Cluster,
         work: DurableWork,
-        start_child: Callable[[Any, Any, str], Awaitable[str]],
+        start_child: Callable[[Any, Any, str], Awaitable[Started]],
         undo: list[Compensation],
         retry: Retry | None = None,
         timeout_s: float | None = None,
@@ -109,7 +110,8 @@ class Workflow(Steps):
 
         Each runs at least once, and is recorded like a step. What it raises is recorded, too, and the others run.
         """
-        self._undo.append(Compensation(name, fn, args, kwargs))
+        place = self._work.places.take_undo(name, results.digest(args, kwargs))
+        self._undo.append(Compensation(place, fn, args, kwargs))
         return Registered()
 
     def patched(self, name: str) -> bool:
@@ -122,9 +124,10 @@ class Workflow(Steps):
     def child(
         self, workflow: Callable[Concatenate[Workflow, A, ...], Coroutine[Any, Any, T]], payload: A, *, id: str
     ) -> Coroutine[Any, Any, T]:
-        """Start another workflow, and wait for its result.
+        """Start another workflow, and wait for its result. One of this id that is there already is waited for.
 
         Raises:
+            KeyConflict: There is one with another payload.
             WorkflowFailed: It failed.
             WorkflowInterrupted: It was interrupted.
         """
@@ -132,10 +135,9 @@ class Workflow(Steps):
         return self._child(place, workflow, payload, id)
 
     async def _child(self, place: Place, workflow: Any, payload: Any, id: str) -> Any:
-        await self._work.begin_waiting(place)
-        waited_as = await self._start_child(workflow, payload, id)
-        found = await self._work.wait_value(waited_as)
-        outcome = msgspec.msgpack.decode(found.value or b"", type=Outcome)
+        row = await self._work.begin_waiting(place)
+        data = row.value if row.done else await self._told(place, workflow, payload, id)
+        outcome = msgspec.msgpack.decode(data or b"", type=Outcome)
         name = getattr(workflow, "__name__", "workflow")
         if outcome.status == "done":
             return results.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
@@ -144,5 +146,32 @@ class Workflow(Steps):
         problem = "" if outcome.error is None else failures.text_of(outcome.error)
         raise WorkflowFailed(workflow=name, id=id, problem=problem)
 
+    async def _told(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:
+        """What became of a child; it is started unless that is known: its row may be gone by now."""
+        waited_as = waited_as_of(workflow, id)
+        found = self._work.value_of(waited_as)
+        if found is None:
+            await self._work.may_go_on()
+            with self._work.at_work():
+                child = (await self._start_child(workflow, payload, id)).row
+            if child.parent != self._work.unit or child.ended_at is not None:  # it tells somebody else, or nobody
+                return await self._work.wait_until_told(place, lambda: self._look_at(workflow, payload, id))
+            found = await self._work.wait_value(waited_as)
+        return found.value
+
+    async def _look_at(self, workflow: Any, payload: Any, id: str) -> bytes | None:
+        child = (await self._start_child(workflow, payload, id)).row
+        return None if child.ended_at is None else outcome_of(child)
+
     def __repr__(self) -> str:
         return f"<Workflow {self._work.unit}>"
+
+
+def waited_as_of(workflow: Any, id: str) -> str:
+    """The name under which a parent is told of the end of its child."""
+    return f"child:{id}:{getattr(workflow, '__name__', '')}"
+
+
+def outcome_of(row: UnitRow) -> bytes:
+    """What a parent is told of a child that has ended."""
+    return msgspec.msgpack.encode(Outcome(row.status, row.value, row.error))

@@ -1,0 +1,108 @@
+"""Crons under all faults: each tick has one verdict and one outcome (INV-C1, C2, C4, M8, M9).
+
+A fixed sample of seeds here, thousands with `make sim`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from coterie import Cluster, LeadershipLost, Retry, Tick
+from coterie.storage.sqlite.ticks import SqliteTicks
+from coterie.storage.undertakings import Undertaking
+from coterie.testing.running import current_loop
+from coterie.testing.seeds import stream
+from coterie.testing.simulation import simulate
+
+from .workloads import cron_deploys, crons
+from .workloads.cron_history import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from coterie.storage.ticks import Book, Take
+
+pytestmark = pytest.mark.simulation
+
+
+@pytest.mark.simulated(seeds=4)
+async def test_inv_c1_c2_c4_every_tick_is_accounted_for_under_all_faults() -> None:
+    await crons.main()
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_m8_inv_c2_no_tick_is_lost_doubled_or_invented_by_deploys_under_all_faults() -> None:
+    await cron_deploys.main()
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_m9_inv_c1_a_look_whose_answer_is_late_begins_nothing_twice_and_forgets_nothing() -> None:
+    await late_looks()
+
+
+async def late_looks() -> None:
+    """What is read takes up to some seconds to arrive: much has ended and begun meanwhile."""
+    stage, right = crons.new_stage(), SqliteTicks.take
+    random = stream(current_loop().seed, "late looks")
+
+    async def slow(self: SqliteTicks, takes: Sequence[Take]) -> Mapping[str, Book]:
+        books = await right(self, takes)
+        await asyncio.sleep(random.uniform(0, 3))
+        return books
+
+    with patch.object(SqliteTicks, "take", slow):
+        async with simulate(stage.cluster, runners=0, start_at=crons.START_AT) as sim:
+            stage.watch(sim)
+            await sim.start(1)
+            client = crons.Client(stage)
+            await client.act(client.trigger, every_s=0.5, until_s=sim.loop.time() + 40)
+            await crons.all_quiet(stage)
+            events = stage.history.events()
+    judge(events)
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_c6_an_attempt_that_is_cut_off_while_it_commits_has_ended_before_the_next_one_begins() -> None:
+    """What it wrote is there, and the next attempt sees it."""
+    cluster, seen = Cluster("sqlite://", shards=1), list[int]()
+    right = Undertaking.commit
+
+    async def slow(self: Undertaking, *args: Any) -> Any:
+        await asyncio.sleep(1)
+        return await right(self, *args)
+
+    @cluster.cron("x", "*/10 * * * * *", timeout="500ms", retry=Retry(2, base="0s"))
+    async def body(tick: Tick) -> None:
+        async with tick.transaction() as sql:
+            seen.append(len(await sql.fetch("select * from done")))
+            if tick.attempt == 1:
+                await sql.execute("insert into done values (1)")
+
+    with patch.object(Undertaking, "commit", slow):
+        async with simulate(cluster, runners=0) as sim:
+            sim.database.main.execute("create table done (number integer)")
+            await sim.start(1)
+            await sim.wait_until(lambda: len(seen) >= 2, within="20s")
+    assert seen == [0, 1]
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_inv_c2_a_body_that_raises_of_another_seat_s_loss_has_failed_and_is_not_run_again_and_again() -> None:
+    cluster, begun = Cluster("sqlite://", shards=1), list[int]()
+
+    @cluster.cron("x", "*/10 * * * * *")
+    async def body(tick: Tick) -> None:
+        begun.append(tick.attempt)
+        raise LeadershipLost(seat="singleton:other", epoch=3)
+
+    async with simulate(cluster, runners=1) as sim:
+        await sim.wait_until(lambda: begun)
+        await sim.advance(5)
+        (tick,) = await cluster.crons.history("x")
+    assert begun == [1]
+    assert tick.outcome == "failed"
+    assert "LeadershipLost" in tick.errors[0]

@@ -1,0 +1,154 @@
+"""Where steps stand: the same places in every run of the same code (M10, W2)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from coterie import StepDiverged
+from coterie.steps.places import Place, Places
+from coterie.storage.units import StepRow
+
+
+def row(place: Place, **options: object) -> StepRow:
+    plain = {"branch": place.branch, "position": place.position, "kind": place.kind, "name": place.name}
+    return StepRow(**{**plain, "digest": place.digest, "done": True, **options})  # type: ignore[arg-type] # of a test
+
+
+def spot(places: Places, name: str) -> str:
+    place = places.take("step", name)
+    return f"{place.branch}:{place.position} {name}"
+
+
+async def test_a_task_is_a_branch_and_goes_on_where_it_was() -> None:
+    places, found = Places("u"), []
+
+    async def branch(name: str, *, deep: int = 0) -> None:
+        found.append(spot(places, f"{name}1"))
+        await asyncio.sleep(0)
+        if deep:
+            await asyncio.gather(*(branch(f"{name}{each}", deep=deep - 1) for each in "xy"))
+        found.append(spot(places, f"{name}2"))
+
+    places.begin()
+    found.append(spot(places, "root"))
+    await asyncio.gather(branch("a"), branch("b", deep=1))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(branch("c"))
+    found.append(spot(places, "end"))
+    assert found == [
+        ":0 root", "0:0 a1", "1:0 b1", "0:1 a2", "1.0:0 bx1", "1.1:0 by1", "1.0:1 bx2", "1.1:1 by2", "1:1 b2",
+        "2:0 c1", "2:1 c2", ":1 end",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_places_do_not_depend_on_how_long_steps_take(seed: int) -> None:
+    """Also if no step was called before the branches begin."""
+
+    async def run(pauses: random.Random | None) -> set[str]:
+        places, found = Places("u"), set()
+
+        async def branch(name: str) -> None:
+            for number in range(3):
+                found.add(spot(places, f"{name}{number}"))
+                for _ in range(pauses.randrange(4) if pauses else 0):
+                    await asyncio.sleep(0)
+
+        async def root() -> None:
+            places.begin()
+            await asyncio.gather(*map(branch, "abc"))
+            found.add(spot(places, "end"))
+
+        await asyncio.create_task(root())
+        return found
+
+    assert await run(random.Random(seed)) == await run(None)
+
+
+async def test_a_place_is_taken_by_the_call() -> None:
+    places = Places("u")
+    places.begin()
+
+    async def step(place: Place) -> int:
+        return place.position
+
+    calls = [step(places.take("step", name)) for name in "abc"]
+    assert await asyncio.gather(*reversed(calls)) == [2, 1, 0]
+
+
+async def test_two_units_in_one_task_have_places_of_their_own() -> None:
+    one, two = Places("one"), Places("two")
+    one.begin()
+    two.begin()
+    assert [spot(each, "x") for each in (one, two, one)] == [":0 x", ":0 x", ":1 x"]
+    one.leave()
+    with pytest.raises(RuntimeError, match="one goes on in its own block and its tasks alone"):
+        one.take("step", "x")
+    assert spot(two, "x") == ":1 x"
+
+
+async def test_inside_of_a_step_there_are_none() -> None:
+    places = Places("u")
+    places.begin()
+    with places.inside():
+        with pytest.raises(RuntimeError, match="'x' of u was called inside of a step, and steps do not nest"):
+            places.take("step", "x")
+        with pytest.raises(RuntimeError, match="'sleep x' of u was called inside"):
+            await asyncio.create_task(_take(places))
+    assert spot(places, "x") == ":0 x"
+
+
+async def _take(places: Places) -> Place:
+    return places.take("sleep", "x")
+
+
+@pytest.mark.parametrize(
+    ("stored", "met"),
+    [
+        ({"name": "other"}, 'u: step "a" was reached where "other" is stored'),
+        ({"kind": "sleep"}, 'u: step "a" was reached where "sleep a" is stored'),
+        ({"digest": b"other"}, 'u: step "a with other arguments" was reached where "a" is stored'),
+    ],
+)
+async def test_w2_something_else_that_is_stored_is_told(stored: dict[str, object], met: str) -> None:
+    places = Places("u")
+    places.begin()
+    place = places.take("step", "a", b"digest")
+    assert places.stored(place) is None
+    places.learn([row(place, **stored)])
+    with pytest.raises(StepDiverged) as caught:
+        places.stored(place)
+    assert caught.value.message == met
+
+
+@pytest.mark.parametrize("digest", [b"", b"digest"])
+async def test_what_is_not_known_of_the_arguments_does_not_matter(digest: bytes) -> None:
+    places = Places("u")
+    places.begin()
+    place = places.take("step", "a", b"digest")
+    places.learn([row(place, digest=digest)])
+    assert places.stored(place) == row(place, digest=digest)
+
+
+async def test_patched_takes_a_place_only_where_nothing_of_the_old_code_stands() -> None:
+    places = Places("u")
+    places.begin()
+    is_new, mark = places.patched("p")
+    assert is_new
+    assert mark is not None
+    assert spot(places, "a") == ":1 a"
+
+    again = Places("u")
+    again.begin()
+    again.learn([row(mark)])
+    assert again.patched("p") == (True, None)
+    assert spot(again, "a") == ":1 a"
+
+    old = Places("u")
+    old.begin()
+    old.learn([row(Place("", 0, "step", "a"))])
+    assert old.patched("p") == (False, None)
+    assert spot(old, "a") == ":0 a"
