@@ -340,6 +340,16 @@ class TestPurge:
         assert (anew.steps, anew.deferreds) == ((), ())
         assert await self.purged(storage) == sorted([old, alive])
 
+    async def test_what_waits_is_not_abandoned(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        """A sleep of a week, or a deferred without an end; one whose time was over long ago is."""
+        claim = await grant(a, A, LEADER)
+        units = {each: (await opened(storage, claim, each)).row.unit for each in ("week", "ever", "over")}
+        await stepped(storage, claim, units["week"], kind="sleep", done=False, due_s=3600.0)
+        await stepped(storage, claim, units["ever"], kind="deferred", done=False)
+        await stepped(storage, claim, units["over"], kind="sleep", done=False, due_s=0.0)
+        await passing(0.5)
+        assert await self.purged(storage, older_s=0.25) == [units["over"]]
+
     async def test_values_for_what_never_began_go(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a)
         for which in ("never", "late", "soon"):

@@ -273,6 +273,6 @@ class Units(Protocol):
 
     async def purge(self, *, older_s: float, most: int) -> Sequence[str]:
         """Delete what nobody needs any more, each with all its rows: workflows that ended longer ago than that, and
-        units of leaders and ticks that have not changed for so long, which were abandoned (those are told), and
-        deferreds of units that never began."""
+        units of leaders and ticks that have not changed for so long and wait for nothing: abandoned ones (which are
+        told), and deferreds of units that never began."""
         ...

@@ -404,9 +404,14 @@ with edge as materialized (
     where cluster = $1 and ended_at <= (select at from edge)
     order by ended_at limit $3
     for update skip locked
-), abandoned as materialized (
-    select unit, kind from coterie.units
+), abandoned as materialized ( -- what sleeps for a week is not
+    select unit, kind from coterie.units as u
     where cluster = $1 and kind <> 'workflow' and changed_at <= (select at from edge)
+        and not exists (
+            select from coterie.steps as s
+            where s.cluster = $1 and s.unit = u.unit and not s.done
+                and (s.due_at is null or s.due_at > (select at from edge))
+        )
     order by unit limit $3
     for update skip locked
 ), gone as (

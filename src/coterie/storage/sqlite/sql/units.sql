@@ -187,10 +187,17 @@ select json_group_array(unit) from (
 );
 
 -- name: abandoned
--- Some units of leaders and ticks that have not changed for long.
+-- Some units of leaders and ticks that have not changed for long, and wait for nothing: what sleeps for a week is not
+-- abandoned.
 select json_group_array(unit) from (
-    select unit from units
-    where cluster = :cluster and kind <> 'workflow' and changed_at_ns < :before_ns order by changed_at_ns limit :most
+    select unit from units as u
+    where cluster = :cluster and kind <> 'workflow' and changed_at_ns < :before_ns
+        and not exists (
+            select 1 from steps as s
+            where s.cluster = :cluster and s.unit = u.unit and not s.done
+                and (s.due_at_ns is null or s.due_at_ns >= :before_ns)
+        )
+    order by changed_at_ns limit :most
 );
 
 -- name: purge_early
