@@ -182,11 +182,11 @@ def _old_hand_over_believed() -> Iterator[None]:
 def _hand_over_overtakes_what_was_left() -> Iterator[None]:
     right = Deliveries.arrived
 
-    def hasty(self: Deliveries, delivery: Delivery, *, swept: bool = False) -> None:
+    def hasty(self: Deliveries, delivery: Delivery, *, swept: bool = False, is_due: bool = False) -> None:
         shelf = self.shelves.get(delivery.seat)
         if shelf is not None and not swept:
             shelf.left, shelf.blocked = set(), set()
-        right(self, delivery, swept=swept)
+        right(self, delivery, swept=swept, is_due=is_due)
 
     with patch.object(Deliveries, "arrived", hasty):
         yield

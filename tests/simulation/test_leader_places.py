@@ -163,7 +163,7 @@ async def test_every_a_change_of_leader_neither_repeats_an_execution_nor_starts_
                 await sim.advance(12)
                 leader.heal()
     gaps = [(later - earlier) / 1e9 for (earlier, _), (later, _) in pairwise(starts)]
-    assert min(gaps) > 9.9
+    assert min(gaps) > 9  # a body begins when its note is durable, and the time counts from when that was begun
     assert max(gaps) < 30
     assert sum(gap < 15 for gap in gaps) > len(gaps) / 2
 
