@@ -148,7 +148,9 @@ async def test_a_run_is_repeated_by_its_id_and_readable(url: str) -> None:
             count = await explore(on.play, pair, loss, most=3)
             for run in count.failed:
                 again = await repeat(on, run.id, {pair.name: pair})
-                assert (again.lines, again.tables) == (run.lines, run.tables)
+                assert again.lines == run.lines
+                timeless = run.tables.keys() - {"definitions"}  # since when one counts is another instant each time
+                assert all(again.tables[name] == run.tables[name] for name in timeless)
                 assert str(run).startswith(f"{pair.name}: never good\n   1 ")
                 assert str(run).endswith(f"to repeat: {run.id!r}")
 
