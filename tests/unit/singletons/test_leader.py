@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -57,7 +57,7 @@ class Lead:
             state=stage.state,
             stamps=stamps,
             transaction_limit_s=1.0,
-            open_unit=lambda _: nullcontext(Any),
+            open_unit=lambda _: nullcontext(cast("Any", None)),
         )
 
 
