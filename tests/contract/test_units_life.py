@@ -235,7 +235,10 @@ class TestList:
             await started(storage, which)
             await passing(0.002)
         assert await ids(storage) == ["three", "two", "one"]
-        await stepped(storage, claim, key("one"))
+        await storage.units.interrupt(key("one"))
+        await passing(0.002)
+        assert await ids(storage) == ["one", "three", "two"]
+        await stepped(storage, claim, key("three"))  # its rows are its own: that of its unit stays as it is
         await passing(0.002)
         assert await ids(storage) == ["one", "three", "two"]
         await resolved(storage, key("two"))

@@ -200,6 +200,7 @@ async def test_s11_w5_an_abandoned_unit_is_cleared_away_with_a_warning(
         await sim.wait_until(lambda: diary.ran)
         if kind == "tick":
             sim.database.main.execute("update units set changed_at_ns = changed_at_ns - 90000000000")
+            sim.database.main.execute("update steps set at_ns = at_ns - 90000000000")
         await sim.advance(50 if kind == "leader" else 1)
         assert len(rows(sim, "units")) == 1
         await sim.wait_until(lambda: not rows(sim, "units"), within="140s")

@@ -136,7 +136,7 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     error: bytes | None
     started_at: datetime
     changed_at: datetime
-    """When a step, its status or what it waits for last changed."""
+    """When its status, or what has come for it, last changed."""
     ended_at: datetime | None
     wake_at: datetime | None
     """When a suspended one is due by itself."""

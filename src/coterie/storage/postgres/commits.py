@@ -18,7 +18,7 @@ import asyncpg
 from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.messages import Insert
-from coterie.storage.postgres import folding, posting
+from coterie.storage.postgres import folding, posting, stepping
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, judge, loss, refusal
 from coterie.storage.postgres.sessions import deadline
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from coterie.storage.messages import Message, Receipt
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.sessions import Session
+    from coterie.storage.units import Stepped
 
     Fetch = Callable[..., Awaitable[Any]]
 
@@ -134,24 +135,41 @@ class Committer:
         rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
         found = folding.results(bucket, writes, rows)
         if bucket.shape in posting.INSERTS and None in found:
-            await self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
+            messages = [cast("Insert", writes[place]).message for place in bucket.places]
+            await self._after(self._read_back(fetch, messages, found))
+        if bucket.shape in stepping.ADDS and None in found:
+            await self._after(self._write_steps(fetch, bucket, writes, found))
         if self._audit and (refused := folding.refused(bucket, writes, found)):
             await fetch(SQL["refused"], self._cluster, *refused)
         return found
 
-    async def _read_back(self, fetch: Fetch, messages: Sequence[Message], found: list[Receipt | None]) -> None:
-        """Find what is there instead of those that were not stored, in a statement of its own [M4]."""
+    async def _after(self, more: Awaitable[None]) -> None:
+        """Do what follows an insert, which has committed by itself unless there is a transaction."""
         try:
-            for _ in range(AGAIN_MOST):
-                left = {place: messages[place] for place, receipt in enumerate(found) if receipt is None}
-                if not left:
-                    return
-                await self._look_or_store(fetch, left, found)
-            raise asyncpg.SerializationError("the messages that are in the way come and go")
+            await more
         except DatabaseRefusal as error:
             if self._session is None or self._session.in_transaction:
                 raise
-            raise Lost(describe(error), sent=True) from error  # the insert has committed by itself
+            raise Lost(describe(error), sent=True) from error
+
+    async def _read_back(self, fetch: Fetch, messages: Sequence[Message], found: list[Receipt | None]) -> None:
+        """Find what is there instead of those that were not stored, in a statement of its own [M4]."""
+        for _ in range(AGAIN_MOST):
+            left = {place: messages[place] for place, receipt in enumerate(found) if receipt is None}
+            if not left:
+                return
+            await self._look_or_store(fetch, left, found)
+        raise asyncpg.SerializationError("the messages that are in the way come and go")
+
+    async def _write_steps(
+        self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write], found: list[Stepped | None]
+    ) -> None:
+        """Complete those steps that stand there already, or find out why they may not be written."""
+        left = [place for place, told in enumerate(found) if told is None]
+        rest = folding.Bucket("write_steps", [bucket.places[place] for place in left])
+        rows = await fetch(SQL[rest.shape], self._cluster, *folding.values(rest, writes))
+        for place, told in zip(left, folding.results(rest, writes, rows), strict=True):
+            found[place] = told
 
     async def _look_or_store(self, fetch: Fetch, left: Mapping[int, Message], found: list[Receipt | None]) -> None:
         """Those whose rival has been purged or cancelled since are stored after all."""

@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Working = StepWrite | UnitEnd
-Shape = Literal["write_steps", "write_step", "end_units"]
+Shape = Literal["add_steps", "add_step", "write_steps", "end_units"]
 """The statement that carries a write; its name in units.sql."""
+
+ADDS = frozenset({"add_steps", "add_step"})
+"""Those that tell only of what they have written."""
 
 _SHAPES = frozenset(get_args(Shape))
 _STEP = ("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s")
@@ -25,7 +28,7 @@ def is_shape(shape: str) -> TypeGuard[Shape]:
 
 def shape_of(write: Working) -> Shape:
     """The statement that a write needs."""
-    return "write_steps" if isinstance(write, StepWrite) else "end_units"
+    return "add_steps" if isinstance(write, StepWrite) else "end_units"
 
 
 def values(shape: Shape, writes: Sequence[Working]) -> list[list[Any]]:
@@ -34,7 +37,9 @@ def values(shape: Shape, writes: Sequence[Working]) -> list[list[Any]]:
 
 
 def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any]]) -> list[Any]:
-    """One result per write, from the statement's rows."""
+    """One result per write, from the statement's rows; None: it does not tell."""
+    if shape in ADDS:
+        return _added(cast("Sequence[StepWrite]", writes), rows)
     tell = _ended if shape == "end_units" else _stepped
     told = {key: tell(*row) for key, *row in rows}
     return [told[write.key] for write in writes]
@@ -43,6 +48,29 @@ def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any
 def is_fenced(result: Any) -> bool:
     """Whether the fence has refused it."""
     return isinstance(result, Stepped | UnitEnded) and result.told == "fenced"
+
+
+def _added(writes: Sequence[StepWrite], rows: Iterable[Iterable[Any]]) -> list[Stepped | None]:
+    told = {(unit, branch, position): (at, due_at) for unit, branch, position, at, due_at in rows}
+    found: list[Stepped | None] = []
+    for write in writes:
+        at, due_at = told.get((write.unit, write.branch, write.position), (None, None))
+        found.append(None if at is None else Stepped("written", _row(write, due_at), at))
+    return found
+
+
+def _row(write: StepWrite, due_at: Any) -> StepRow:
+    return StepRow(
+        branch=write.branch,
+        position=write.position,
+        kind=write.kind,
+        name=write.name,
+        digest=write.digest,
+        done=write.done,
+        value=write.value,
+        error=write.error,
+        due_at=due_at,
+    )
 
 
 def _stepped(held: Any, goes_on: Any, written: Any, now: Any, *row: Any) -> Stepped:

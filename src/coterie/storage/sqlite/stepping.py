@@ -7,7 +7,6 @@ Writers take turns: nothing changes in between.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -96,9 +95,6 @@ def _write_steps(connection: apsw.Connection, scope: Scope, chosen: Sequence[Ste
     same = scope.cluster, later_ns(scope)
     rows.write(connection, SQL["step_insert"], same, new)
     rows.write(connection, SQL["step_complete"], same, ends)
-    done = Counter({write.unit: 0 for write in chosen})
-    done.update(write.unit for write in chosen if write.done)
-    rows.write(connection, SQL["touch"], same, list(done.items()))
 
 
 def _place(write: StepWrite) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 -- Durable work: units, what is stored of their steps, and values that come from elsewhere.
 
--- Only workflows stay when they have ended. What changes with each step is in no index, so that the row stays where it is.
+-- Only workflows stay when they have ended. A step does not change the row of its unit: it adds one of its own.
 create table coterie.units (
     cluster      text    collate "C" not null,
     unit         text    collate "C" not null,
@@ -11,7 +11,6 @@ create table coterie.units (
     status       text    collate "C" not null
         check (status in ('running', 'suspended', 'done', 'failed', 'interrupted')),
     interrupting boolean not null default false,
-    steps        bigint  not null default 0,
     started_at   timestamptz not null,
     changed_at   timestamptz not null,
     ended_at     timestamptz check ((ended_at is null) = (status in ('running', 'suspended'))),
@@ -79,3 +78,13 @@ create table coterie.deferreds (
 );
 
 create index deferreds_early on coterie.deferreds (cluster, made_at) where early;
+
+-- All that belongs to units that are over. Whoever ends a unit has waited for those who were about to add to it, and does
+-- not see what they have added: its statement had begun before. The statements of a function begin later.
+create function coterie.forget_units(of_cluster text, those text[]) returns integer language plpgsql as $$
+begin
+    delete from coterie.steps where cluster = of_cluster and unit = any(those);
+    delete from coterie.deferreds where cluster = of_cluster and unit = any(those);
+    return cardinality(those);
+end
+$$;

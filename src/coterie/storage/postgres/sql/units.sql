@@ -1,8 +1,12 @@
 -- Durable work. What a holder writes is fenced as in fence.sql [C1].
 --
--- No wake-up is lost [M11]: who suspends a unit locks what it waits for, or makes its row, before it looks whether that has
--- come; who resolves writes that row first, and then the unit, whatever its status was when the statement began: a row that
--- was changed meanwhile is looked at once more.
+-- Whoever changes a unit, or adds to what belongs to it, locks its row first, in the order of units if there are several: so
+-- nobody adds to one that is over [W5], and nobody waits in a circle [M3]. Steps only share that lock, who ends a unit waits
+-- for them. What was added while it waited a statement does not see: those who delete do it by `forget_units`, which does.
+--
+-- No wake-up is lost [M11]: who suspends a unit locks what it waits for, too, or makes its row, before it looks whether that
+-- has come; who resolves makes the unit running in the same statement. One that saw no unit, but finds somebody's row where
+-- its value belongs, is run again: the unit has begun meanwhile, and may wait.
 
 -- name: write_steps
 -- Store steps, once each. Per key: whether the seat was held, whether its unit goes on, whether it was written, the row.
@@ -24,14 +28,15 @@ with items as materialized (
 ), clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 ), judged as materialized (
-    select i.*, clock.now, u.place
+    select i.*, clock.now
     from items as i
         join held on held.name = i.seat and held.epoch = i.epoch
         cross join clock
         cross join lateral (
-            select ctid as place from coterie.units
+            select from coterie.units
             where cluster = $1 and unit = i.unit and seat = i.seat and ended_at is null
             offset 0
+            for key share
         ) as u
     order by i.unit, i.branch, i.position
 ), written as (
@@ -46,20 +51,17 @@ with items as materialized (
     set done = true, at = excluded.at, value = excluded.value, error = excluded.error
     where not t.done and excluded.done and t.kind = excluded.kind and t.name = excluded.name
     returning t.*
-), counted as (
-    update coterie.units as u
-    set steps = u.steps + n.steps, changed_at = n.now
-    from (
-        select j.place, max(j.now) as now, count(*) filter (where w.done) as steps
-        from judged as j join written as w on w.unit = j.unit and w.branch = j.branch and w.position = j.position
-        group by j.place
-    ) as n
-    where u.ctid = n.place
 )
 select
     i.key, held.name is not null as held, j.unit is not null as goes_on, w.unit is not null as written,
     coalesce(j.now, clock.now) as now,
-    coalesce(w.branch, t.branch) as branch, coalesce(w.position, t.position) as position, coalesce(w.kind, t.kind) as kind,
+    coalesce(w.branch, t.branch) as branch, coalesce(w.position, t.position) as position,
+    case
+        when w.unit is not null then w.kind
+        when t.unit is null and j.unit is not null then coterie.overtaken()
+        when not t.done and i.done and t.kind = i.kind and t.name = i.name then coterie.overtaken()
+        else t.kind
+    end as kind,
     coalesce(w.name, t.name) as name, coalesce(w.digest, t.digest) as digest, coalesce(w.done, t.done) as done,
     case when w.unit is null then t.value else w.value end as value,
     case when w.unit is null then t.error else w.error end as error,
@@ -75,52 +77,65 @@ from items as i
         offset 0
     ) as t on w.unit is null;
 
--- name: write_step
--- As `write_steps`, for one: a step of a unit that runs alone is alone in its group.
-with me as materialized (
+-- name: add_steps
+-- Store steps where nothing stands yet, of units that go on, on seats that are held: what nearly all of them need, and no more.
+-- Of those that it leaves out `write_steps` tells why. It locks no unit against its next status, only against its deletion.
+with items as materialized (
+    select * from unnest(
+        $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
+        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[]
+    ) as u (seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s)
+), me as materialized (
     select id from coterie.runners where id = $2 and cluster = $1 for key share
 ), held as materialized (
-    select s.name
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
+    select s.name, s.epoch
+    from (select distinct seat, epoch from items) as u
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
     for share of s
 ), clock as materialized (
-    select clock_timestamp() as now from (select count(*) from held) as fence
-), goes_on as materialized (
-    select u.ctid as place
-    from held cross join coterie.units as u
-    where u.cluster = $1 and u.unit = $6 and u.seat = $3 and u.ended_at is null
-), written as (
-    insert into coterie.steps as t (
-        cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error
-    )
-    select
-        $1, $6, $7, $8::bigint, $9, $10, $11, $12::boolean, clock.now, clock.now + make_interval(secs => $15::float8),
-        $13::bytea, $14::bytea
-    from goes_on cross join clock
-    on conflict (cluster, unit, branch, position) do update
-    set done = true, at = excluded.at, value = excluded.value, error = excluded.error
-    where not t.done and excluded.done and t.kind = excluded.kind and t.name = excluded.name
-    returning t.*
-), counted as (
-    update coterie.units as u
-    set steps = u.steps + w.done::int, changed_at = w.at
-    from goes_on as g cross join written as w
-    where u.ctid = g.place
+    select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 )
+insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error)
 select
-    $5::text as key, exists (select from held) as held, exists (select from goes_on) as goes_on,
-    w.unit is not null as written, clock.now,
-    coalesce(w.branch, t.branch) as branch, coalesce(w.position, t.position) as position, coalesce(w.kind, t.kind) as kind,
-    coalesce(w.name, t.name) as name, coalesce(w.digest, t.digest) as digest, coalesce(w.done, t.done) as done,
-    case when w.unit is null then t.value else w.value end as value,
-    case when w.unit is null then t.error else w.error end as error,
-    case when w.unit is null then t.due_at else w.due_at end as due_at
-from clock
-    left join written as w on true
-    left join lateral (
-        select * from coterie.steps where cluster = $1 and unit = $6 and branch = $7 and position = $8::bigint offset 0
-    ) as t on w.unit is null;
+    $1, i.unit, i.branch, i.position, i.kind, i.name, i.digest, i.done, clock.now,
+    clock.now + make_interval(secs => i.due_s), i.value, i.error
+from (select * from items order by unit, branch, position) as i
+    join held on held.name = i.seat and held.epoch = i.epoch
+    cross join clock
+    cross join lateral (
+        select from coterie.units
+        where cluster = $1 and unit = i.unit and seat = i.seat and ended_at is null
+        offset 0
+        for key share
+    ) as u
+on conflict (cluster, unit, branch, position) do nothing
+returning unit, branch, position, at, due_at;
+
+-- name: add_step
+-- As `add_steps`, for one: a step of a unit that runs alone is alone in its group. Without arrays and looks of their own it
+-- takes half the time.
+with held as materialized (
+    select clock_timestamp() as now
+    from (
+        select from coterie.runners as r cross join coterie.seats as s
+        where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
+        for key share of r for share of s
+    ) as fence
+)
+insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error)
+select
+    $1, $6, $7, $8::bigint, $9, $10, $11, $12::boolean, held.now, held.now + make_interval(secs => $15::float8),
+    $13::bytea, $14::bytea
+from held cross join (
+    select from coterie.units
+    where cluster = $1 and unit = $6 and seat = $3 and ended_at is null and $5::text is not null
+    for key share
+) as u
+on conflict (cluster, unit, branch, position) do nothing
+returning unit, branch, position, at, due_at;
 
 -- name: end_units
 -- End units, once each, and tell those that wait for them. Per unit: whether the seat was held, whether it went on until
@@ -138,46 +153,54 @@ with items as materialized (
     where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
     order by s.name
     for share of s
-), clock as materialized (
-    select clock_timestamp() as now from (select count(*) from held) as fence
 ), found as materialized (
-    select i.*, clock.now, u.kind, u.parent, u.waited_as, u.ended_at is null as goes_on
+    select i.*, u.kind, u.parent, u.waited_as
     from items as i
         join held on held.name = i.seat and held.epoch = i.epoch
-        cross join clock
         cross join lateral (
-            select kind, parent, waited_as, ended_at from coterie.units
+            select kind, parent, waited_as from coterie.units
             where cluster = $1 and unit = i.unit and seat = i.seat
             offset 0
         ) as u
-    order by i.unit
+), locked as materialized ( -- with those who wait for them
+    select u.*
+    from (
+        select unit from found
+        union
+        select parent from found where parent is not null
+        order by unit offset 0
+    ) as f
+    cross join lateral (
+        select unit, seat, ended_at from coterie.units where cluster = $1 and unit = f.unit offset 0 for update
+    ) as u
+), clock as materialized (
+    select clock_timestamp() as now from (select count(*) from locked) as fence -- not while that one waits
+), ending as materialized (
+    select f.*, clock.now
+    from found as f join locked as l on l.unit = f.unit cross join clock
+    where l.ended_at is null
+    order by f.unit
 ), kept as (
     update coterie.units as u
-    set status = f.status, value = f.value, error = f.error, ended_at = f.now, changed_at = f.now, wake_at = null,
-        steps = 0
-    from found as f
-    where f.goes_on and f.kind = 'workflow' and u.cluster = $1 and u.unit = any($5::text[]) and u.unit = f.unit
+    set status = e.status, value = e.value, error = e.error, ended_at = e.now, changed_at = e.now, wake_at = null
+    from ending as e
+    where e.kind = 'workflow' and u.cluster = $1 and u.unit = any($5::text[]) and u.unit = e.unit
     returning u.unit
 ), gone as (
     delete from coterie.units as u
-    using found as f
-    where f.goes_on and f.kind <> 'workflow' and u.cluster = $1 and u.unit = any($5::text[]) and u.unit = f.unit
+    using ending as e
+    where e.kind <> 'workflow' and u.cluster = $1 and u.unit = any($5::text[]) and u.unit = e.unit
     returning u.unit
 ), over as materialized (
     select unit from kept union all select unit from gone
-), forgotten as (
-    delete from coterie.steps where cluster = $1 and unit = any(array(select unit from over))
-), unresolved as (
-    delete from coterie.deferreds where cluster = $1 and unit = any(array(select unit from over))
+), forgotten as materialized (
+    select coterie.forget_units($1, array(select unit from over)) as units
 ), waiting as materialized (
-    select f.parent, f.waited_as, f.outcome, f.now
-    from found as f
-        join over on over.unit = f.unit
-        cross join lateral ( -- if it is gone, its value would wait for the next one of its name
-            select from coterie.units where cluster = $1 and unit = f.parent and ended_at is null offset 0
-        ) as p
-    where f.parent <> all(array(select unit from over)) -- one whose end is refused goes on
-    order by f.parent, f.waited_as
+    select e.parent, e.waited_as, e.outcome, e.now
+    from ending as e
+        join locked as p on p.unit = e.parent and p.ended_at is null -- else its value would wait for the next of its name
+    where e.parent <> all(array(select unit from over)) -- one whose end is refused goes on
+    order by e.parent, e.waited_as
 ), told as (
     insert into coterie.deferreds as d (cluster, unit, name, made_at, resolved_at, value)
     select $1, w.parent, w.waited_as, w.now, w.now, w.outcome from waiting as w
@@ -201,12 +224,11 @@ from items as i
     left join found as f on f.unit = i.unit
     left join over on over.unit = i.unit
     left join woken as w on w.unit = f.parent
-    left join lateral (
-        select seat from coterie.units where cluster = $1 and unit = f.parent and ended_at is null offset 0
-    ) as p on true;
+    left join locked as p on p.unit = f.parent and p.ended_at is null
+where (select units from forgotten) >= 0; -- a part that nobody reads is not run
 
 -- name: open_unit
--- Begin a unit of a leader or a tick, unless it is there. Whether the seat is held.
+-- Begin a unit of a leader or a tick, or go on with it: it is not abandoned. Whether the seat is held.
 with me as materialized (
     select id from coterie.runners where id = $2 and cluster = $1 for key share
 ), held as materialized (
@@ -215,9 +237,9 @@ with me as materialized (
     where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
     for share of s
 ), begun as (
-    insert into coterie.units (cluster, unit, kind, name, id, seat, status, started_at, changed_at)
+    insert into coterie.units as u (cluster, unit, kind, name, id, seat, status, started_at, changed_at)
     select $1, $5, $6, $7, $8, $3, 'running', clock_timestamp(), clock_timestamp() from held
-    on conflict (cluster, unit) do nothing
+    on conflict (cluster, unit) do update set changed_at = excluded.changed_at where u.seat = excluded.seat
 ), expected as (
     update coterie.deferreds set early = false where cluster = $1 and unit = $5 and early and exists (select from held)
 )
@@ -225,7 +247,9 @@ select exists (select from held) as held;
 
 -- name: look_at_unit
 -- A unit of a seat that is held.
-select u.*, clock_timestamp() as now
+select
+    u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps,
+    clock_timestamp() as now
 from coterie.seats as s
     join coterie.units as u on u.cluster = $1 and u.unit = $5 and u.seat = s.name
 where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2;
@@ -243,7 +267,9 @@ where cluster = $1 and unit = $2 and resolved_at is not null order by name;
 -- name: look_for_units
 -- What is to be run on those of these seats that are held, a row for each workflow (one for each seat at least), when the next
 -- one that is suspended is due by itself, and the clock. Locks nothing.
-select s.name as held_seat, w.wake_at as next_at, clock_timestamp() as now, u.*
+select
+    s.name as held_seat, w.wake_at as next_at, clock_timestamp() as now, u.*,
+    (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
 from unnest($3::text[], $4::bigint[]) as i (seat, epoch)
     cross join lateral (
         select name from coterie.seats where cluster = $1 and name = i.seat and holder = $2 and epoch = i.epoch offset 0
@@ -299,6 +325,7 @@ with me as materialized (
 ), goes_on as materialized (
     select u.unit from held join coterie.units as u on u.seat = held.name
     where u.cluster = $1 and u.unit = $5 and u.ended_at is null
+    for no key update of u
 ), made as (
     insert into coterie.deferreds (cluster, unit, name, made_at)
     select $1, g.unit, w.name, clock_timestamp()
@@ -340,16 +367,17 @@ with begun as (
 ), expected as (
     update coterie.deferreds set early = false where cluster = $1 and unit = $2 and early
 )
-select * from begun;
+select u.*, 0::bigint as steps from begun as u;
 
 -- name: get_unit
 -- A unit.
-select * from coterie.units where cluster = $1 and unit = $2;
+select u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
+from coterie.units as u where u.cluster = $1 and u.unit = $2;
 
 -- name: resolve_deferred
 -- The value of a deferred, unless it has one. What became of it, and the seat of its unit.
 with unit as materialized (
-    select unit, seat, ended_at from coterie.units where cluster = $1 and unit = $2
+    select unit, seat, ended_at from coterie.units where cluster = $1 and unit = $2 for no key update
 ), resolved as (
     insert into coterie.deferreds as d (cluster, unit, name, made_at, resolved_at, early, value, error)
     select $1, $2, $3, clock_timestamp(), clock_timestamp(), not exists (select from unit), $4::bytea, $5::text
@@ -357,7 +385,7 @@ with unit as materialized (
     on conflict (cluster, unit, name) do update
     set resolved_at = excluded.resolved_at, value = excluded.value, error = excluded.error
     where d.resolved_at is null
-    returning d.unit
+    returning d.unit, d.early
 ), woken as (
     update coterie.units as u
     set status = case u.status when 'suspended' then 'running' else u.status end, wake_at = null,
@@ -368,7 +396,8 @@ with unit as materialized (
 )
 select
     case
-        when exists (select from resolved) then 'resolved'
+        when exists (select from woken) or exists (select from resolved where early) then 'resolved'
+        when exists (select from resolved) then coterie.overtaken() -- its unit has begun since
         when exists (select from unit where ended_at is not null) then 'over'
         else 'already'
     end as told,
@@ -388,7 +417,9 @@ where cluster = $1 and unit = $2 and kind = 'workflow' and status = 'suspended';
 
 -- name: list_units
 -- Units, those that changed last first.
-select * from coterie.units
+select
+    u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
+from coterie.units as u
 where cluster = $1 and ($2::text is null or status = $2) and ($3::text is null or name = $3)
     and ($4::float8 is null or started_at < clock_timestamp() - make_interval(secs => $4))
 order by changed_at desc, unit
@@ -404,13 +435,13 @@ with edge as materialized (
     where cluster = $1 and ended_at <= (select at from edge)
     order by ended_at limit $3
     for update skip locked
-), abandoned as materialized ( -- what sleeps for a week is not
+), abandoned as materialized ( -- what makes steps is not, nor what sleeps for a week
     select unit, kind from coterie.units as u
     where cluster = $1 and kind <> 'workflow' and changed_at <= (select at from edge)
         and not exists (
             select from coterie.steps as s
-            where s.cluster = $1 and s.unit = u.unit and not s.done
-                and (s.due_at is null or s.due_at > (select at from edge))
+            where s.cluster = $1 and s.unit = u.unit
+                and (s.at > (select at from edge) or (not s.done and coalesce(s.due_at > (select at from edge), true)))
         )
     order by unit limit $3
     for update skip locked
@@ -418,17 +449,20 @@ with edge as materialized (
     delete from coterie.units
     where cluster = $1 and unit = any(array(select unit from old union all select unit from abandoned))
     returning unit
-), forgotten as (
-    delete from coterie.steps where cluster = $1 and unit = any(array(select unit from gone))
-), unresolved as (
-    delete from coterie.deferreds where cluster = $1 and unit = any(array(select unit from gone))
+), forgotten as materialized (
+    select coterie.forget_units($1, array(select unit from gone)) as units
 ), early as (
     delete from coterie.deferreds as d
     where d.ctid = any(array(
         select ctid from coterie.deferreds
         where cluster = $1 and early and made_at <= (select at from edge)
+            and not exists ( -- one that came just while its unit began
+                select from coterie.units as u where u.cluster = $1 and u.unit = deferreds.unit
+            )
         order by made_at limit $3
         for update skip locked
     ))
 )
-select unit from abandoned order by unit;
+select unit from abandoned
+where (select units from forgotten) >= 0 -- a part that nobody reads is not run
+order by unit;

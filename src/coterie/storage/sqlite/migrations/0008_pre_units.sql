@@ -11,7 +11,6 @@ create table units (
     seat text not null,
     status text not null check (status in ('running', 'suspended', 'done', 'failed', 'interrupted')),
     interrupting integer not null default 0,
-    steps integer not null default 0,
     started_at_ns integer not null,
     changed_at_ns integer not null,
     ended_at_ns integer check ((ended_at_ns is null) = (status in ('running', 'suspended'))),

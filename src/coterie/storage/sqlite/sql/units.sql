@@ -34,15 +34,6 @@ where steps.cluster = ?1 and steps.unit = said.column1 and steps.branch = said.c
 select branch, position, kind, name, digest, done, value, error, due_at_ns
 from steps where cluster = :cluster and unit = :unit and branch = :branch and position = :position;
 
--- name: touch
--- Units have changed, and so many more of their steps are done.
-update or rollback units set changed_at_ns = ?2, steps = steps + said.column2
-from (
-    values
-        (?, ?) -- each
-) as said
-where units.cluster = ?1 and units.unit = said.column1;
-
 -- name: end_looks
 -- What decides about the ends of units: whether they go on, on these seats; who waits for them, and where, if that goes on.
 select json_group_array(json_array(
@@ -57,7 +48,7 @@ from json_each(:rows) as asked
 -- Workflows are over.
 update or rollback units
 set status = said.column2, value = said.column3, error = said.column4, ended_at_ns = ?2, changed_at_ns = ?2,
-    wake_at_ns = null, steps = 0
+    wake_at_ns = null
 from (
     values
         (?, ?, ?, ?) -- each
@@ -91,8 +82,9 @@ where cluster = :cluster and unit in (select value from json_each(:units)) and e
 -- name: row
 -- A unit.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
-    changed_at_ns, ended_at_ns, wake_at_ns, steps, digest
-from units where cluster = :cluster and unit = :unit;
+    changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
+    digest
+from units as u where cluster = :cluster and unit = :unit;
 
 -- name: steps
 -- The steps of a unit, in order.
@@ -135,7 +127,8 @@ where cluster = :cluster and seat in (select value from json_each(:seats)) and w
 -- name: taken
 -- Of each seat the oldest workflows that are to be run.
 select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
-    u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns, u.steps, u.digest
+    u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
+    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.digest
 from json_each(:seats) as asked
     cross join units as u on u.rowid in (
         select rowid from units
@@ -174,8 +167,9 @@ where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'su
 -- name: list
 -- Units, those that changed last first.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
-    changed_at_ns, ended_at_ns, wake_at_ns, steps, digest
-from units
+    changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
+    digest
+from units as u
 where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
     and (:before_ns is null or started_at_ns < :before_ns)
 order by changed_at_ns desc limit :most;
@@ -187,15 +181,15 @@ select json_group_array(unit) from (
 );
 
 -- name: abandoned
--- Some units of leaders and ticks that have not changed for long, and wait for nothing: what sleeps for a week is not
--- abandoned.
+-- Some units of leaders and ticks that have not changed for long, made no steps, and wait for nothing: what sleeps for a
+-- week is not abandoned.
 select json_group_array(unit) from (
     select unit from units as u
     where cluster = :cluster and kind <> 'workflow' and changed_at_ns < :before_ns
         and not exists (
             select 1 from steps as s
-            where s.cluster = :cluster and s.unit = u.unit and not s.done
-                and (s.due_at_ns is null or s.due_at_ns >= :before_ns)
+            where s.cluster = :cluster and s.unit = u.unit
+                and (s.at_ns >= :before_ns or (not s.done and ifnull(s.due_at_ns >= :before_ns, 1)))
         )
     order by changed_at_ns limit :most
 );
