@@ -1,5 +1,7 @@
 """A process that dies by SIGKILL at a moment of a message's or a tick's path: "before commit 3", "after claim".
 
+Or of a workflow's, whose statements have names that others have, too: "before units.step 3".
+
 Before: nothing of the statement has left. During: it was sent, and whatever came of it, no answer was read. After: the
 answer was read, and nobody has heard of it. Or it freezes, "halt commit": just before, with the statement in its hand;
 what comes of that when it is thawed, it notes.
@@ -25,10 +27,10 @@ if TYPE_CHECKING:
 DURING_S = 0.0005
 
 
-def install(moment: str) -> None:
-    """Let this process die at a moment."""
+def install(moment: str, *, about: str = "") -> None:
+    """Let this process die at a moment; only statements that mention this are counted."""
     when, method, count = [*moment.split(), "1"][:3]
-    dying = Dying(when, method, int(count))
+    dying = Dying(when, method, int(count), about)
 
     def doors(settings: Settings) -> Doors:
         real = system_doors(settings)
@@ -40,14 +42,16 @@ def install(moment: str) -> None:
 class Dying:
     """Counts the calls of one method and dies at one of them."""
 
-    def __init__(self, when: str, method: str, count: int) -> None:
+    def __init__(self, when: str, method: str, count: int, about: str) -> None:
         self._when = when
-        self._method = method
+        self._part, _, self._method = method.rpartition(".")
         self._left = count
+        self._about = about
 
     def storage(self, storage: Storage) -> Storage:
         """A storage on which this process dies."""
-        for part in (storage.messages, storage.states, storage.ticks):
+        parts = [getattr(storage, self._part)] if self._part else [storage.messages, storage.states, storage.ticks]
+        for part in parts:
             method = getattr(part, self._method, None)
             if method is not None:
                 setattr(part, self._method, self._mortal(method))
@@ -55,8 +59,9 @@ class Dying:
 
     def _mortal(self, method: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            self._left -= 1
-            if self._left:
+            counts = self._about in repr(args)
+            self._left -= counts
+            if self._left or not counts:
                 return method(*args, **options)
             if self._when == "before":
                 die()

@@ -3,7 +3,7 @@
 offer     I have given these seats back, and you are their target
 granted   I was granted these seats, at these epochs: route by it
 look      something has changed: read the tables now, not with your next renewal
-wake      there is something new to do on these seats: whoever sits on them looks now
+wake      there is something new to do on these seats: whoever sits on them looks now (1 instead of an epoch: passed on)
 resign    asked, not told: give up these seats if you hold them at these epochs
 """
 

@@ -69,10 +69,19 @@ class Talk:
             for seat, epoch in notice.seats:
                 self._offered(seat, epoch)
         elif notice.kind == "wake":
-            for seat, _ in notice.seats:
-                self._wake(seat)
+            for told, passed_on in notice.seats:
+                self._hear_wake(told, passed_on=bool(passed_on))
         elif notice.kind == "look":
             self._look()
+
+    def _hear_wake(self, told: str, *, passed_on: bool) -> None:
+        """Whoever tells may not know yet that the seat has moved: then it is passed on, once, to its holder."""
+        seat, _, _ = told.partition("\n")
+        holder = self._directory.holder(seat)
+        if passed_on or holder is None or holder.id == self._me:
+            self._wake(told)
+        else:
+            self.tell(peer_of(holder), "wake", [(told, 1)])
 
     def on_request(self, request: Request) -> None:
         """Give up what we are asked for. The reply says that it has begun, or that it is not ours."""
