@@ -343,6 +343,16 @@ class TestPurge:
         assert (anew.steps, anew.deferreds) == ((), ())
         assert await self.purged(storage) == sorted([old, alive])
 
+    async def test_a_unit_opened_again_is_not_abandoned(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        """Also if its leader was away for longer than that, and its next step takes its time."""
+        claim = await grant(a, A, LEADER)
+        unit = (await opened(storage, claim, "old")).row.unit
+        await stepped(storage, claim, unit)
+        await passing(0.5)
+        again = await opened(storage, claim, "old")
+        assert await self.purged(storage, older_s=0.25) == []
+        assert len((await loaded(storage, claim, unit)).steps) == len(again.steps) == 1
+
     async def test_what_waits_is_not_abandoned(self, storage: Storage, a: Ownership, passing: Passing) -> None:
         """A sleep of a week, or a deferred without an end; one whose time was over long ago is."""
         claim = await grant(a, A, LEADER)

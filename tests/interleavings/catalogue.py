@@ -13,6 +13,7 @@ from tests.interleavings.leading import leading
 from tests.interleavings.steps import Steps
 from tests.interleavings.stored_messages import stored_messages
 from tests.interleavings.stored_ticks import stored_ticks
+from tests.interleavings.stored_units import stored_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     chosen = steps or Steps(SQL)
     parts: tuple[Some, ...] = (
         *(writes, leases, seats, definitions, keys, fenced_keys, generations, stored_messages),
-        *(leading, stored_ticks),
+        *(leading, stored_ticks, stored_units),
     )
     pairs = [pair for part in parts for pair in part(chosen)]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"

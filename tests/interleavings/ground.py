@@ -23,6 +23,7 @@ SQL: Mapping[str, str] = {
     **statements.load(_PACKAGE, "leading.sql"),
     **statements.load(_PACKAGE, "messages.sql"),
     **statements.load(_PACKAGE, "ticks.sql"),
+    **statements.load(_PACKAGE, "units.sql"),
     **{f"kv_{name}": sql for name, sql in statements.load(_PACKAGE, "kv.sql").items()},
 }
 """The statements under test, by name; those of the key-value store as `kv_get` and so on."""
@@ -40,6 +41,9 @@ _TABLES = {
     "crons": "select * from coterie.crons order by name",
     "cron_pauses": "select * from coterie.cron_pauses order by name, until_at",
     "ticks": "select *, ended_at < now() - interval '1 hour' as old from coterie.ticks order by name, kind, at, seq",
+    "units": "select * from coterie.units order by unit",
+    "steps": "select * from coterie.steps order by unit, branch, position",
+    "deferreds": "select * from coterie.deferreds order by unit, name",
     "generations": "select generation from coterie.generations",
     "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
 }
@@ -47,6 +51,7 @@ _TABLES = {
 _EMPTIED = (
     *("messages", "seats", "states", "state_history", "executions", "kv", "leases", "runners"),
     *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
+    *("units", "steps", "deferreds"),
 )
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)

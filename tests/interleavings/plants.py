@@ -14,6 +14,7 @@ from tests.interleavings.leading import LEADING_PLANTS
 from tests.interleavings.mail_plants import MAIL_PLANTS
 from tests.interleavings.planting import Plant, swapped
 from tests.interleavings.tick_plants import TICK_PLANTS
+from tests.interleavings.unit_plants import UNIT_PLANTS
 
 __all__ = ["CONTROL", "PLANTS", "Plant"]
 
@@ -279,4 +280,5 @@ PLANTS = (
     *MAIL_PLANTS,
     *LEADING_PLANTS,
     *TICK_PLANTS,
+    *UNIT_PLANTS,
 )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.testing.interleaving import Count, explore, losses
+from tests.interleavings import stored_ticks, stored_units
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import stage
 from tests.interleavings.playing import describe, play_pair
-from tests.interleavings.stored_ticks import NIGHTLY
 
 if TYPE_CHECKING:
     from tests.interleavings.conftest import NewDatabase
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
 
 PAIRS = catalogue()
-OFTEN = [name for name in PAIRS if name not in NIGHTLY]
+SELDOM = {name for name in PAIRS if name.startswith("unit: ")} - stored_units.OFTEN
+OFTEN = [name for name in PAIRS if name not in stored_ticks.NIGHTLY | SELDOM]
 SAMPLE = 2
 """Orders per loss in `make test`. Without losses all orders are played."""
 
@@ -48,11 +49,15 @@ async def test_no_order_with_a_session_lost_anywhere_breaks_a_promise(
 
 @pytest.mark.timeout(300)  # all pairs at once
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-async def test_the_isolation_level_of_the_database_does_not_matter(level: str, new_database: NewDatabase) -> None:
+@pytest.mark.parametrize("seldom", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["often", "seldom"])
+async def test_the_isolation_level_of_the_database_does_not_matter(
+    level: str, seldom: bool, new_database: NewDatabase
+) -> None:
     """m4: our sessions set their own level; at a stricter one the fence's wait would end in 40001."""
     async with stage(new_database(level=level)) as on:
-        for pair in PAIRS.values():
-            _require_well(await explore(on.play, pair), allows=pair.allows)
+        for name, pair in PAIRS.items():
+            if (name in SELDOM) == seldom:
+                _require_well(await explore(on.play, pair), allows=pair.allows)
 
 
 def _require_well(count: Count, *, allows: frozenset[str]) -> None:

@@ -60,9 +60,11 @@ def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> 
 def opened(
     connection: apsw.Connection, scope: Scope, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str
 ) -> Loaded | Literal["fenced"] | None:
-    """Begin a unit of a leader or a tick, if nobody has."""
+    """Begin a unit of a leader or a tick, or go on with it."""
     if states.held(connection, scope.cluster, claim):
-        _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, seat=claim.seat)
+        is_new = _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, seat=claim.seat)
+        if not is_new:
+            connection.execute(SQL["reopen"], bindings(scope, unit=unit, seat=claim.seat))
     return load(connection, scope, claim, unit)
 
 
@@ -260,12 +262,9 @@ class SqliteUnits:
 
     async def open(self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str) -> Loaded | None:
         """Begin a unit of a leader or a tick, or go on with it; None: the seat is not held."""
-        found = await self._load(claim, unit)
-        if found is None:
-            found = await self._database.transact(
-                lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id),
-                doing=f"open {unit!r}",
-            )
+        found = await self._database.transact(
+            lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id), doing=f"open {unit!r}"
+        )
         return found if isinstance(found, Loaded) else None
 
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:

@@ -154,11 +154,11 @@ with items as materialized (
     order by s.name
     for share of s
 ), found as materialized (
-    select i.*, u.kind, u.parent, u.waited_as
+    select i.*, u.kind, u.parent, u.waited_as, u.place
     from items as i
         join held on held.name = i.seat and held.epoch = i.epoch
         cross join lateral (
-            select kind, parent, waited_as from coterie.units
+            select kind, parent, waited_as, ctid as place from coterie.units
             where cluster = $1 and unit = i.unit and seat = i.seat
             offset 0
         ) as u
@@ -181,15 +181,19 @@ with items as materialized (
     where l.ended_at is null
     order by f.unit
 ), kept as (
-    update coterie.units as u
-    set status = e.status, value = e.value, error = e.error, ended_at = e.now, changed_at = e.now, wake_at = null
+    insert into coterie.units as u (
+        cluster, unit, kind, name, id, seat, status, started_at, changed_at, ended_at, value, error
+    )
+    select $1, e.unit, e.kind, '', '', e.seat, e.status, e.now, e.now, e.now, e.value, e.error
     from ending as e
-    where e.kind = 'workflow' and u.cluster = $1 and u.unit = any($5::text[]) and u.unit = e.unit
+    where e.kind = 'workflow'
+    on conflict (cluster, unit) do update -- always: the row is there, and locked, see kv.sql
+    set status = excluded.status, value = excluded.value, error = excluded.error, ended_at = excluded.ended_at,
+        changed_at = excluded.changed_at, wake_at = null
     returning u.unit
 ), gone as (
     delete from coterie.units as u
-    using ending as e
-    where e.kind <> 'workflow' and u.cluster = $1 and u.unit = any($5::text[]) and u.unit = e.unit
+    where u.ctid = any(array(select place from ending where kind <> 'workflow'))
     returning u.unit
 ), over as materialized (
     select unit from kept union all select unit from gone
@@ -209,19 +213,25 @@ with items as materialized (
     where d.resolved_at is null
     returning d.unit
 ), woken as (
-    update coterie.units as u
+    insert into coterie.units as u (cluster, unit, kind, name, id, seat, status, started_at, changed_at)
+    select distinct $1, p.unit, 'workflow', '', '', p.seat, 'running', clock.now, clock.now
+    from told join locked as p on p.unit = told.unit cross join clock
+    on conflict (cluster, unit) do update -- always, as above
     set status = case u.status when 'suspended' then 'running' else u.status end, wake_at = null,
-        changed_at = clock_timestamp()
-    from (select distinct unit from told) as t
-    where u.cluster = $1 and u.unit = t.unit and u.ended_at is null
+        changed_at = excluded.changed_at
     returning u.unit, u.seat
 )
 select
-    i.unit, held.name is not null as held, over.unit is not null as written,
+    i.unit, held.name is not null as held, case
+        when over.unit is not null then true
+        when e.unit is not null then coterie.overtaken() is null -- it is not in its place any more
+        else false
+    end as written,
     coalesce(w.seat, case when over.unit is null then p.seat end) as wake
 from items as i
     left join held on held.name = i.seat and held.epoch = i.epoch
     left join found as f on f.unit = i.unit
+    left join ending as e on e.unit = i.unit
     left join over on over.unit = i.unit
     left join woken as w on w.unit = f.parent
     left join locked as p on p.unit = f.parent and p.ended_at is null
@@ -241,7 +251,8 @@ with me as materialized (
     select $1, $5, $6, $7, $8, $3, 'running', clock_timestamp(), clock_timestamp() from held
     on conflict (cluster, unit) do update set changed_at = excluded.changed_at where u.seat = excluded.seat
 ), expected as (
-    update coterie.deferreds set early = false where cluster = $1 and unit = $5 and early and exists (select from held)
+    update coterie.deferreds set early = false -- by its unit: the index of what is early must not fit
+    where cluster = $1 and unit = $5 and coalesce(early, false) and exists (select from held)
 )
 select exists (select from held) as held;
 
@@ -302,15 +313,15 @@ with me as materialized (
     select u.unit
     from held cross join lateral (
         select unit from coterie.units
-        where cluster = $1 and seat = held.name and wake_at <= clock_timestamp()
+        where cluster = $1 and seat = held.name and wake_at <= (select clock_timestamp()) -- once: else all are looked at
         offset 0
     ) as u
     order by u.unit
 )
 update coterie.units as u
 set status = 'running', wake_at = null, changed_at = clock_timestamp()
-from due
-where u.cluster = $1 and u.unit = due.unit and u.status = 'suspended' and u.wake_at <= clock_timestamp()
+where u.cluster = $1 and u.unit = any(array(select unit from due)) and u.status = 'suspended'
+    and coalesce(u.wake_at <= clock_timestamp(), false) -- by its key: the index of what is due must not fit
 returning u.unit;
 
 -- name: suspend_unit
@@ -343,8 +354,7 @@ with me as materialized (
     update coterie.units as u
     set status = 'suspended', changed_at = clock_timestamp(),
         wake_at = clock_timestamp() + make_interval(secs => $7::float8)
-    from goes_on as g
-    where u.cluster = $1 and u.unit = g.unit and u.ended_at is null and not u.interrupting
+    where u.cluster = $1 and u.unit = $5 and exists (select from goes_on) and u.ended_at is null and not u.interrupting
         and (select count(*) from made) + (select count(*) from locked) = cardinality($6::text[])
     returning u.unit
 )
@@ -365,7 +375,8 @@ with begun as (
     on conflict (cluster, unit) do nothing
     returning *
 ), expected as (
-    update coterie.deferreds set early = false where cluster = $1 and unit = $2 and early
+    update coterie.deferreds set early = false -- as in `open_unit`
+    where cluster = $1 and unit = $2 and coalesce(early, false)
 )
 select u.*, 0::bigint as steps from begun as u;
 
@@ -390,8 +401,7 @@ with unit as materialized (
     update coterie.units as u
     set status = case u.status when 'suspended' then 'running' else u.status end, wake_at = null,
         changed_at = clock_timestamp()
-    from resolved as r
-    where u.cluster = $1 and u.unit = r.unit and u.ended_at is null
+    where u.cluster = $1 and u.unit = $2 and exists (select from resolved) and u.ended_at is null
     returning u.seat
 )
 select
@@ -442,8 +452,9 @@ with edge as materialized (
             select from coterie.steps as s
             where s.cluster = $1 and s.unit = u.unit
                 and (s.at > (select at from edge) or (not s.done and coalesce(s.due_at > (select at from edge), true)))
+            offset 0 -- one lookup for each
         )
-    order by unit limit $3
+    order by changed_at limit $3
     for update skip locked
 ), gone as (
     delete from coterie.units
@@ -457,7 +468,7 @@ with edge as materialized (
         select ctid from coterie.deferreds
         where cluster = $1 and early and made_at <= (select at from edge)
             and not exists ( -- one that came just while its unit began
-                select from coterie.units as u where u.cluster = $1 and u.unit = deferreds.unit
+                select from coterie.units as u where u.cluster = $1 and u.unit = deferreds.unit offset 0
             )
         order by made_at limit $3
         for update skip locked

@@ -107,6 +107,10 @@ values (
 )
 on conflict (cluster, unit) do nothing;
 
+-- name: reopen
+-- Somebody goes on with a unit: it is not abandoned.
+update units set changed_at_ns = :now_ns where cluster = :cluster and unit = :unit and seat = :seat;
+
 -- name: expect
 -- What came for a unit before it began is its own now.
 update deferreds set early = 0 where cluster = :cluster and unit = :unit and early;

@@ -1,0 +1,210 @@
+"""What must hold of units, their steps and deferreds after a run: sentences about what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coterie.storage.interface import Claim
+from coterie.storage.postgres import stepping
+from coterie.storage.units import StepWrite
+
+if TYPE_CHECKING:
+    from coterie.storage.units import Stepped
+    from coterie.testing.interleaving import Run
+
+Problems = list[str]
+Judge = Callable[["Run"], Sequence[str]]
+
+
+def together(*judges: Judge) -> Judge:
+    """All of them."""
+    return lambda run: [problem for judge in judges for problem in judge(run)]
+
+
+def sound(run: Run) -> Problems:
+    """Nothing belongs to a unit that is over [W5]; what came early belongs to the next one."""
+    going = {row["unit"] for row in run.tables["units"] if row["ended_at"] is None}
+    own = [row for row in (*run.tables["steps"], *run.tables["deferreds"]) if not row.get("early")]
+    return [f"left behind: {dict(row)}" for row in own if row["unit"] not in going]
+
+
+def nobody_waits_for_what_came(run: Run) -> Problems:
+    """Whoever was told that something is to be done about u finds it running; it waits only for what may come [M11]."""
+    unit, came = _unit(run), [row for row in run.tables["deferreds"] if row["resolved_at"] is not None]
+    if unit is None or unit["status"] != "suspended":
+        return []
+    problems = [f"a lost wake-up: it waits, and {row['name']} has come" for row in came]
+    if unit["interrupting"]:
+        problems.append("a lost wake-up: it waits, and is to be interrupted")
+    if unit["wake_at"] is None and len(came) == len(run.tables["deferreds"]):
+        problems.append("it waits for nothing")
+    if run.pair.b.name == "resume" and (told := run.a.rows("suspend")) and told[0]["told"] != "suspended":
+        problems.append(f"it waits, and its holder was told {told[0]['told']!r}")
+    return problems
+
+
+def first_wins(run: Run) -> Problems:
+    """One value, that of whoever was told so [M10]; and no value that somebody was told of is lost while u goes on."""
+    told = {side: rows[0]["told"] for side, rows in _told(run, "resolve")}
+    winners = [
+        value
+        for side, each in told.items()
+        if each == "resolved"
+        for value in _values(_script(run, side), "resolve", 3)
+    ]
+    problems = [f"both were told {told}"] if len(winners) > 1 else []
+    stored = [row["value"] for row in run.tables["deferreds"] if row["name"] == "d" and row["resolved_at"]]
+    unit = _unit(run)
+    if winners and stored and stored != winners and not _told(run, "end"):
+        problems.append(f"{stored} is the value, and {winners} was told")
+    if winners and not stored and (unit is None or unit["ended_at"] is None) and not _over(run):
+        problems.append(f"the value is lost: {told}")
+    problems += [f"told that it is over: {dict(unit)}" for each in told.values() if each == "over" and _goes_on(unit)]
+    problems += [f"told {told}, and no value is there" for each in told.values() if each == "already" and not stored]
+    return problems
+
+
+def one_result(run: Run) -> Problems:
+    """Whoever stores a step is told what is stored, and nobody else's words [W1]."""
+    there = {(row["unit"], row["branch"], row["position"]): row for row in run.tables["steps"]}
+    told = [each for side in ("A", "B") for each in _stepped(run, side)]
+    problems = ["both were told that it is written"] if sum(each.told == "written" for each in told) > 1 else []
+    unit = _unit(run)
+    for each in told:
+        row = each.row
+        if each.told in ("written", "there") and (row is None or row.kind is None):
+            problems.append(f"told {each.told!r}, and not of what")
+        elif row is not None and _goes_on(unit):
+            stored = there.get(("u", row.branch, row.position))
+            if stored is None or stored["value"] != row.value or stored["done"] != row.done:
+                problems.append(f"told of {row.value!r}, and {stored and dict(stored)} is stored")
+        if each.told == "over" and _goes_on(unit):
+            problems.append("told that it is over, and it goes on")
+    return problems
+
+
+def ended_once(run: Run) -> Problems:
+    """A unit ends once, as whoever ended it was told."""
+    told = [(side, rows[0]) for side, rows in _told(run, "end")]
+    ended = [row["unit"] for _, row in told if row["written"]]
+    problems = [f"both were told that they ended it: {told}"] if len(set(ended)) < len(ended) else []
+    for side, row in told:
+        unit = _unit(run, row["unit"])
+        status = "interrupted" if "interrupted" in _script(run, side).name else "done"
+        if _goes_on(unit):
+            problems.append(f"{side} was told {dict(row)}, and it goes on")
+        elif unit is not None and row["written"] and unit["status"] != status:
+            problems.append(f"{side} was told {dict(row)}, and it is {unit['status']}")
+    return problems
+
+
+def parent_is_told(run: Run) -> Problems:
+    """Its child has ended: the parent has the value, and does not wait [W4]."""
+    parent, came = _unit(run), [row for row in run.tables["deferreds"] if row["resolved_at"] is not None]
+    if not _goes_on(parent) or _goes_on(_unit(run, "child")):
+        return []
+    problems = [] if came else ["a lost wake-up: its child has ended, and it has no value"]
+    if parent["status"] == "suspended":
+        problems.append("a lost wake-up: its child has ended, and it waits")
+    told = [rows[0]["wake"] for side, rows in _told(run, "end") if side == "A"]
+    if told == [None] and [row["value"] for row in came] == [b"c"]:
+        problems.append("its child has ended, and nobody is told to see to it")
+    return problems
+
+
+def nothing_late(run: Run) -> Problems:
+    """B, granted s1 after A lost it, has seen all that A ever wrote; A is told whether it wrote [C1, INV-F2]."""
+    problems, seen = sound(run), run.b.rows("load")
+    if seen is not None and run.b.rows("its steps") is not None:
+        if _facts(seen) != _facts(run.tables["units"]):
+            problems.append(f"a stale write: B saw {_facts(seen)}, afterwards {_facts(run.tables['units'])} is there")
+        steps, found = run.tables["steps"], run.b.rows("its steps") or ()
+        if len(found) != len(steps) and _goes_on(_unit(run)):
+            problems.append(f"a stale write: B saw {len(found)} steps, afterwards {len(steps)} are there")
+    otherwise = [f"A was told otherwise, and {_facts(run.tables['units'])} is there"]
+    unit = _unit(run)
+    if (told := run.a.rows("suspend")) and (told[0]["told"] == "suspended") != (unit["status"] == "suspended"):
+        problems += otherwise
+    if (told := run.a.rows("end")) and told[0]["written"] == _goes_on(unit):
+        problems += otherwise
+    if (told := run.a.rows("open")) and told[0]["held"] != (unit is not None):
+        problems += otherwise
+    if (told := run.a.rows("wake")) is not None and bool(told) != (unit["status"] == "running"):
+        problems += otherwise
+    for each in _stepped(run, "A"):
+        if (each.told == "written") != bool(run.tables["steps"]):
+            problems += otherwise
+    return problems
+
+
+def begun_once(run: Run) -> Problems:
+    """Of those who start a unit of one name one has started it; the others see it."""
+    started = [rows[0]["payload"] for _, rows in _told(run, "start") if rows]
+    problems = [f"both have started it: {started}"] if len(started) > 1 else []
+    unit = _unit(run)
+    for side, rows in _told(run, "there"):
+        if rows[0]["ended_at"] is None and (unit is None or rows[0]["payload"] != unit["payload"]):
+            problems.append(f"{side} saw {dict(rows[0])}, and {unit and dict(unit)} is there")
+    if started and (unit is None or unit["payload"] != started[0] or unit["ended_at"] is not None):
+        problems.append(f"{started} was started, and {unit and dict(unit)} is there")
+    return problems
+
+
+def not_purged_in_use(run: Run) -> Problems:
+    """What somebody has just used is not purged as abandoned; what is purged was told of once."""
+    problems, unit = begun_once(run), _unit(run)
+    if run.a.rows("open") and unit is None:
+        problems.append("purged in use: it was opened")
+    if any(each.told == "written" for each in _stepped(run, "A")) and unit is None:
+        problems.append("purged in use: a step of it was stored")
+    gone = [row["unit"] for _, rows in _told(run, "purge") for row in rows]
+    problems += [f"told that {name} is abandoned, twice" for name in set(gone) if gone.count(name) > 1]
+    return problems
+
+
+def _told(run: Run, step: str) -> list[tuple[str, Any]]:
+    """What the two sessions were told by steps of this name."""
+    both = (("A", run.a.rows(step)), ("B", run.b.rows(step)))
+    return [(side, rows) for side, rows in both if rows is not None]
+
+
+def _stepped(run: Run, side: str) -> list[Stepped]:
+    """What a session was told of its step, as the engine tells it."""
+    if not _values(_script(run, side), "add", 12):
+        return []
+    told, (value,) = run.a if side == "A" else run.b, _values(_script(run, side), "add", 12)
+    written = StepWrite(Claim("a", "s1", 1), "u", "", 0, "step", "n", value=value)
+    added, rest = told.rows("add"), told.rows("rest")
+    if added is None or rest is None:
+        return []
+    if added:
+        return stepping.results("add_step", [written], added)
+    return stepping.results("write_steps", [written], rest)
+
+
+def _unit(run: Run, name: str = "u") -> Any:
+    return next((row for row in run.tables["units"] if row["unit"] == name), None)
+
+
+def _goes_on(unit: Any) -> bool:
+    return unit is not None and unit["ended_at"] is None
+
+
+def _over(run: Run) -> bool:
+    """Whether somebody ends u, or purges it, and may have done so unheard of."""
+    return any(step.name in ("end", "purge") for step in (*run.pair.a.steps, *run.pair.b.steps))
+
+
+def _script(run: Run, side: str) -> Any:
+    return run.pair.a if side == "A" else run.pair.b
+
+
+def _values(script: Any, step: str, place: int) -> list[Any]:
+    """What a script gives to its step of this name, if there is one."""
+    found = [each.values[place] for each in script.steps if each.name == step]
+    return [value[0] if isinstance(value, list) else value for value in found]
+
+
+def _facts(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(row["unit"], row["status"], row["wake_at"], row["changed_at"]) for row in rows]

@@ -1,0 +1,178 @@
+"""Planted bugs of durable work. See `plants`."""
+
+from __future__ import annotations
+
+from tests.interleavings.planting import Plant, swapped
+
+_RESOLVED, _STEP, _END = "unit: suspend x resolve", "unit: lone step x release and take", "unit: resolve x end"
+_FENCED = ("add_steps", "add_step", "write_steps", "end_units", "suspend_unit", "open_unit", "wake_due_units")
+_FORGOTTEN = """), forgotten as materialized (
+    select coterie.forget_units($1, array(select unit from over)) as units
+"""
+_DELETED = """), forgotten as materialized (
+    select 0 as units
+), steps_forgotten as (
+    delete from coterie.steps where cluster = $1 and unit = any(array(select unit from over))
+), deferreds_forgotten as (
+    delete from coterie.deferreds where cluster = $1 and unit = any(array(select unit from over))
+"""
+_COUNTED = "and (select count(*) from made) + (select count(*) from locked) = cardinality($6::text[])"
+_LOOKED = """and not exists (
+            select from coterie.deferreds as d
+            where d.cluster = $1 and d.unit = $5 and d.name = any($6::text[]) and d.resolved_at is not null
+        )"""
+_CONFLICT = """    on conflict (cluster, unit, name) do update
+    set resolved_at = excluded.resolved_at, value = excluded.value, error = excluded.error
+    where d.resolved_at is null
+"""
+
+UNIT_PLANTS = (
+    Plant(
+        "suspended after a look without a lock",
+        "M11",
+        _RESOLVED,
+        "a lost wake-up",
+        swapped(("suspend_unit",), (_COUNTED, _LOOKED)),
+    ),
+    Plant(
+        "what is waited for not locked",
+        "M11",
+        "unit: suspend x resolve, d made",
+        "a lost wake-up",
+        swapped(("suspend_unit",), ("    order by d.name\n    for share\n", "")),
+    ),
+    Plant(
+        "suspended although it is to be interrupted",
+        "M11",
+        "unit: suspend x interrupt",
+        "is to be interrupted",
+        swapped(("suspend_unit",), (" and not u.interrupting\n", "\n")),
+    ),
+    Plant(
+        "a value that wakes nobody",
+        "M11",
+        _RESOLVED,
+        "a lost wake-up",
+        swapped(("resolve_deferred",), ("case u.status when 'suspended' then 'running' else u.status end", "u.status")),
+    ),
+    Plant(
+        "a value that is not upserted",
+        "M10",
+        _RESOLVED,
+        "23505",
+        swapped(("resolve_deferred",), (_CONFLICT, "")),
+    ),
+    Plant(
+        "the last value wins",
+        "M10",
+        "unit: resolve suspended x resolve too",
+        "both were told",
+        swapped(("resolve_deferred",), ("    where d.resolved_at is null\n", "")),
+    ),
+    Plant(
+        "a value for a unit that is over by then",
+        "W5",
+        _END,
+        "left behind",
+        swapped(
+            ("resolve_deferred",),
+            (" for no key update\n", "\n"),
+            (
+                "when exists (select from resolved) then coterie.overtaken()",
+                "when exists (select from resolved) then 'resolved'",
+            ),
+        ),
+    ),
+    Plant(
+        "an end that deletes what it saw before it waited",
+        "W5",
+        _END,
+        "left behind",
+        swapped(("end_units",), (_FORGOTTEN, _DELETED)),
+    ),
+    Plant(
+        "an end that waits for no step",
+        "W5",
+        "unit: lone step x end",
+        "left behind",
+        swapped(("end_units",), ("offset 0 for update", "offset 0 for no key update")),
+    ),
+    Plant(
+        "a step of a unit that is not locked",
+        "W5",
+        "unit: lone step x end",
+        "left behind",
+        swapped(("add_step",), ("    for key share\n) as u", ") as u")),
+    ),
+    Plant(
+        "an end that does not look who was faster",
+        "W1",
+        "unit: end x end interrupted",
+        "both were told that they ended it",
+        swapped(("end_units",), ("    where l.ended_at is null\n", "")),
+    ),
+    Plant(
+        "a parent that is not told",
+        "W4",
+        "unit: end of a child x suspend",
+        "a lost wake-up: its child has ended",
+        swapped(("end_units",), ("        union\n        select parent from found where parent is not null\n", "")),
+    ),
+    Plant(
+        "steps without the fence",
+        "C1",
+        _STEP,
+        "stale",
+        swapped(("add_step",), ("and s.epoch = $4 and s.holder = $2", "and $4::bigint > 0")),
+    ),
+    Plant(
+        "units fenced by seats locked too weakly",
+        "C1",
+        "unit: suspend x release and take",
+        "stale",
+        swapped(_FENCED, ("for share of s", "for key share of s")),
+    ),
+    Plant(
+        "told of a step as it was",
+        "W1",
+        "unit: steps x its end too",
+        "told of None",
+        swapped(("write_steps",), ("and t.name = i.name then coterie.overtaken()", "and t.name = i.name then t.kind")),
+    ),
+    Plant(
+        "opened, and taken for abandoned",
+        "M10",
+        "unit: open x purge",
+        "purged in use",
+        swapped(
+            ("open_unit",),
+            ("do update set changed_at = excluded.changed_at where u.seat = excluded.seat", "do nothing"),
+        ),
+    ),
+    Plant(
+        "a purge that waits for who uses a unit",
+        "M10",
+        "unit: lone step x purge",
+        "purged in use",
+        swapped(
+            ("purge_units",),
+            (
+                "    order by changed_at limit $3\n    for update skip locked",
+                "    order by changed_at limit $3\n    for update",
+            ),
+        ),
+    ),
+    Plant(
+        "a timer without a second look",
+        "M11",
+        "unit: wake x end",
+        "23514",
+        swapped(
+            ("wake_due_units",),
+            (
+                " and u.status = 'suspended'\n    and coalesce(u.wake_at <= clock_timestamp(), false)",
+                "",
+            ),
+        ),
+    ),
+)
