@@ -6,7 +6,7 @@ QUICK := not processes and not nightly and not simulation and not interleavings
 UV := uv==0.13.7
 SEEDS ?= 200
 FRAMES ?= 1000000
-WORKLOAD ?= kv fenced seats calls messages leaders crons cron_deploys
+WORKLOAD ?= kv fenced seats calls messages leaders crons cron_deploys flows
 MINUTES ?= 15
 
 .DEFAULT_GOAL := help

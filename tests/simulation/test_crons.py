@@ -106,3 +106,29 @@ async def test_inv_c2_a_body_that_raises_of_another_seat_s_loss_has_failed_and_i
     assert begun == [1]
     assert tick.outcome == "failed"
     assert "LeadershipLost" in tick.errors[0]
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_a_tick_that_is_left_to_the_next_holder_is_not_begun_again_at_once_by_the_same_one() -> None:
+    """It may end so each time: then it would keep the runner and its database busy, and no time would pass."""
+    cluster, begun = Cluster("sqlite://", shards=1), {"says lost": 0, "cancels itself": 0}
+
+    @cluster.cron("says lost", "0 0 1 * *")
+    async def says_lost(tick: Tick) -> None:
+        begun[tick.name] += 1
+        raise LeadershipLost(seat=f"cron:{tick.name}", epoch=1)
+
+    @cluster.cron("cancels itself", "0 0 1 * *")
+    async def cancels_itself(tick: Tick) -> None:
+        begun[tick.name] += 1
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
+
+    async with simulate(cluster, runners=1) as sim:
+        for name in begun:
+            await cluster.crons.trigger(name)
+        await sim.wait_until(lambda: all(begun.values()))
+        await sim.advance(10)
+        assert all(3 <= count <= 12 for count in begun.values()), begun

@@ -41,6 +41,27 @@ async def test_s8_gap_28_incident_35_a_body_that_raises_is_restarted_with_growin
 
 
 @pytest.mark.simulated(seeds=3)
+async def test_s8_gap_28_a_body_that_awaits_something_cancelled_is_restarted_with_its_error_shown() -> None:
+    """Nobody has cancelled the body: else its runner would lead for ever without doing anything."""
+    cluster, diary = new_cluster(), Diary()
+
+    @cluster.singleton("x", **diary.hooks())
+    async def body(leader: Leader[None]) -> None:
+        diary.note("body", leader)
+        part = asyncio.ensure_future(asyncio.sleep(60))
+        asyncio.get_running_loop().call_later(0.1, part.cancel)
+        await part
+
+    async with simulate(cluster, runners=2) as sim:
+        await sim.wait_until(lambda: len(diary.of("body")) >= 3)
+        await sim.advance(2)
+        assert "CancelledError" in ((await cluster.singletons.get("x")).last_error or "")
+        first = await is_led(sim)
+        await cluster.singletons.resign("x", timeout="30s")  # and what we cancel is over
+        await sim.wait_until(lambda: diary.by(first.name)[-1] == "lose")
+
+
+@pytest.mark.simulated(seeds=3)
 async def test_s8_with_a_policy_a_body_that_fails_goes_elsewhere() -> None:
     """Incident 35: whoever cannot lead lets others campaign; and it comes back if nobody else can."""
     cluster, diary = new_cluster(), Diary()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from . import planted_crons, planted_messages
+from . import planted_crons, planted_flows, planted_messages
 from .plants import PLANTS, SEEDS_MOST, Plant
 
-LONG = {name for room in (planted_messages, planted_crons) for name, *_ in room.PLANTED if name not in room.SAMPLE}
+SAMPLED = (planted_messages, planted_crons, planted_flows)
+LONG = {name for room in SAMPLED for name, *_ in room.PLANTED if name not in room.SAMPLE}
 
 
 @pytest.mark.simulation

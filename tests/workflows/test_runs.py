@@ -11,6 +11,7 @@ from coterie import (
     Cluster,
     CoterieError,
     KeyConflict,
+    LeadershipLost,
     RemoteError,
     Retry,
     Workflow,
@@ -79,7 +80,7 @@ async def test_wf_01_a_run_fails_sleeps_waits_and_ends_and_starting_it_again_add
         assert diary.ran == ["charge"] * 5
         assert "finally" in diary.ended, "what is plain ran when it left memory"
         (told,) = await cluster.workflows.list(status="suspended", name="order")
-        assert (told.id, told.kind, told.steps, told.wake_at, told.error) == ("1", "workflow", 1, None, None)
+        assert (told.id, told.kind, told.steps, told.wake_at, told.error) == ("1", "workflow", 2, None, None)
         began_s = seconds(sim)
         await cluster.resolve(diary.tokens["approval"], 7)
         assert await over(run) == 507
@@ -413,3 +414,22 @@ async def test_wfe_06_a_run_that_was_interrupted_stays_so_whatever_comes_later()
         await cluster.resolve(diary.tokens["approval"], 1)
         assert isinstance(await over(run), WorkflowInterrupted)
         assert diary.ran == ["charge", "refund", "refund"], "at least once"
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_a_run_that_is_left_to_another_runner_is_not_begun_again_at_once_by_the_same_one() -> None:
+    """It may end so each time: then it would keep the runner and its database busy, and no time would pass."""
+    cluster, diary = new_cluster(), Diary()
+
+    @cluster.workflow
+    async def lost(workflow: Workflow, cents: int) -> int:
+        diary.body()
+        if len(diary.bodies) > 100:
+            return cents
+        raise LeadershipLost(seat="singleton:other", epoch=3)
+
+    async with simulated(cluster, runners=1) as sim:
+        await cluster.start_workflow(lost, 1, id="1")
+        await sim.wait_until(lambda: diary.bodies)
+        await sim.advance(10)
+        assert 3 <= len(diary.bodies) <= 12

@@ -240,3 +240,36 @@ async def test_what_branches_have_to_undo_is_known_again_though_their_order_was_
         undone = [what for what in diary.ran if what != "bad"]
         assert set(undone) == {"undo a0", "undo a1", "undo b0", "undo b1"}
         assert len(undone) <= 5
+
+
+@pytest.mark.parametrize("how", ["gather", "group"])
+@pytest.mark.simulated(seeds=1)
+async def test_b5_a_replay_that_fails_at_once_undoes_what_slower_branches_have_done(how: str) -> None:
+    """What fails is known when the run begins anew, before a branch with branches of its own is where it was."""
+    cluster, diary = new_cluster(), Diary()
+
+    @cluster.workflow
+    async def work(workflow: Workflow, _: None) -> None:
+        async def deep(levels: int) -> None:
+            await (asyncio.gather(deep(levels - 1)) if levels else workflow.step("a", diary.do, "a"))
+
+        async def slow() -> None:
+            await deep(6)
+            workflow.compensate("undo a", diary.do, "undo a")
+
+        async def quick() -> None:
+            await workflow.deferred("gate", int).wait()
+
+        if how == "gather":
+            await asyncio.gather(quick(), slow())
+        else:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(quick())
+                group.create_task(slow())
+
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(work, None, id="1")
+        await suspended(sim, run)
+        await cluster.reject(cluster._acting().tokens.make("workflow:work/1", "gate"), "no")
+        assert isinstance(await over(run), WorkflowFailed)
+        assert diary.ran == ["a", "undo a"]

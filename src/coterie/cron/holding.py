@@ -20,7 +20,7 @@ from coterie.cron.running import GRACE_S, Running
 from coterie.cron.ticks import Known, Pause, Run, decide
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.storage.ticks import Take, TickClaim, TickRow, Verdict
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ log = logging.getLogger("coterie.cron")
 _AWAY_S = 0.2
 """Between two looks whether the database is back."""
 _LOOK_S = 0.05
+_AGAIN_S = 1.0
+"""After a tick was left to the next holder, who may be us: it may end so each time."""
 _LONGEST_S = 3600.0
 """How long it waits without a look: timers and clocks drift apart."""
 
@@ -197,8 +199,17 @@ class Holding:
                 return
             del self._waiting[key]
             running = self._begun[key] = Running(self.cron, row, self.tenure, self._desk)
-            task = self._runs[key] = self._spawn(running.run(), f"tick {row.at.isoformat()}", own_context=True)
+            task = self._runs[key] = self._spawn(self._run(running), f"tick {row.at.isoformat()}", own_context=True)
             task.add_done_callback(partial(self._ended, key))
+
+    async def _run(self, running: Running) -> Outcome | None:
+        outcome = None
+        try:
+            outcome = await running.run()
+        finally:
+            if outcome is None and not self._closing:
+                await asyncio.sleep(_AGAIN_S)
+        return outcome
 
     def _ended(self, key: Key, task: asyncio.Task[Outcome | None]) -> None:
         del self._runs[key], self._begun[key]
@@ -258,6 +269,9 @@ class Holding:
         if claimed.told != "written":
             self._stale = True
             return
+        for each in verdicts:
+            if each.reason:
+                meters.CRON_TICKS.of(self.cron.name, "skipped").value += each.count
         self._learned = self._takes  # whatever began before does not know of this
         self._book = msgspec.structs.replace(book, last=verdicts[-1].until)
         self._waiting |= {_key(row): row for row in self._claimed(verdicts, claimed.now)}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.cron.tick import Tick
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.texts import said, storable
 from coterie.steps.unit import finish, work_of
@@ -106,10 +106,15 @@ class Running:
         if self._attempt == 1:
             due_at = self._row.at + self._cron.policy.delay if self._row.kind == "scheduled" else self._row.claimed_at
             self._late_s = max(0.0, -self._desk.dial.until_s(due_at))
+            meters.CRON_LATENESS.spread(self._cron.name).see(self._late_s)
         while True:
             began = self._time()
-            problem = await self._tried()
-            took_s = self._time() - began
+            self._count_begun()
+            try:
+                problem = await self._tried()
+            finally:
+                took_s = self._time() - began
+                meters.EXECUTION_DURATION.spread(self._cron.name, "cron").see(took_s)
             if problem is None:
                 return await self._end("ran", took_s)
             self._fail(problem)
@@ -120,6 +125,11 @@ class Running:
             await asyncio.sleep(pause_s)
             await self._insist(self._noted(again=True, took_s=took_s))
             self._attempt += 1
+
+    def _count_begun(self) -> None:
+        name = self._cron.name
+        meters.EXECUTIONS.of(name, "cron").value += 1
+        meters.LAST_EXECUTION.of(name, "cron").value = self._desk.dial.now().timestamp()
 
     async def _tried(self) -> str | None:
         """One attempt; what went wrong, if anything."""
@@ -210,6 +220,7 @@ class Running:
         if chaos.on:
             await chaos.point("cron.before_outcome")
         await self._insist(self._noted(outcome=outcome, took_s=took_s))
+        meters.CRON_TICKS.of(self._cron.name, outcome).value += 1
         if self._work is not None and self._work.is_open:
             await finish(self._work, self._desk.units, self._tenure)
         return outcome
@@ -245,6 +256,7 @@ class Running:
                 told = await self._desk.storage.ticks.note(write)
             except PersistenceError as error:
                 log.log(level, "%s waits for the database: %s", self, error)
+                meters.STATE_ERRORS.of(self._cron.name, "cron").value += 1
                 level = logging.DEBUG  # once for each wait
                 self._in_doubt = self._in_doubt or error.outcome == "unknown"
                 await asyncio.sleep(_AWAY_S)

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 _BEST_S = 30.0
 """For how long the best reading counts: clocks drift, but not much in that time."""
+_DRIFT_S = 0.05
+"""More than they drift in that time."""
 
 
 class Dial:
@@ -29,9 +31,17 @@ class Dial:
         self._offset_s = first - time()
         self._read_s = float("-inf")
 
-    def hear(self, now: datetime) -> None:
-        """An answer has just arrived."""
-        if now.timestamp() - self._time() >= self._offset_s or self._time() - self._read_s > _BEST_S:
+    def hear(self, now: datetime, *, asked: datetime | None = None) -> None:
+        """An answer has just arrived.
+
+        Args:
+            now: What the database's clock showed when it was made.
+            asked: What was believed when the question was sent. An answer is not older than its question: if it says
+                so, the database's clock was set back.
+        """
+        is_set_back = asked is not None and (asked - now).total_seconds() > _DRIFT_S
+        is_better = now.timestamp() - self._time() >= self._offset_s
+        if is_better or is_set_back or self._time() - self._read_s > _BEST_S:
             self.correct(now)
 
     def correct(self, now: datetime) -> None:

@@ -22,7 +22,7 @@ from coterie.errors import (
     SingletonError,
     StateLoadFailed,
 )
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
 from coterie.kernel.texts import said
@@ -254,6 +254,10 @@ class Leadership:
         while not self.tenure.may_start:  # noqa: ASYNC110 without its session a runner starts nothing [M2]: rare, and short
             await asyncio.sleep(_LOOK_S)
         self.stamps.ran()
+        name, clock = self.singleton.name, self._post.clock
+        meters.EXECUTIONS.of(name, "singleton").value += 1
+        meters.LAST_EXECUTION.of(name, "singleton").value = clock.wall_ns() / 1e9
+        began_ns = clock.steady_ns()
         try:
             if self.singleton.every_s is not None:
                 await self.stamps.insist()  # it is known to all before it begins: nobody repeats it
@@ -261,10 +265,15 @@ class Leadership:
         except LeadershipLost as error:
             log.info("singleton %r stopped: %s", self.singleton.name, error)
             return False
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise  # else it awaited something that was cancelled, which is an error like any
             self.stamps.error(error)
+            meters.SINGLETON_FAILURES.of(name).value += 1
             log.exception("singleton %r raised, and is restarted", self.singleton.name)
             return False
+        finally:
+            meters.EXECUTION_DURATION.spread(name, "singleton").see((clock.steady_ns() - began_ns) / 1e9)
         self.stamps.progress()
         return True
 
@@ -322,7 +331,7 @@ class Leadership:
         return failure
 
     def _state_failed(self, error: Exception) -> None:
-        self._post.state_errors[self.singleton.name] = self._post.state_errors.get(self.singleton.name, 0) + 1
+        meters.STATE_ERRORS.of(self.singleton.name, "singleton").value += 1
         self.stamps.error(error)
 
     def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
@@ -341,6 +350,11 @@ async def _awaited(hook: Hook, leader: Leader[Any]) -> None:
     result: Any = hook(leader)
     if inspect.isawaitable(result):
         await result
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _has_ended(task: asyncio.Task[Any], within_s: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ class Post:
     resign: Resign
     dial: Dial
     tokens_of: Callable[[], Tokens]
-    state_errors: dict[str, int] = field(default_factory=dict)
-    """How often states could not be read or saved, by singleton."""
 
     @property
     def units(self) -> Units:

@@ -24,7 +24,7 @@ from coterie.errors import (
     ShuttingDown,
     StepDiverged,
 )
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.kernel.codec import codec_for
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.retry import Retry
@@ -55,6 +55,8 @@ _LOOK_S = 5.0
 """Between two looks for values of which no hint has come."""
 _GRACE_S = 3.0
 """How long a cancelled branch may take to end: then nobody waits for it any more."""
+_TURNS = 100
+"""Of the loop, in which branches come to where they were: several for each group of tasks inside of another."""
 _TRANSIENT = Retry(attempts=1_000_000, base="100ms", max="10s")
 """Pauses between tries of what failed because somebody could not be reached: that is no result."""
 TRANSIENT = (RunnerUnavailable, ShuttingDown, PersistenceError)
@@ -139,6 +141,7 @@ class DurableWork:
         self._tasks = tasks
         self._opening: asyncio.Task[Loaded] | None = None
         self._deferreds: dict[str, DeferredRow] = {}
+        self._read_at: datetime | None = None  # when they were read last, by the database's clock
         self._news = asyncio.Event()
         self._pending: list[asyncio.Task[None]] = []
         self._branches: dict[asyncio.Task[Any] | None, None] = {}  # that run a step, or wait
@@ -213,6 +216,14 @@ class DurableWork:
         if left:
             await settled(left, limit_s=_GRACE_S)
 
+    async def after_others(self, error: Exception) -> Exception:
+        """What to raise. It may be known at once, in a later run, and ends the other branches: these come as far as
+        they were first, by what is stored, and say what is to be undone."""
+        if self.places.is_branched:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+        return error
+
     # Steps
 
     async def run(
@@ -235,7 +246,7 @@ class DurableWork:
             self.require_held()
             row = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
         if row.error is not None:
-            raise failures.unpack(row.error)
+            raise await self.after_others(failures.unpack(row.error))
         if not keep:
             return cast("T", None)
         try:
@@ -267,7 +278,9 @@ class DurableWork:
                 data, error = None, failures.pack(failure)
             if chaos.on:
                 await chaos.point("workflows.before_step")
-            return await self._stored(place, value=data, error=error)
+            row = await self._stored(place, value=data, error=error)
+            meters.STEPS.of("ok" if row.error is None else "failed").value += 1
+            return row
 
     async def _tried(
         self,
@@ -304,13 +317,18 @@ class DurableWork:
                 log.info("%s is tried again after %r", self._what(place), error)
             self.require_held()
             await asyncio.sleep(pause_s or 0.0)
+            self.require_held()  # whoever was frozen here must not run what its successor has stored
 
     # Waiting
 
     async def _sleep(self, place: Place, length_s: float) -> None:
         row = await self._begun(place, due_s=length_s)
+        if row.done:
+            return
         assert row.due_at is not None, "a sleep has an end"
         await self._wait(None, row.due_at)
+        with self.at_work():
+            await self._stored(place)  # that it is over must stay so, also if the database's clock is set back
 
     async def wait_for(self, name: str, type: Any, timeout_s: float | None, place: Place) -> Any:
         """The value of a deferred."""
@@ -319,10 +337,12 @@ class DurableWork:
             found = await self._wait(name, row.due_at)
             if row.due_at is not None:  # which of both it was must stay so
                 row = await self._decided(place, found, timeout_s or 0.0)
+            elif found is not None and found.error is not None:
+                raise await self.after_others(DeferredRejected(unit=self.unit, name=name, problem=found.error))
             elif found is not None:
-                return self._value(found, name, type)
+                return codec_for(type).decode(found.value or b"", what=f"deferred {name!r}")
         if row.error is not None:
-            raise failures.unpack(row.error)
+            raise await self.after_others(failures.unpack(row.error))
         return codec_for(type).decode(row.value or b"", what=f"deferred {name!r}")
 
     async def _begun(self, place: Place, *, due_s: float | None) -> StepRow:
@@ -344,11 +364,6 @@ class DurableWork:
                 rejected = DeferredRejected(unit=self.unit, name=place.name, problem=found.error)
                 return await self._stored(place, error=failures.pack(rejected))
             return await self._stored(place, value=found.value)
-
-    def _value(self, found: DeferredRow, name: str, type: Any) -> Any:
-        if found.error is not None:
-            raise DeferredRejected(unit=self.unit, name=name, problem=found.error)
-        return codec_for(type).decode(found.value or b"", what=f"deferred {name!r}")
 
     async def begin_waiting(self, place: Place) -> StepRow:
         """Store that something is waited for; the row as it is then."""
@@ -380,13 +395,17 @@ class DurableWork:
                 if name is not None and name in self._deferreds:
                     return self._deferreds[name]
                 left_s = _LOOK_S if due_at is None else self._dial.until_s(due_at)
-                if left_s <= 0:
+                if left_s <= 0 and (name is None or self._has_read_at(due_at)):
                     return None
-                await self._wait_for_news(min(left_s, _LOOK_S), name)
+                await self._wait_for_news(min(left_s if left_s > 0 else _AWAY_S, _LOOK_S), name)
         finally:
             del self.waits[waiting]
             self._gone()
             self._tell()
+
+    def _has_read_at(self, due_at: datetime | None) -> bool:
+        """Whether it was looked when the time was over: what came before that, and was acknowledged, counts."""
+        return due_at is not None and self._read_at is not None and self._read_at >= due_at
 
     async def _wait_for_news(self, limit_s: float, name: str | None) -> None:
         with contextlib.suppress(TimeoutError):
@@ -398,6 +417,7 @@ class DurableWork:
             await self._look()
 
     async def _look(self) -> None:
+        asked = self._dial.now()
         try:
             loaded = await self._units().load(self._tenure.claim, self.unit)
         except PersistenceError as error:
@@ -405,7 +425,8 @@ class DurableWork:
             return
         if loaded is None:
             raise self._lost()
-        self._dial.hear(loaded.now)
+        self._dial.hear(loaded.now, asked=asked)
+        self._read_at = loaded.now
         self.learn(loaded.deferreds)
 
     # Storing
@@ -424,13 +445,15 @@ class DurableWork:
     async def _load(self) -> Loaded:
         while True:
             self.require_held()
+            asked = self._dial.now()
             try:
                 loaded = await self._open()
             except PersistenceError as error:
                 log.info("%s waits for the database: %s", self.unit, error)
                 await asyncio.sleep(_AWAY_S)
                 continue
-            self._dial.hear(loaded.now)
+            self._dial.hear(loaded.now, asked=asked)
+            self._read_at = loaded.now
             self.places.learn(loaded.steps)
             self.learn(loaded.deferreds)
             return loaded
@@ -472,6 +495,7 @@ class DurableWork:
         )
         while True:
             self.require_held()
+            asked = self._dial.now()
             try:
                 told = await self._units().step(write)
             except PersistenceError as failure:
@@ -480,7 +504,7 @@ class DurableWork:
                 continue
             if told.row is None or told.told in ("fenced", "over"):
                 raise self._lost()
-            self._dial.hear(told.now)
+            self._dial.hear(told.now, asked=asked)  # what sleeps from now on sleeps by the clock that said until when
             self.places.learn([told.row])
             return told.row
 

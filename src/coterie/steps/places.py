@@ -65,6 +65,8 @@ class Places:
     """
 
     def __init__(self, unit: str) -> None:
+        self.is_branched = False
+        """Whether there are branches besides the root."""
         self._unit = unit
         self._rows: dict[tuple[str, int], StepRow] = {}
 
@@ -151,6 +153,7 @@ class Places:
             return inherited
         path = f"{inherited.path}.{inherited.children}" if inherited.path else str(inherited.children)
         inherited.children += 1
+        self.is_branched = True
         branch = Branch(path, task)
         self._stand(branch)
         return branch

@@ -19,7 +19,7 @@ import msgspec
 
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.kernel.context import ClusterContext, enter
 from coterie.steps import failures
 from coterie.steps.durable import TRANSIENT, DurableWork
@@ -42,6 +42,8 @@ _SHORT_S = 1.0
 """What is due sooner than this is waited for in memory."""
 _LATER_S = 10.0
 """When what could not go on is tried again."""
+_AGAIN_S = 1.0
+"""When what was left to another runner is tried again, if nobody else has the seat."""
 GRACE_S = 3.0
 """How long a cancelled body may take to end: then nobody waits for it any more."""
 _AWAY_S = 0.2
@@ -92,6 +94,9 @@ class Execution:
             await self._run()
         except LeadershipLost as error:
             log.info("%s is left to another runner: %s", self._row.unit, error)
+            if self._tenure.held:  # as far as we know: then it would begin again at once, and may end so each time
+                await self._stop_body()
+                await self._pause(_AGAIN_S)
         finally:
             await self._stop_body()
 
@@ -232,6 +237,7 @@ class Execution:
             return False
         if told == "suspended":
             if self._work.turns == turns:
+                meters.WORKFLOWS.of(self._kind.name, "suspended").value += 1
                 return True
             # A branch went on meanwhile, and that has nothing to do with what the others wait for: take it back.
             await self._work.insist(lambda: self._desk.storage.units.resume(self._row.unit))
@@ -277,9 +283,12 @@ class Execution:
     async def _later(self, error: BaseException) -> None:
         log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
         if not await self._suspend(_LATER_S):  # it shall be interrupted, so storage wants it to go on, which it cannot
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LATER_S):
-                    await self._left.wait()
+            await self._pause(_LATER_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._left.wait()
 
     async def _undo_all(self) -> None:
         """Run what undoes what was done, the last one first. What fails is recorded, and the others run."""
@@ -310,6 +319,7 @@ class Execution:
                 continue
             if told.told == "fenced":
                 raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+            meters.WORKFLOWS.of(self._kind.name, status).value += 1
             if told.wake is not None and self._row.parent is not None:
                 self._desk.wake(told.wake, self._row.parent)
             return

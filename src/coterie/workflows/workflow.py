@@ -142,9 +142,9 @@ class Workflow(Steps):
         if outcome.status == "done":
             return results.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
         if outcome.status == "interrupted":
-            raise WorkflowInterrupted(workflow=name, id=id)
+            raise await self._work.after_others(WorkflowInterrupted(workflow=name, id=id))
         problem = "" if outcome.error is None else failures.text_of(outcome.error)
-        raise WorkflowFailed(workflow=name, id=id, problem=problem)
+        raise await self._work.after_others(WorkflowFailed(workflow=name, id=id, problem=problem))
 
     async def _told(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:
         """What became of a child; it is started unless that is known: its row may be gone by now."""

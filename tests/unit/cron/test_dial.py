@@ -74,6 +74,20 @@ def test_after_a_while_what_was_heard_last_counts() -> None:
     assert shows(found) == 29.5
 
 
+def test_an_answer_that_is_older_than_its_question_tells_of_a_clock_that_was_set_back() -> None:
+    """Unlike a slow answer, which says less as well."""
+    time, found = dial()
+    found.hear(noon(0))
+    asked = found.now()
+    time.now_s += 3
+    found.hear(noon(0.5), asked=asked)  # it took 2.5 s to arrive
+    assert shows(found) == 3
+    asked = found.now()
+    time.now_s += 1
+    found.hear(noon(-6), asked=asked)
+    assert shows(found) == -6
+
+
 def test_a_correction_counts_at_once() -> None:
     time, found = dial()
     found.hear(noon(0))
