@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.snowflakes import Snowflake
+    from coterie.observe.health import Health, Reason
     from coterie.settings import Settings
     from coterie.singletons.leader import Leader
     from coterie.singletons.stamping import ExecutionMeta
@@ -93,6 +94,7 @@ __all__ = [
     "ExecutionMeta",
     "FailedAttempt",
     "Forked",
+    "Health",
     "HeartbeatFailed",
     "KeyConflict",
     "KeyValueStore",
@@ -109,6 +111,7 @@ __all__ = [
     "NotReady",
     "NotStarted",
     "PersistenceError",
+    "Reason",
     "ReentrantCall",
     "RemoteError",
     "Replies",
@@ -159,11 +162,13 @@ _HOMES = {
     "Entity": "entities.entity",
     "ExecutionMeta": "singletons.stamping",
     "FailedAttempt": "entities.mail",
+    "Health": "observe.health",
     "KeyValueStore": "durable.keyvalue",
     "Leader": "singletons.leader",
     "MessageId": "kernel.addresses",
     "MessageInfo": "entities.mail",
     "Messages": "entities.mail",
+    "Reason": "observe.health",
     "Replies": "entities.broadcasting",
     "Retry": "kernel.retry",
     "SavedState": "singletons.standing",

@@ -45,14 +45,17 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.versions import Migrations
+    from coterie.observe.health import Health
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy
     from coterie.runner import Room
     from coterie.setups import Setup
+    from coterie.signals import Teller
     from coterie.singletons.definitions import SingletonOptions
     from coterie.singletons.leader import Leader
     from coterie.storage.interface import Claim, RunnerRow
     from coterie.storage.units import Started
+    from coterie.web.serving import Serving
     from coterie.workflows.definitions import WorkflowOptions
     from coterie.workflows.room import WorkflowRoom
     from coterie.workflows.standing import WorkflowHandle, Workflows
@@ -382,14 +385,35 @@ class Cluster:
 
     # Life
 
-    def run(self) -> None:
+    def run(self, *, teller: Teller | None = None, number: int = 1) -> None:
         """Be a runner until SIGTERM or Ctrl-C, then drain, hand over and leave. A second one ends at once.
+
+        Probes, health and metrics are served at `http_listen` from before it starts until after it has left.
+
+        Args:
+            teller: Who says what happens; the log, if left out.
+            number: Which one it is of several processes that share their settings: all but the first take the next
+                free port instead of refusing to start.
 
         Promise:
             The process ends within `drain` and some seconds after the first signal, whatever hangs; with exit
             code 0 if everything was given back.
         """
-        signals.run(self._begin, self.settings)
+
+        def serving() -> Serving:
+            from coterie import web  # Starlette and uvicorn: only processes that serve load them
+            from coterie.web.serving import Serving
+
+            return Serving(web.app(self), self.settings, may_move=number > 1)
+
+        beside = None if self.settings.http_listen is None else serving
+        signals.run(self._begin, self.settings, beside=beside, teller=teller)
+
+    def defined(self) -> Mapping[str, Sequence[str]]:
+        """The names of what this program defines so far, by kind: entity, singleton, cron, workflow."""
+        found: dict[str, Sequence[str]] = {"entity": sorted(self._entities.types)}
+        rooms = {"singleton": "_singletons", "cron": "_cron_room", "workflow": "_workflow_room"}
+        return found | {kind: sorted(vars(self)[room].known) for kind, room in rooms.items() if room in vars(self)}
 
     async def start(self) -> None:
         """Be a runner from now on: registered, and about to take its seats (`ready` waits for that).
@@ -640,6 +664,25 @@ class Cluster:
         The first one leases a machine id, for clients too [M15].
         """
         return await self._acting().ids.take()
+
+    async def health(self) -> Health:
+        """How the cluster stands: healthy, degraded or unhealthy, and why. From runners and clients alike.
+
+        Example:
+            ```python
+            health = await cluster.health()
+            for reason in health.reasons:
+                print(reason, reason.hint)
+            ```
+
+        Promise:
+            A singleton or cron that makes no progress for twice its interval is named, whoever asks (H1). A runner that
+            does not answer within half a second counts as one that did not answer, never as one with nothing to do.
+
+        Raises:
+            PersistenceError: The database cannot be asked: then nobody knows.
+        """
+        return await self._acting().gathering.health()
 
     async def shards(self) -> Mapping[ShardId, str | None]:
         """Every shard with the name of the runner that holds it just now, or None."""

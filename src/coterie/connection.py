@@ -16,6 +16,8 @@ from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
+from coterie.observe.gathering import Gathering
+from coterie.observe.local import Usage, usage
 from coterie.ownership import notices
 from coterie.ownership.aside import ThreadAside
 from coterie.ownership.directory import Directory, peer_of
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from coterie.kernel.clock import Clock
+    from coterie.observe.facts import LocalFacts
     from coterie.ownership.aside import Aside
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
@@ -53,6 +56,7 @@ class Doors:
         new_aside: Where the lease is kept, in one life.
         host: Where loopback leads to.
         process: By what a writer that froze is recognised [C3]; empty: nobody may end it.
+        usage: What the process takes of its machine.
     """
 
     clock: Clock
@@ -62,6 +66,7 @@ class Doors:
     new_aside: Callable[[], Aside]
     host: str
     process: str = ""
+    usage: Callable[[], Usage] = Usage
 
 
 def system_doors(settings: Settings) -> Doors:
@@ -75,6 +80,7 @@ def system_doors(settings: Settings) -> Doors:
         new_aside=ThreadAside,
         host=host_id(),
         process=process_id(),
+        usage=usage,
     )
 
 
@@ -90,6 +96,7 @@ class Connection(Service):
         self.ids = Ids(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
         self.directory = Directory(self.storage.view)
         self.calling = Calling(self, clock=doors.clock, chance=doors.chance, storage=self.storage)
+        self.gathering = Gathering(self, doors.clock)
         self.tokens: Tokens
         self._doors = doors
         self._origin = Origin(self.what)
@@ -106,6 +113,10 @@ class Connection(Service):
     def missing(self) -> str:
         """What `ready` waits for."""
         return "it is still starting"
+
+    def facts(self) -> LocalFacts | None:
+        """What it knows of itself; None: it is no runner."""
+        return None
 
     def require_same_process(self) -> None:
         """Raise `Forked` in a child of the process that started it [P13]."""
@@ -206,7 +217,8 @@ class Connection(Service):
             last.push_async_callback(self.storage.stop)
             last.push_async_callback(self.values.stop)
             last.push_async_callback(self.ids.stop)
-            await self.directory.stop()
+            last.push_async_callback(self.directory.stop)
+            await self.gathering.stop()
 
     def _new_transport(self, routes: Routes, *, listens: bool) -> Transport:
         return Peers(

@@ -19,14 +19,18 @@ from coterie.errors import CoterieError
 from coterie.kernel.addresses import Seat, new_incarnation
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Service, State
+from coterie.observe import otlp
+from coterie.observe.asking import Answering
+from coterie.observe.local import facts_of
 from coterie.ownership.membership import Membership
 from coterie.setups import Setups
-from coterie.transport.routes import Routes
+from coterie.transport.routes import Route, Routes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from coterie.connection import Doors
+    from coterie.observe.facts import LocalFacts
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupant, Occupy, Tenure
     from coterie.settings import Settings
@@ -156,6 +160,8 @@ class Runner(Connection):
         self._life: Life | None = None
         self._settled = asyncio.Event()
         self._missing = "it is not started"
+        self._began_ns = doors.clock.steady_ns()
+        self._gauges = otlp.Gauges(self.facts, self.gathering, loop=asyncio.get_running_loop(), tasks=self.tasks)
 
     @property
     def seats(self) -> list[str]:
@@ -165,6 +171,20 @@ class Runner(Connection):
     @property
     def missing(self) -> str:
         return self._missing
+
+    def facts(self) -> LocalFacts:
+        """What it knows of itself, now. Asks nobody."""
+        return facts_of(
+            runner=self.incarnation,
+            name=self.name,
+            up_s=(self._doors.clock.steady_ns() - self._began_ns) / 1e9,
+            missing="" if self._settled.is_set() else self._missing,
+            is_draining=self.state in (State.STOPPING, State.STOPPED),
+            seats=len(self.seats),
+            host=self.calling.host,
+            membership=None if self._life is None else self._life.membership,
+            used=self._doors.usage(),
+        )
 
     def tenure(self, seat: str) -> Tenure | None:
         """Our holding of a seat; None if it is not ours."""
@@ -205,12 +225,14 @@ class Runner(Connection):
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
         await self._live()
+        otlp.publish(self._gauges)
         self.tasks.spawn(self._live_again_and_again(), name="live again")
 
     async def _stop(self) -> None:
         self._settled.set()  # whoever waits for it learns that it will not come
         async with AsyncExitStack() as last:
             last.callback(self.gone.set)
+            last.callback(otlp.withdraw, self._gauges)
             last.push_async_callback(self._close)
             last.push_async_callback(self._setups.close)
             last.push_async_callback(self.calling.stop)
@@ -234,6 +256,7 @@ class Runner(Connection):
         routes = Routes()
         transport = self._transport = self._new_transport(routes, listens=True)
         self.calling.join(transport, routes)
+        routes.take(Route.OBSERVE, Answering(self.facts))
         self._life = Life(transport, self._new_membership(transport, routes), self._has_settled)
         await self._life.start()
         self._missing = "it has not taken all of its seats yet"

@@ -13,7 +13,9 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from coterie.errors import ShuttingDown
 from coterie.kernel.durations import format_duration
@@ -35,24 +37,99 @@ _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(begin: Callable[[], Runner], settings: Settings) -> None:
+class Beside(Protocol):
+    """A service that runs from before the runner starts until after it has left: the HTTP server."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        ...
+
+    @property
+    def moved_from(self) -> int | None:
+        """The port that it was to have, if that was taken."""
+        ...
+
+    @property
+    def announcement(self) -> str:
+        """What whoever started the process should know about it."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """How far a runner is with leaving."""
+
+    runner: Runner
+    held: tuple[str, ...]
+    """The seats that it held when it began to leave."""
+    spent_s: float
+
+    @property
+    def kept(self) -> list[str]:
+        """The seats that it has not given back yet, or could not."""
+        return self.runner.left_behind or self.runner.seats
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the setting `drain`."""
+        return max(self.runner.settings.drain.total_seconds() - self.spent_s, 0.0)
+
+
+class Teller(Protocol):
+    """Says what happens to a runner, to whoever started its process. Called on its loop."""
+
+    def announce(self, runner: Runner, beside: Beside | None) -> None:
+        """It runs."""
+        ...
+
+    async def follow(self, runner: Runner) -> None:
+        """Say what happens from then on; cancelled when it has left."""
+        ...
+
+    def drains(self, drain: Drain) -> None:
+        """It begins to leave."""
+        ...
+
+    def progress(self, drain: Drain) -> None:
+        """It is still at it: told each second."""
+        ...
+
+    def left(self, drain: Drain) -> None:
+        """It has left."""
+        ...
+
+
+def run(
+    begin: Callable[[], Runner],
+    settings: Settings,
+    *,
+    beside: Callable[[], Beside] | None = None,
+    teller: Teller | None = None,
+) -> None:
     """Run a runner until a signal has ended it, or somebody has stopped it.
 
     Args:
         begin: Makes the runner; called on the loop.
         settings: Its settings.
+        beside: Makes what runs beside it; called on the loop, after `begin`.
+        teller: Who says what happens; the log, if left out.
 
     Raises:
         SystemExit: Not everything was given back.
         RuntimeError: Called where a loop runs already, or in another thread than the main one.
     """
     _require_no_loop()
-    _be_heard()
+    if teller is None:
+        _be_heard()
     with (
         Signals(limit_s=settings.drain.total_seconds() + GRACE_S) as signals,
         asyncio.Runner(loop_factory=_loop_factory()) as loop,
     ):
-        in_order = loop.run(_live(begin, signals))
+        in_order = loop.run(_live(begin, signals, beside, teller or Logged()))
     if not in_order:
         sys.exit(1)
 
@@ -115,46 +192,82 @@ class Signals:
         os.kill(os.getpid(), number)
 
 
-async def _live(begin: Callable[[], Runner], signals: Signals) -> bool:
+async def _live(
+    begin: Callable[[], Runner], signals: Signals, beside: Callable[[], Beside] | None, teller: Teller
+) -> bool:
     """The whole life of the process; whether it left in order."""
     runner, tasks = begin(), Tasks("signals")
     drains: list[asyncio.Task[None]] = []
-    signals.on_first(lambda: drains.append(tasks.spawn(_drain(runner), name="drain", report=False)))
+    signals.on_first(lambda: drains.append(tasks.spawn(_drain(runner, teller), name="drain", report=False)))
+    async with AsyncExitStack() as last:
+        # First and last: probes are answered while the runner starts, and until it has left.
+        served = None if beside is None else await last.enter_async_context(beside())
+        await _run(runner, signals, served, teller)
+        await asyncio.gather(*drains)
+    return not runner.left_behind
+
+
+async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: Teller) -> None:
+    following = Tasks("teller")
     try:
         await runner.start()
     except ShuttingDown:
         if not signals.asked:
             raise
     else:
-        _announce(runner)
+        teller.announce(runner, beside)
+        following.spawn(teller.follow(runner), name="follow")
         await runner.gone.wait()
+    finally:
+        await following.stop()
     await runner.stop()
-    await asyncio.gather(*drains)
-    return not runner.left_behind
 
 
-async def _drain(runner: Runner) -> None:
-    limit = format_duration(runner.settings.drain)
-    log.info("draining %s (limit %s; a second signal ends it at once)", runner.name, limit)
-    loop, held = asyncio.get_running_loop(), len(runner.seats)
+async def _drain(runner: Runner, teller: Teller) -> None:
+    loop, held = asyncio.get_running_loop(), tuple(runner.seats)
     began_s = loop.time()
+
+    def drain() -> Drain:
+        return Drain(runner=runner, held=held, spent_s=loop.time() - began_s)
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            teller.progress(drain())
+
+    teller.drains(drain())
     reporting = Tasks("progress")
-    reporting.spawn(_report(runner, held, began_s), name="report")
+    reporting.spawn(report(), name="report")
     try:
         await runner.stop()
     finally:
         await reporting.stop()
-    given = held - len(runner.left_behind)
-    log.info("%s left after %.1fs: %d of %d seats given back", runner.name, loop.time() - began_s, given, held)
+    teller.left(drain())
 
 
-async def _report(runner: Runner, held: int, began_s: float) -> None:
-    limit_s = runner.settings.drain.total_seconds()
-    while True:
-        await asyncio.sleep(_PROGRESS_S)
-        left_s = max(began_s + limit_s - asyncio.get_running_loop().time(), 0.0)
-        given = held - len(runner.seats)
-        log.info("draining %s: %d of %d seats given back, %.0fs left", runner.name, given, held, left_s)
+class Logged:
+    """A teller for programs that run themselves: two lines on stderr, the rest in the log."""
+
+    def announce(self, runner: Runner, beside: Beside | None) -> None:
+        url, address = redacted_url(runner.settings.url), runner.transport.address
+        lines = [f"coterie runner {runner.name} of cluster {runner.settings.name} on {url}, listening on {address}"]
+        lines += [] if beside is None else [f"coterie runner {runner.name}: {beside.announcement}"]
+        print(*lines, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 once, for whoever started it
+
+    async def follow(self, runner: Runner) -> None:
+        """The runner logs what happens by itself."""
+
+    def drains(self, drain: Drain) -> None:
+        limit = format_duration(drain.runner.settings.drain)
+        log.info("draining %s (limit %s; a second signal ends it at once)", drain.runner.name, limit)
+
+    def progress(self, drain: Drain) -> None:
+        held, given = len(drain.held), len(drain.held) - len(drain.kept)
+        log.info("draining %s: %d of %d seats given back, %.0fs left", drain.runner.name, given, held, drain.left_s)
+
+    def left(self, drain: Drain) -> None:
+        held, given = len(drain.held), len(drain.held) - len(drain.kept)
+        log.info("%s left after %.1fs: %d of %d seats given back", drain.runner.name, drain.spent_s, given, held)
 
 
 def _require_no_loop() -> None:
@@ -163,15 +276,6 @@ def _require_no_loop() -> None:
     except RuntimeError:
         return
     raise RuntimeError("cluster.run() makes a loop of its own, and one runs here already: use `async with cluster:`")
-
-
-def _announce(runner: Runner) -> None:
-    url, address = redacted_url(runner.settings.url), runner.transport.address
-    print(  # noqa: T201 once, for whoever started it
-        f"coterie runner {runner.name} of cluster {runner.settings.name} on {url}, listening on {address}",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _be_heard() -> None:

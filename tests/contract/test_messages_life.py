@@ -236,6 +236,36 @@ async def test_only_what_has_ended_is_removed(
     assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == left
 
 
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (Filter(), 8),
+        (Filter(status="pending"), 3),
+        (Filter(status="done"), 3),
+        (Filter(status="dead"), 2),
+        (Filter(status="dead", entity_type="Account", entity_id="bob"), 0),
+        (Filter(status="done", entity_type="Account", entity_id="bob"), 1),
+        (Filter(method="take"), 1),
+        (Filter(older_than_s=3600), 0),
+    ],
+)
+async def test_messages_are_counted_up_to_a_bound(
+    storage: Storage, a: Ownership, chosen: Filter, expected: int
+) -> None:
+    await of_all_kinds(storage, a)
+    assert await storage.messages.count(chosen, most=100) == expected
+    assert await storage.messages.count(chosen, most=1) == min(expected, 1)
+
+
+async def test_of_those_named_only_what_has_ended_so_is_discarded(storage: Storage, a: Ownership) -> None:
+    await of_all_kinds(storage, a)
+    named = [id_of(number) for number in (1, 3, 5, 6, 99)]
+    assert await storage.messages.discard(named, "dead") == 2
+    assert await storage.messages.discard(named, "dead") == 0
+    assert await storage.messages.discard(named, "done") == 1
+    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == [1, 2, 4, 7, 8]
+
+
 async def test_removing_goes_by_the_filter(storage: Storage, a: Ownership) -> None:
     await of_all_kinds(storage, a)
     assert await storage.messages.remove(Filter(older_than_s=3600), most=10) == 0

@@ -415,7 +415,7 @@ class TestList:
             for row in rows:
                 assert (row.definition, row.last, row.runs, row.ran_at) == ("", None, 0, None)
                 assert (row.error, row.error_at, row.failures, row.failed_at) == (None, None, 0, None)
-                assert (row.paused_at, row.open, row.latest) == (None, 0, None)
+                assert (row.paused_at, row.open, row.beat_at, row.latest) == (None, 0, None, None)
                 assert row.effective_from <= row.now
                 assert abs(row.now - await storage.now()) < timedelta(seconds=30)
 
@@ -434,6 +434,24 @@ class TestList:
         known = await cron(storage)
         assert known.latest == await again(storage, first)
         assert (known.open, known.runs) == (0, 2)
+
+    async def test_h1_what_runs_has_a_last_sign(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        """Its beginning, or what was last noted of it; of several the latest."""
+        claim = await grant(a, A)
+        first = await begun(storage, claim, 0)
+        assert (await cron(storage)).beat_at == first.claimed_at
+        await passing(0.002)
+        second = await begun(storage, claim, 1, last=at(0))
+        assert (await cron(storage)).beat_at == second.claimed_at > first.claimed_at
+        await passing(0.002)
+        assert await noted(storage, claim, first, note="half") == "written"
+        beat_at = (await cron(storage)).beat_at
+        assert beat_at is not None
+        assert second.claimed_at < beat_at <= await storage.now()
+        assert await noted(storage, claim, first, outcome="ran") == "written"
+        assert (await cron(storage)).beat_at == second.claimed_at
+        assert await noted(storage, claim, second, outcome="ran") == "written"
+        assert (await cron(storage)).beat_at is None
 
 
 class TestPurge:

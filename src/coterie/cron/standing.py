@@ -96,6 +96,8 @@ class CronInfo:
     """How many ticks in a row have failed, up to now."""
     running: int
     """How many ticks are not over."""
+    last_heartbeat_at: datetime | None
+    """When one of these last began, or its body said how it gets on; None: all are over."""
     latest: TickInfo | None
     """The last one that ran or failed."""
     problem: str
@@ -302,6 +304,7 @@ class Crons:
             last_error_at=row.error_at,
             failures=row.failures,
             running=row.open,
+            last_heartbeat_at=row.beat_at,
             latest=None if row.latest is None else _tick(row.latest, schedule),
             problem=_problem(row, due_at, runner),
         )

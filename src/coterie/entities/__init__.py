@@ -18,9 +18,9 @@ On a runner, without any network:
     its deadline; what has begun is never begun again [INV-D8].
 
 In which order to read: `entity` (the class users derive from) and `rpcs` (`@rpc`); `annotations`, `payloads` and
-`declared` (types, arguments and errors of one rpc), `keys` (which calls are the same call); `definitions` (all of a
-class); `references` and `calls` (the caller's side); `failures` (errors on their way back); `options` (how definitions
-refuse).
+`declared` (types, arguments and errors of one rpc), `keys` (which calls are the same call), `counting` (what is counted
+of one rpc); `definitions` (all of a class); `references` and `calls` (the caller's side); `failures` (errors on their
+way back); `options` (how definitions refuse).
 
 Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a runner), `residents` and `mailbox`
 (one entity), `handling`, `serving`, `driving`, `prompt` and `spares` (how handlers run), `answers`, `streams`,

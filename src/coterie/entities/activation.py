@@ -154,6 +154,7 @@ def _begin(resident: Resident, entity: Any) -> None:
     resident.limit = resident.hosted.concurrency
     resident.failures = 0
     resident.shard.counts.activations += 1
+    resident.hosted.lives.value += 1
 
 
 async def _give_up(resident: Resident) -> None:

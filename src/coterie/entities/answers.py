@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from coterie.entities.declared import nearest
 from coterie.entities.failures import pack_failure
 from coterie.errors import CoterieError, RunnerUnavailable, SendTimeout
+from coterie.kernel import meters
 
 if TYPE_CHECKING:
     from coterie.entities.residents import Counts
@@ -45,6 +47,7 @@ class Answers:
         if not (work.is_open and self._may_say(work)):
             return
         self._counts.replied += 1
+        work.rpc.counted.ok.value += 1
         if work.rpc.is_stream:
             work.end()
         else:
@@ -54,6 +57,8 @@ class Answers:
         """The handler raised, or the entity could not be activated."""
         if work.is_open and self._may_say(work):
             self._counts.failed += 1
+            counted = work.rpc.counted
+            (counted.failed if nearest(error, work.rpc.errors) is None else counted.declared).value += 1
             work.failed(pack_failure(error, work.rpc.errors))
 
     def refuse(self, work: Work, error: CoterieError) -> None:
@@ -61,6 +66,7 @@ class Answers:
         if work.is_open:
             work.is_open = False
             self._counts.refused += 1
+            _refused(work, error.code)
             work.refuse(error)
 
     def not_mine(self, work: Work) -> None:
@@ -68,6 +74,7 @@ class Answers:
         if work.is_open:
             work.is_open = False
             self._counts.refused += 1
+            _refused(work, "not_mine")
             work.not_mine()
 
     def cut_short(self, work: Work, problem: str) -> None:
@@ -80,6 +87,11 @@ class Answers:
             return True
         self.cut_short(work, "it lost the shard while the call ran")
         return False
+
+
+def _refused(work: Work, reason: str) -> None:
+    """Count it, under names of the program only: what nobody here knows is not named."""
+    meters.REFUSED.of("" if work.rpc is None else work.entity_type, reason).value += 1
 
 
 def timed_out(work: Work) -> SendTimeout:

@@ -36,6 +36,7 @@ from coterie.errors import (
     SendTimeout,
     UnknownEntity,
 )
+from coterie.kernel import meters
 from coterie.kernel.context import trace_here
 from coterie.kernel.service import State
 from coterie.transport.routes import Route
@@ -291,20 +292,24 @@ class Calling:
         """
         if isinstance(trouble, bytes):
             if self._heard(trip, trouble) and trip.left_s > 0:
-                self.routing.look(trip.shard)
-                return trip.left_s
+                return self._onward(trip)
             error: CoterieError = EntityNotAssigned(entity=str(trip.what.address), shard=str(trip.shard.id))
             if self.is_stopping and not self._others(trip, than=self.here.incarnation):
-                raise error from None
+                raise _counted(trip, error) from None
         else:
             error = self._told(trip, trouble)
             if not may_run_elsewhere(trouble):
                 if isinstance(error, SendTimeout | RunnerUnavailable):
                     self.routing.doubt()
-                raise error from None
+                raise _counted(trip, error) from None
         await self.routing.news(within_s=trip.left_s)
         if trip.left_s <= 0 or (isinstance(trouble, UnknownEntity) and not self._others(trip, than=trip.asked)):
-            raise error from None
+            raise _counted(trip, error) from None
+        return self._onward(trip)
+
+    def _onward(self, trip: Trip) -> float:
+        """Another attempt; how much time it has."""
+        meters.SENT_AGAIN.of(trip.what.address.type).value += 1
         self.routing.look(trip.shard)
         return trip.left_s
 
@@ -392,6 +397,11 @@ class Trip:
     def left_s(self) -> float:
         """How much time is left."""
         return self.until_s - asyncio.get_running_loop().time()
+
+
+def _counted(trip: Trip, error: CoterieError) -> CoterieError:
+    meters.SENT_FAILED.of(trip.what.address.type, error.code).value += 1
+    return error
 
 
 def _no_loop() -> float:

@@ -14,13 +14,13 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie.entities.envelopes import FAILED
+from coterie.entities.envelopes import FAILED, MARK
 from coterie.entities.failures import pack_failure
 from coterie.entities.keys import shown_key
 from coterie.entities.ledgers import ENDED, ledger_of
 from coterie.entities.outcomes import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.kernel.tasks import Tasks
 from coterie.storage.messages import Commit
 
@@ -215,10 +215,13 @@ class Committing:
             resident.kept.committed(change)
         if work.is_stored:
             work.is_open = False
+            outcome = "declared" if write.reply and write.reply[0] == MARK else "ok"
+            meters.MESSAGES.of(work.entity_type, work.method, outcome).value += 1
             work.reply(write.reply)
         else:
             self._answers.say(work, write.reply)
         for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner knows
+            meters.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
         if work.ledger is not None and work.ledger.forgets:
             self._handles.dropped(resident)

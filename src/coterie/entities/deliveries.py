@@ -25,6 +25,7 @@ from coterie.entities.failures import described
 from coterie.entities.ledgers import Ledger
 from coterie.entities.stored import Shelf, StoredWork
 from coterie.errors import MailboxFull, MalformedMessage, PersistenceError, RunnerFull, UnknownEntity
+from coterie.kernel import meters
 from coterie.kernel.versions import NewerVersion
 from coterie.storage.messages import Setback
 
@@ -71,6 +72,8 @@ class Deliveries:
     def __init__(self, host: Host, messages: Messages, *, chance: Chance, wake: Callable[[], None]) -> None:
         self.shelves: dict[str, Shelf] = {}
         self.inbox: dict[str, StoredWork] = {}
+        self.returned = 0
+        """Messages that were in memory and had not begun when their shard was given up."""
         self._host = host
         self._messages = messages
         self._chance = chance
@@ -105,7 +108,9 @@ class Deliveries:
         if shelf is None or shelf.tenure is not tenure:
             return
         del self.shelves[tenure.seat]
-        for work in [work for work in shelf.works.values() if not work.has_begun]:
+        left = [work for work in shelf.works.values() if not work.has_begun]
+        self.returned += len(left)
+        for work in left:
             self.dropped(work)
 
     # The database's clock
@@ -387,6 +392,9 @@ class Deliveries:
 
     def _was_set_back(self, work: StoredWork, again_s: float | None, saving: asyncio.Future[Suffered]) -> None:
         is_written = not saving.cancelled() and saving.exception() is None and saving.result() == "written"
+        if is_written:
+            outcome = "dead" if again_s is None else "retried"
+            meters.MESSAGES.of(work.entity_type, work.method, outcome).value += 1
         if is_written and again_s is None:
             log.error("%s is dead: message %s", work.target, work.message_id)
         if not is_written or again_s is None:

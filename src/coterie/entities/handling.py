@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -16,6 +17,7 @@ from coterie.entities.limits import STUBBORN_S
 from coterie.entities.serving import Serving
 from coterie.entities.streams import SeatLost, streamed
 from coterie.errors import MalformedMessage
+from coterie.kernel.metrics import SECONDS
 from coterie.transport.deadlines import Deadlines
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Handlers:
         messages: Where what handlers leave behind is committed; None for a probe.
         hand_over: Brings a message that a handler sent to its owner.
         most_bytes: Of a reply or a state that is stored.
+        steady_ns: The clock by which handlers are timed.
 
     Promise:
         Of one entity no more handlers run at once than its concurrency says. A call whose deadline has passed does
@@ -74,7 +77,9 @@ class Handlers:
         messages: Messages | None,
         hand_over: Callable[[Message], None],
         most_bytes: int,
+        steady_ns: Callable[[], int],
     ) -> None:
+        self._steady_ns = steady_ns
         self.waiting: dict[Work, None] = {}
         """Calls that wait for something: those that a cancellation can reach."""
         self._lives = lives
@@ -120,8 +125,12 @@ class Handlers:
         if not (work.is_open and shard.is_open and work.deadline_s > self._time()) and not self._is_wanted(work):
             self.ended(resident)
             return None
-        if not shard.tenure.may_start:
+        now_ns = shard.tenure.may_start_at()
+        if now_ns is None:
             return self._begin_slowly(work)
+        if work.began_ns:
+            resident.hosted.waits.see((now_ns - work.began_ns) / 1e9)
+        work.began_ns = now_ns
         try:
             if resident.entity is None:
                 if not awaken_at_once(resident, self._loop.time()):
@@ -139,6 +148,7 @@ class Handlers:
             await awaken(resident, work)
             self._fill(resident)
             await self._trusted(work)
+        work.began_ns = self._steady_ns()
         return await self.handler(work) if self._is_wanted(work) else None
 
     def _is_wanted(self, work: Work) -> bool:
@@ -207,13 +217,19 @@ class Handlers:
         except MalformedMessage as error:  # it does not fit the annotation: the handler's mistake
             self.raised(work, error)
             return
-        if not shard.tenure.held:
+        now_ns = shard.tenure.held_at()
+        if now_ns is None:
             self._returned(work, value)
             return
         if work.task is not None:
             self.waiting.pop(work, None)
         work.is_open = False
         self._counts.replied += 1
+        counted = rpc.counted
+        counted.ok.value += 1
+        took, took_s = counted.took, (now_ns - work.began_ns) / 1e9
+        took.counts[bisect_left(SECONDS, took_s)] += 1  # as `took.see` does
+        took.total += took_s
         shard.busy -= 1
         resident.current = None
         resident.running -= 1
@@ -282,6 +298,8 @@ class Handlers:
         """A place is free: the next of the mailbox takes it, or nobody."""
         if work is not None:
             self.waiting.pop(work, None)
+            if work.has_begun:
+                work.rpc.counted.took.see((self._steady_ns() - work.began_ns) / 1e9)
         resident.current = None
         following = None if resident.mailbox is None else resident.mailbox.take()
         if following is not None:

@@ -94,6 +94,7 @@ class Host:
             messages=messages,
             hand_over=hand_over,
             most_bytes=settings.frame_limit,
+            steady_ns=clock.steady_ns,
         )
         self._push = self.handlers.serving.push
         self.farewells = Farewells()
@@ -161,6 +162,21 @@ class Host:
         """The ids of all entities of a type that live here now, for a broadcast."""
         hosted = self._hosted.get(entity_type)
         return [] if hosted is None else list(hosted.entities)
+
+    def census(self) -> dict[str, int]:
+        """How many entities of each type live here now."""
+        return {name: len(hosted.entities) for name, hosted in self._hosted.items() if hosted.entities}
+
+    def queued(self) -> tuple[int, int]:
+        """How many calls wait in mailboxes, and how many run. Looks at each resident: not for each call."""
+        residents = [each for hosted in self._hosted.values() for each in hosted.entities.values()]
+        waiting = sum(len(each.mailbox) for each in residents if each.mailbox is not None)
+        return waiting, sum(each.running for each in residents)
+
+    def oldest_s(self) -> float:
+        """For how long the handler has run that has run longest."""
+        now_ns = self.clock.steady_ns()
+        return max(((now_ns - work.began_ns) / 1e9 for work in self.handlers.waiting if work.has_begun), default=0.0)
 
     # Stored messages
 
@@ -257,6 +273,7 @@ class Host:
         most = resident.hosted.type.mailbox
         mailbox = resident.mailbox = resident.mailbox or Mailbox(most)
         if mailbox.put(work):
+            work.began_ns = self.clock.steady_ns()
             self.handlers.expect(work.deadline_s)
         else:
             self.answers.refuse(work, MailboxFull(entity=resident.address, waiting=most))
@@ -322,6 +339,7 @@ class Host:
     def not_activated(self, resident: Resident) -> None:
         """Leave an entity that could not begin alone for a while."""
         resident.failures += 1
+        resident.hosted.stillborn.value += 1
         resident.not_before_s = self._loop.time() + backoff_s(resident.hosted, resident.failures, self._chance)
 
     def closed(self, shard: ShardOccupant) -> None:

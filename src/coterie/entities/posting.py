@@ -34,6 +34,7 @@ from coterie.entities.outcomes import (
 from coterie.entities.stored import StoredWork
 from coterie.entities.work import handling
 from coterie.errors import MessageExpired, PersistenceError, SendTimeout
+from coterie.kernel import meters
 from coterie.kernel.addresses import MessageId, MessageIds
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import refuse_in_transaction, trace_here
@@ -227,7 +228,9 @@ class Posting:
         pause_s, doubt = _PAUSE_S, None
         while True:
             try:
-                return await self._storage.messages.insert(message)
+                receipt = await self._storage.messages.insert(message)
+                meters.MESSAGES_SENT.of(message.entity_type, message.method).value += receipt.fresh
+                return receipt
             except PersistenceError as error:
                 doubt = error if error.outcome == "unknown" else doubt
                 if error.outcome == "refused" or _now_s() + pause_s >= until_s:

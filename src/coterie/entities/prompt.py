@@ -70,7 +70,8 @@ class Prompt:
             self._read_s, self._more, self._until_ns = arrived_s, _FEW, 0
         elif not self._more and not self._has_time():
             return False
-        if not (spare.is_ready and shard.tenure.may_start and work.deadline_s > self._time()):
+        now_ns = shard.tenure.may_start_at()
+        if now_ns is None or not spare.is_ready or work.deadline_s <= self._time():
             return False
         loop, task = self._loop, spare.task
         try:
@@ -81,6 +82,7 @@ class Prompt:
         self._counts.delivered += 1
         hosted.idle.pop(resident, None)
         work.rpc, work.resident, resident.current = rpc, resident, work
+        work.began_ns = now_ns
         resident.running = 1
         shard.busy += 1
         try:

@@ -14,6 +14,7 @@ from coterie.entities.resources import Resources
 from coterie.entities.transacting import Block
 from coterie.entities.work import handling
 from coterie.errors import NotStarted
+from coterie.kernel import meters
 from coterie.kernel.addresses import MessageId
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import ClusterContext, enter
@@ -71,6 +72,9 @@ class Hosted:
         """Those without calls, since when, the longest idle first. Ordered, since a dict forgets its gaps slowly."""
         self.leaving: dict[str, asyncio.Future[Any]] = {}
         """Former lives whose farewell still runs, by id."""
+        name = entity_type.name
+        self.waits = meters.MAILBOX_WAIT.spread(name)
+        self.lives, self.stillborn = meters.ACTIVATIONS.of(name, "ok"), meters.ACTIVATIONS.of(name, "failed")
 
 
 class Resident:

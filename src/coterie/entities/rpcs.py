@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from coterie.entities.annotations import codec_of, hints_of, item_hints
+from coterie.entities.counting import Counted
 from coterie.entities.declared import declared_errors
 from coterie.entities.keys import ACCEPTED, can_be_key
 from coterie.entities.options import refusal, refuse_unknown
@@ -116,6 +117,7 @@ class Rpc:
     is_stream: bool
     result_what: str
     """How errors call the result."""
+    counted: Counted
 
     def encode_result(self, value: Any) -> bytes:
         """A result, or an item of a stream, known to decode: a handler's mistake is found where it was made."""
@@ -159,6 +161,7 @@ def make_rpc(fn: Callable[..., Any], options: Options, cls: type, *, name: str, 
         timeout_s=seconds_or_none(options.timeout, what=f"timeout of {what}"),
         is_stream=is_stream,
         result_what=f"result of {what}",
+        counted=Counted(what.rpartition(".")[0], name),
     )
 
 

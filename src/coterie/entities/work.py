@@ -45,6 +45,7 @@ class Work(Struct, eq=False):
     ledger: Any = None  # the Ledger of what its handler leaves behind, if it leaves anything
     task: Any = None  # the task that runs it, once it waits for something
     has_begun: bool = False  # whether its handler has: until then it can go elsewhere
+    began_ns: int = 0  # when its turn came, on the steady clock; before, if it waits in a mailbox: since when
     is_stopped: bool = False  # whether that task was cancelled
     is_open: bool = True
     """Whether somebody still waits for the answer."""

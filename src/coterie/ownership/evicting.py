@@ -14,6 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
+from coterie.kernel import meters
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.directory import peer_of
 from coterie.transport.identity import is_loopback
@@ -169,5 +170,6 @@ class Evicting:
         runner = self._directory.runner(victim)
         gone = await self._keeping.ask(lambda session: session.evict(victim, counter=counter, expired=expired))
         if gone:
+            meters.EVICTIONS.of("lease" if expired else "process").value += 1
             log.warning("runner %s was evicted: %s", victim if runner is None else runner.name, why)
         return gone

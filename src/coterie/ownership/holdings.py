@@ -16,7 +16,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
+from coterie.kernel.addresses import Seat
 from coterie.ownership.keeping import insist
 from coterie.ownership.tenure import Tenure
 from coterie.storage.interface import Claim, checksum
@@ -104,6 +105,9 @@ class Holdings:
             tenure = Tenure(Claim(self._me, grant.name, grant.epoch), clean=grant.clean, trust=self._trust)
             self._held[grant.name] = Holding(tenure, self._occupy(tenure))
             taken.append((grant.name, grant.epoch))
+            kind, _ = Seat.split(grant.name)
+            meters.SEATS_ACQUIRED.of(kind).value += 1
+            meters.TAKEOVERS.of(kind).value += not grant.clean
         return taken
 
     def expect_view(self) -> None:

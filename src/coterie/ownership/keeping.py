@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.errors import PersistenceError
+from coterie.kernel import meters
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.ownership.aside import Aside
     from coterie.ownership.keeper import Keeper
     from coterie.ownership.tenure import Trust
+    from coterie.ownership.vitals import Vitals
     from coterie.storage.interface import Declaration, Ownership, Registration, Renewal
 
 T = TypeVar("T")
@@ -55,6 +57,7 @@ class Keeping:
 
     Args:
         open: Opens the dedicated session.
+        vitals: Told how the loop and the database get on.
         on_renewed: Told on the runner's loop after each renewal, with the moment before it was sent.
         on_ended: Told there why, once, when this incarnation is over.
     """
@@ -68,6 +71,7 @@ class Keeping:
         trust: Trust,
         clock: Clock,
         ttl_s: float,
+        vitals: Vitals,
         on_renewed: Callable[[Renewal, int], None],
         on_ended: Callable[[str], None],
     ) -> None:
@@ -77,6 +81,7 @@ class Keeping:
         self._trust = trust
         self._now_ns = clock.steady_ns
         self._ttl_s = ttl_s
+        self._vitals = vitals
         self._on_renewed = on_renewed
         self._on_ended = on_ended
         self._pulse_ns = self._now_ns()
@@ -103,6 +108,7 @@ class Keeping:
             sent_ns = self._now_ns()
             await session.register(me, seats, ttl_s=self._ttl_s)
             self._keeper.registered(sent_ns)
+            self._vitals.answered(sent_ns)
             self._extend(session)
 
         await self.ask(appear)
@@ -132,14 +138,15 @@ class Keeping:
                     await self._evict_self()
                 if self._keeper.state == "ended":
                     return
-                self._aside.tell(self._pulse)
+                self._aside.tell(self._pulse, self._now_ns())
                 await asyncio.sleep(max((step.wake_ns - self._now_ns()) / 1e9, 0.01))
         finally:
             await tasks.stop()
 
-    def _pulse(self) -> None:
-        """The runner's loop turns."""
+    def _pulse(self, since_ns: int) -> None:
+        """The runner's loop turns; it was asked to at that moment."""
         self._pulse_ns = self._now_ns()
+        self._vitals.turned(since_ns)
 
     async def _renew(self) -> None:
         try:
@@ -147,6 +154,9 @@ class Keeping:
         except PersistenceError as error:
             first = self._keeper.state == "kept"
             self._keeper.failed(self._now_ns())
+            self._vitals.failed(str(error))
+            meters.RENEWALS.of("failed").value += 1
+            meters.STORAGE_ERRORS.of("lease", error.outcome).value += 1
             level = logging.WARNING if first else logging.DEBUG  # once per outage
             log.log(level, "the lease could not be renewed, %.1f s of trust are left: %s", self._trust.left_s, error)
             return
@@ -159,7 +169,10 @@ class Keeping:
         sent_ns = self._now_ns()
         renewal = await session.renew(ttl_s=self._ttl_s)
         if renewal is not None:
+            meters.RENEWALS.of("ok").value += 1
+            meters.LEASE_MARGIN.spread().see(max(0.0, self._trust.left_s))
             self._keeper.renewed(sent_ns, self._now_ns())
+            self._vitals.answered(sent_ns, renewal.now)
             self._extend(session)
         return renewal, sent_ns
 
@@ -169,6 +182,7 @@ class Keeping:
 
     async def _evict_self(self) -> None:
         stood_s = (self._now_ns() - self._pulse_ns) / 1e9
+        meters.EVICTIONS.of("stall").value += 1
         self._end(f"the event loop was blocked for {stood_s:.1f} s")
         try:
             await self._use(lambda session: session.leave())
@@ -182,6 +196,7 @@ class Keeping:
 
     def _report_stall(self) -> None:
         stood_s = (self._now_ns() - self._pulse_ns) / 1e9
+        meters.LOOP_STALLS.of().value += 1
         log.warning(
             "the event loop has been blocked for %.1f s; it is in:\n%s", stood_s, self._aside.stack() or "(unknown)"
         )

@@ -23,6 +23,7 @@ from coterie.ownership.keeping import Keeping, insist
 from coterie.ownership.planning import Plans
 from coterie.ownership.talking import Talk
 from coterie.ownership.tenure import Trust
+from coterie.ownership.vitals import Vitals
 from coterie.ownership.watching import Watch
 from coterie.storage.interface import Registration
 from coterie.transport.routes import Route
@@ -45,6 +46,10 @@ log = logging.getLogger("coterie.ownership")
 
 _FAREWELL_S = 5.0
 """Beyond the drain, for what the database has to hear: then the process goes, and the lease decides."""
+
+
+_SILENT_RENEWALS = 3
+"""So many renewals without an answer, and the database is silent."""
 
 
 class Membership(Service):
@@ -89,6 +94,7 @@ class Membership(Service):
         self.incarnation = incarnation
         self.name = name
         self.trust = Trust(clock)
+        self.vitals = Vitals(clock, silence_s=_SILENT_RENEWALS * settings.lease_renew.total_seconds())
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._settings = settings
         self._host = host
@@ -105,6 +111,7 @@ class Membership(Service):
             trust=self.trust,
             clock=clock,
             ttl_s=settings.lease_ttl.total_seconds(),
+            vitals=self.vitals,
             on_renewed=self._renewed,
             on_ended=self._over,
         )
@@ -148,6 +155,11 @@ class Membership(Service):
     async def ready(self) -> None:
         """Return when a pass has found nothing more to acquire."""
         await self._settled.wait()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it gives up all that it holds, because it stops or somebody asked it to."""
+        return self._leaving
 
     def tenure(self, seat: str) -> Tenure | None:
         """Our holding of a seat; None if it is not ours."""

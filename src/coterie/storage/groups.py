@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.kernel.service import Service
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Commit = Callable[["Group"], Awaitable[Sequence[Any]]]
     Member = tuple[Write, asyncio.Future[Any]]
+
+_took, _sizes, _fenced = meters.COMMIT_DURATION.spread(), meters.GROUP_SIZE.spread(), meters.FENCED.of()
 
 
 class Group(list[Write]):
@@ -106,7 +108,9 @@ class GroupWriter(Service):
         return done
 
     async def _start(self) -> None:
-        self._create_future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
+        loop = asyncio.get_running_loop()
+        self._create_future: Callable[[], asyncio.Future[Any]] = loop.create_future
+        self._time = loop.time
         self.tasks.spawn(self._fold(), name="fold")
 
     async def _stop(self) -> None:
@@ -136,10 +140,12 @@ class GroupWriter(Service):
 
     async def _commit_and_tell(self, group: Group) -> None:
         self.groups += 1
+        began_s = self._time()
         try:
             results = await self._commit(group)
         except PersistenceError as error:
             group.seal()
+            meters.STORAGE_ERRORS.of("commit", error.outcome).value += 1
             if error.outcome == "refused" and len(group) > 1:
                 self.reruns += 1
                 for member in group.members:
@@ -150,9 +156,19 @@ class GroupWriter(Service):
             _fail(group, error)
         else:
             self.members += len(group)
+            _took.see(self._time() - began_s)
+            _sizes.see(len(group))
             for (_, done), result in zip(group.members, results, strict=True):
+                if is_fenced(result):
+                    _fenced.value += 1
                 if not done.done():
                     done.set_result(result)
+
+
+def is_fenced(result: Any) -> bool:
+    """Whether a write was refused because its seat is somebody else's; some tell more than that word."""
+    told: object = getattr(result, "told", result)
+    return told == "fenced"
 
 
 def _fail(group: Group, error: Exception) -> None:

@@ -142,6 +142,26 @@ class Due(msgspec.Struct, frozen=True, gc=False):
     rows: tuple[Waiting, ...]
 
 
+class Late(msgspec.Struct, frozen=True, gc=False):
+    """A pending message whose time has come."""
+
+    seat: str
+    id: str
+    due_at: datetime
+    entity_type: str
+    entity_id: str
+    method: str
+
+
+class Backlog(msgspec.Struct, frozen=True, gc=False):
+    """What waits, and what was given up, as those see it who judge the whole."""
+
+    now: datetime
+    late: tuple[Late, ...]
+    """Of each seat the one that has been due longest; those that have been due longest first."""
+    dead: int
+
+
 class Delivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A pending message, to be run."""
 
@@ -255,6 +275,14 @@ class Messages(Protocol):
         """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
         ...
 
+    async def backlog(self, *, most: int, dead_most: int) -> Backlog:
+        """The longest due message of each seat, `most` of them, also of seats that nobody declared; how many are dead.
+
+        It costs little, however many are done: some steps for each seat with pending messages, and the dead are counted
+        among the first `dead_most` that have failed, so that there may be more.
+        """
+        ...
+
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
         """Those of these messages that are pending, in no order."""
         ...
@@ -297,6 +325,14 @@ class Messages(Protocol):
 
     async def remove(self, chosen: Filter, *, most: int) -> int:
         """Delete up to `most` messages that are done or dead (never pending ones); how many it were."""
+        ...
+
+    async def count(self, chosen: Filter, *, most: int) -> int:
+        """How many messages there are, counted up to `most`."""
+        ...
+
+    async def discard(self, ids: Sequence[str], status: Status) -> int:
+        """Delete those of these messages that have ended so (never pending ones); how many it were."""
         ...
 
     async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from coterie.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
     from coterie.settings import Settings
@@ -39,3 +41,12 @@ def open_storage(
         problem=f"url begins with {scheme!r}, which is no database that coterie knows",
         hint="write sqlite:///file.db, sqlite:// (memory) or postgresql://user@host/database",
     )
+
+
+def file_of(settings: Settings) -> Path | None:
+    """The file that holds the cluster, whether it is there or not; None: it is in no file."""
+    if settings.url.partition(":")[0] != "sqlite":
+        return None
+    from coterie.storage.sqlite.location import path_of
+
+    return path_of(settings.url)

@@ -195,6 +195,8 @@ class CronRow(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it is paused; None: it is not."""
     open: int
     """How many ticks are not over."""
+    beat_at: datetime | None
+    """When one of these last began, or gave a sign; None: all are over."""
     latest: TickRow | None
     """Of those that ended as ran or failed the one that ended last, as far back as history is kept."""
     now: datetime

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from coterie.errors import PersistenceError, TransactionTimeout
+from coterie.kernel import meters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -114,7 +115,9 @@ class Undertaking:
                 return await self._alone(write)
             self._stop_the_clock()  # from here on the ground looks at it: a commit under way must not be cut off
             try:
-                return await self._ground.commit(write)
+                told = await self._ground.commit(write)
+                meters.FENCED.of().value += told == "fenced"
+                return told
             except TimeoutError as error:
                 self._expire()
                 raise self._over() from error

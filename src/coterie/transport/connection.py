@@ -15,6 +15,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import CoterieError, ShuttingDown
+from coterie.kernel import meters
 from coterie.transport import envelopes
 from coterie.transport.answering import Answers
 from coterie.transport.envelopes import AROUND_BODY_BYTES, Goodbye, Notice, Ping, Pong, Terms
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.transport.sealing import Opener
 
 _decode = envelopes.decode
+_frames, _bytes, _open = meters.FRAMES.of("received"), meters.BYTES.of("received"), meters.CONNECTIONS.of()
 
 
 class Connection(asyncio.Protocol):
@@ -232,6 +234,8 @@ class Connection(asyncio.Protocol):
             Goodbye: self._parted,
         }
         self.is_open = True
+        _open.value += 1
+        meters.CONNECTIONS_OPENED.of("us" if self.is_ours else "peer").value += 1
         self._on_open(self)
         if not self.opened.done():
             self.opened.set_result(None)
@@ -246,14 +250,17 @@ class Connection(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         self._answers.now_s = self._time()
         self._pulse.heard = True
-        dispatch = self._dispatch
+        dispatch, count = self._dispatch, 0
         for body in self._frames.feed(data):
+            count += 1
             try:
                 frame = _decode(body)
             except envelopes.MALFORMED as error:
                 envelopes.require_optional(body, error)
                 continue
             dispatch[type(frame)](frame)
+        _frames.value += count
+        _bytes.value += len(data)
 
     def _pinged(self, frame: Ping) -> None:
         self._out.send(Pong(frame.number))
@@ -313,6 +320,7 @@ class Connection(asyncio.Protocol):
         if self._door is not None:
             self._door.left()
         if self.is_open:
+            _open.value -= 1
             assert isinstance(error, CoterieError), "callers get errors of ours"
             self.calls.lost(error)
         if self._established is not None:

@@ -24,6 +24,8 @@ class Route(IntEnum):
     """A call of all resident entities of a type."""
     MESSAGE = 4
     """A stored message for its owner."""
+    OBSERVE = 5
+    """What a runner knows of itself."""
 
 
 class Routes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from coterie.kernel import meters
 from coterie.transport.envelopes import encode as _encode
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _EARLY = 2 * 200
 _GIVE_UP = 4
 _SMALL_BYTES = 2_048
 _pack = struct.Struct(">I").pack
+_sent_frames, _sent_bytes = meters.FRAMES.of("sent"), meters.BYTES.of("sent")
 
 
 class Outbox:
@@ -86,6 +88,7 @@ class Outbox:
         frames = self.frames
         if not self.is_holding:
             if lone and not frames:
+                _sent_frames.value += 1
                 self._write(_pack(size) + body)
                 return
             self.is_holding = True
@@ -113,6 +116,7 @@ class Outbox:
         if self.held_bytes <= HIGH_BYTES:
             frames, self.frames, self.held_bytes = self.frames, [], 0
             if frames:
+                _sent_frames.value += len(frames) // 2
                 self._write(b"".join(frames))
             return
         while self.frames and not self._paused:
@@ -155,6 +159,7 @@ class Outbox:
         if calls is not None:
             # If only a part is written, more may be counted as left than has: never less.
             calls.left_id = calls.last_id
+        _sent_bytes.value += len(data)
         self._transport.write(data if sealer is None else sealer.seal(data))
 
     def _piece(self) -> bytes:
@@ -163,6 +168,7 @@ class Outbox:
         while count < len(self.frames) and size < HIGH_BYTES:
             size += len(self.frames[count]) + len(self.frames[count + 1])
             count += 2
+        _sent_frames.value += count // 2
         piece = b"".join(self.frames[:count])
         del self.frames[:count]
         self.held_bytes = max(0, self.held_bytes - size)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coterie.entities.occupancy import ShardOccupant
     from coterie.entities.sweeping import Sweeping
     from coterie.storage.interface import Claim
-    from coterie.storage.messages import Commit, Mark, Policy, Setback
+    from coterie.storage.messages import Backlog, Commit, Mark, Policy, Setback
 
 EPOCH_S = 1_700_000_000.0
 """The database's clock when the loop's is zero."""
@@ -166,6 +166,9 @@ class FakeMessages:
             found += [Waiting(seat, row.id, row.due_at, row.entity_type, row.entity_id) for row in rows]
         await self._passing("due", dict(after))
         return Due(now_at(), tuple(found))
+
+    async def backlog(self, *, most: int, dead_most: int) -> Backlog:
+        raise NotImplementedError("entities never ask for it")
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
         found = [

@@ -94,6 +94,13 @@ BY_ID = {
 BY_OTHERS = {
     "find": ["INDEX messages_key (cluster=? AND entity_type=? AND entity_id=? AND method=? AND key=?)"],
     "due": ["COVERING INDEX messages_pending (cluster=? AND seat=? AND (due_at_ns,id)>(?,?) AND due_at_ns<?)"],
+    "backlog": [
+        "COVERING INDEX messages_pending (cluster=?)",
+        "SEARCH m USING COVERING INDEX messages_pending (cluster=? AND seat>?)",
+        "SEARCH m USING COVERING INDEX messages_pending (cluster=? AND seat=? AND due_at_ns<?)",
+        "INDEX sqlite_autoindex_messages_1 (cluster=? AND id=?)",
+    ],
+    "count_dead": ["COVERING INDEX messages_dead (cluster=?)"],
     "suspects": [
         "INDEX messages_pending (cluster=? AND seat=? AND due_at_ns<?)",
         "INDEX messages_dead (cluster=? AND seat=? AND entity_type=?)",

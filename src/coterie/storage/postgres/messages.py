@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from coterie.storage.messages import Attempt, Delivery, Due, Insert, MessageRow, Waiting
+from coterie.storage.messages import Attempt, Backlog, Delivery, Due, Insert, Late, MessageRow, Waiting
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.postgres.posting import STATUSES, receipt
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Policy,
         Receipt,
         Setback,
+        Status,
         Suffered,
     )
     from coterie.storage.postgres.pool import Pool
@@ -66,6 +67,12 @@ class PostgresMessages:
         rows = await self._read("due", seats, [mark[0] for mark in marks], [mark[1] for mark in marks], ahead_s, most)
         # One row is always there, as the clock is wanted in any case.
         return Due(rows[0][0], tuple(Waiting(*row[1:]) for row in rows if row[1] is not None))
+
+    async def backlog(self, *, most: int, dead_most: int) -> Backlog:
+        """The longest due message of each seat, and how many are dead."""
+        rows = await self._read("backlog", most, dead_most)
+        # One row is always there, as in `due`.
+        return Backlog(rows[0][0], tuple(Late(*row[2:]) for row in rows if row[2] is not None), rows[0][1])
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
         """Those of these messages that are pending, in no order."""
@@ -110,6 +117,15 @@ class PostgresMessages:
         """Delete up to `most` messages that are done or dead."""
         name = "remove_dead" if chosen.status == "dead" else "remove_messages"
         return cast("int", (await self._write(name, most, *_asked(chosen)))[0][0])
+
+    async def count(self, chosen: Filter, *, most: int) -> int:
+        """How many messages there are, counted up to `most`."""
+        name = "count_dead" if chosen.status == "dead" else "count_messages"
+        return cast("int", (await self._read(name, most, *_asked(chosen)))[0][0])
+
+    async def discard(self, ids: Sequence[str], status: Status) -> int:
+        """Delete those of these messages that have ended so."""
+        return len(await self._write("discard_messages", list(ids), STATUSES.index(status)))
 
     async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
         """Delete what was done longer ago than that, among the next `most` ids past `after` [m17]."""

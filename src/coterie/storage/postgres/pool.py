@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError, ShuttingDown
+from coterie.kernel import meters
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
 from coterie.storage.postgres.sessions import deadline
 
@@ -64,6 +65,13 @@ class Pool:
         return await self._call(sql, values, doing=f"write to {self._connector.address}", repeat=False)
 
     async def _call(self, sql: str, values: Sequence[Any], *, doing: str, repeat: bool) -> Sequence[asyncpg.Record]:
+        try:
+            return await self._tried(sql, values, doing=doing, repeat=repeat)
+        except PersistenceError as error:
+            meters.STORAGE_ERRORS.of("read" if repeat else "write", error.outcome).value += 1
+            raise
+
+    async def _tried(self, sql: str, values: Sequence[Any], *, doing: str, repeat: bool) -> Sequence[asyncpg.Record]:
         over = deadline(self._limits.call_s)
         while True:
             try:

@@ -156,6 +156,7 @@ def _cron(row: asyncpg.Record) -> CronRow:
         name=row["cron"],
         paused_at=row["paused_at"],
         open=row["open"],
+        beat_at=row["beat_at"],
         latest=None if row["name"] is None else _tick(row),
         now=row["now"],
         **{name: row[name] for name in _CRON},

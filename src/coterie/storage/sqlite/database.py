@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from coterie.errors import PersistenceError
+from coterie.kernel import meters
 from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
 from coterie.storage.sqlite import guard, transactions
@@ -91,7 +93,11 @@ class Database(Service):
             with desk.turn:
                 return transactions.read(desk.main, lambda _: work(desk), patience=patience, doing=doing)
 
-        return await self._reader.run(run)
+        try:
+            return await self._reader.run(run)
+        except PersistenceError as error:
+            meters.STORAGE_ERRORS.of("read", error.outcome).value += 1
+            raise
 
     def session(self) -> Executor[Desk]:
         """One more executor that writes, not started yet: it belongs to the loop that starts it."""

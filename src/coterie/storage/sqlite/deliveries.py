@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.storage.messages import Delivery, Due, Waiting
+from coterie.storage.messages import Backlog, Delivery, Due, Late, Waiting
 from coterie.storage.sqlite.records import SQL, bindings, encoded, later_ns
 
 if TYPE_CHECKING:
@@ -32,6 +32,16 @@ def due(
             for message, at_ns, *entity in connection.execute(SQL["due"], names)
         ]
     return Due(to_datetime(scope.now_ns), tuple(rows))
+
+
+def backlog(connection: apsw.Connection, scope: Scope, *, most: int, dead_most: int) -> Backlog:
+    """Of each seat the message that has been due longest, and how many are dead."""
+    late = [
+        Late(seat, message, to_datetime(at_ns), *call)
+        for seat, message, at_ns, *call in connection.execute(SQL["backlog"], bindings(scope, most=most))
+    ]
+    ((dead,),) = connection.execute(SQL["count_dead"], bindings(scope, most=dead_most))
+    return Backlog(to_datetime(scope.now_ns), tuple(late), dead)
 
 
 def fetch(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[Delivery]:

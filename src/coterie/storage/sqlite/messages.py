@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.storage.interface import Claim, Write
     from coterie.storage.messages import (
+        Backlog,
         Commit,
         Committed,
         Delivery,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Policy,
         Receipt,
         Setback,
+        Status,
         Suffered,
     )
     from coterie.storage.sqlite.database import Database
@@ -69,6 +71,10 @@ class SqliteMessages:
         """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
         return await self._read(lambda c, s: deliveries.due(c, s, after, ahead_s=ahead_s, most=most))
 
+    async def backlog(self, *, most: int, dead_most: int) -> Backlog:
+        """The longest due message of each seat, and how many are dead."""
+        return await self._read(lambda c, s: deliveries.backlog(c, s, most=most, dead_most=dead_most))
+
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
         """Those of these messages that are pending."""
         return await self._read(lambda c, s: deliveries.fetch(c, s, ids))
@@ -106,6 +112,14 @@ class SqliteMessages:
     async def remove(self, chosen: Filter, *, most: int) -> int:
         """Delete up to `most` messages that are done or dead; how many it were."""
         return await self._transact(lambda c, s: records.remove(c, s, chosen, most=most))
+
+    async def count(self, chosen: Filter, *, most: int) -> int:
+        """How many messages there are, counted up to `most`."""
+        return await self._read(lambda c, s: records.count(c, s, chosen, most=most))
+
+    async def discard(self, ids: Sequence[str], status: Status) -> int:
+        """Delete those of these messages that have ended so; how many it were."""
+        return await self._transact(lambda c, s: records.discard(c, s, ids, status))
 
     async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
         """Delete what was done longer ago than that, among the next `most` ids past `after`."""

@@ -106,6 +106,16 @@ def remove(connection: apsw.Connection, scope: Scope, chosen: Filter, *, most: i
     return _changed(connection, "remove", bindings(scope, ids=encoded(ids)))
 
 
+def count(connection: apsw.Connection, scope: Scope, chosen: Filter, *, most: int) -> int:
+    """How many there are, up to a bound."""
+    return len(_chosen(connection, scope, chosen, after="", most=most))
+
+
+def discard(connection: apsw.Connection, scope: Scope, ids: Sequence[str], status: Status) -> int:
+    """Delete those of these messages that have ended so; how many."""
+    return _changed(connection, "discard", bindings(scope, ids=encoded(ids), status=STATUSES.index(status)))
+
+
 def purge(
     connection: apsw.Connection, scope: Scope, *, after: str, retention_s: float, key_retention_s: float, most: int
 ) -> tuple[int, str]:

@@ -86,6 +86,7 @@ class _Cron(msgspec.Struct, array_like=True):
     failed_at_ns: int | None
     paused_at_ns: int | None
     open: int
+    beat_at_ns: int | None
     latest: _Tick | None
 
 
@@ -257,6 +258,7 @@ def _cron(scope: Scope, row: _Cron) -> CronRow:
         failed_at=_instant(row.failed_at_ns),
         paused_at=_instant(row.paused_at_ns),
         open=row.open,
+        beat_at=_instant(row.beat_at_ns),
         latest=None if row.latest is None else _tick(row.latest),
         now=to_datetime(scope.now_ns),
     )

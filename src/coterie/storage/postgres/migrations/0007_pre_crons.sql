@@ -54,6 +54,7 @@ create table coterie.ticks (
     note       text    not null default '',
     done       bigint,
     total      bigint,
+    noted_at   timestamptz,
     primary key (cluster, name, kind, at, seq),
     check ((outcome is null) = (ended_at is null))
 ) with (

@@ -296,6 +296,48 @@ from clock left join (
 ) as found on true
 order by found.n, found.due_at, found.id;
 
+-- name: backlog
+-- Of each seat the pending message that has been due longest; the clock and the number of the dead even if there are none.
+-- From seat to seat along the index of what is pending: what is done is never looked at.
+with recursive clock as materialized (
+    select clock_timestamp() as now
+), seats as (
+    (
+        select seat from coterie.messages
+        where cluster = $1 and status = 0
+        order by cluster, seat, due_at, id
+        limit 1
+    )
+    union all
+    select (
+        select m.seat from coterie.messages as m
+        where m.cluster = $1 and m.seat > s.seat and m.status = 0
+        order by m.cluster, m.seat, m.due_at, m.id
+        limit 1
+    )
+    from seats as s
+    where s.seat is not null
+), dead as materialized (
+    select count(*) filter (where failed.status = 2) as dead
+    from (
+        select status from coterie.messages where cluster = $1 and attempts > 0 and status <> 1 limit $3
+    ) as failed
+)
+select clock.now, dead.dead, late.seat, late.id, late.due_at, late.entity_type, late.entity_id, late.method
+from clock cross join dead left join (
+    select m.*
+    from seats cross join lateral (
+        select seat, id, due_at, entity_type, entity_id, method
+        from coterie.messages
+        where cluster = $1 and seat = seats.seat and status = 0 and due_at <= (select now from clock)
+        order by due_at, id
+        limit 1
+    ) as m
+    order by m.due_at, m.id
+    limit $2
+) as late on true
+order by late.due_at, late.id;
+
 -- name: fetch
 -- Pending messages by their ids.
 select m.id, m.seat, m.entity_type, m.entity_id, m.method, m.payload, m.key, m.due_at, m.attempts, m.trace_id
@@ -479,6 +521,35 @@ with chosen as materialized (
     returning 1
 )
 select count(*) from gone;
+
+-- name: count_messages
+-- How many messages there are that are asked for, up to a bound.
+select count(*) from (
+    select id from coterie.messages
+    where cluster = $1 and status = coalesce($3, status)
+        and entity_type = coalesce($4, entity_type) and entity_id = coalesce($5, entity_id)
+        and method = coalesce($6, method)
+        and ($7::float8 is null or coalesce(completed_at, sent_at) <= clock_timestamp() - make_interval(secs => $7))
+    order by cluster, id
+    limit $2
+) as chosen;
+
+-- name: count_dead
+-- The same for dead ones, which are few among many.
+select count(*) from (
+    select id from coterie.messages
+    where cluster = $1 and attempts > 0 and status <> 1 and status = $3
+        and entity_type = coalesce($4, entity_type) and entity_id = coalesce($5, entity_id)
+        and method = coalesce($6, method)
+        and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
+    limit $2
+) as chosen;
+
+-- name: discard_messages
+-- Delete those of these messages that have ended in one way.
+delete from coterie.messages
+where cluster = $1 and id = any($2::text[]) and completed_at is not null and status = $3
+returning id;
 
 -- name: purge_messages
 -- Delete what was done long enough ago, among the next ids: how many, how many ids were looked at, the last of them, and

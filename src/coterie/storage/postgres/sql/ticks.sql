@@ -215,7 +215,8 @@ with items as materialized (
     set attempt = t.attempt + j.again::int, outcome = j.outcome,
         ended_at = case when j.outcome is not null then j.now end,
         errors = coalesce(j.errors, t.errors), late_s = coalesce(j.late_s, t.late_s),
-        took_s = coalesce(j.took_s, t.took_s), note = j.note, done = j.done, total = j.total
+        took_s = coalesce(j.took_s, t.took_s), note = j.note, done = j.done, total = j.total,
+        noted_at = j.now
     from judged as j
     where t.ctid = j.place and t.epoch = j.epoch and t.attempt = j.attempt and t.outcome is null
     returning j.seat, j.name, j.outcome, j.error, j.now, j.cron, coalesce(j.counts, false) as counts
@@ -314,13 +315,14 @@ limit $3;
 select
     substr(s.name, 6) as cron, coalesce(c.definition, '') as definition, s.effective_from, c.last_at as last,
     coalesce(c.runs, 0) as runs, c.ran_at, c.error, c.error_at, coalesce(c.failures, 0) as failures, c.failed_at,
-    c.paused_at, o.open, clock_timestamp() as now, t.*
+    c.paused_at, o.open, o.beat_at, clock_timestamp() as now, t.*
 from coterie.seats as s
     left join lateral (
         select * from coterie.crons where cluster = $1 and name = substr(s.name, 6) offset 0
     ) as c on true
     cross join lateral (
-        select count(*) as open from coterie.ticks where cluster = $1 and name = substr(s.name, 6) and outcome is null
+        select count(*) as open, max(greatest(claimed_at, noted_at)) as beat_at from coterie.ticks
+        where cluster = $1 and name = substr(s.name, 6) and outcome is null
     ) as o
     left join lateral (
         select * from coterie.ticks

@@ -48,6 +48,7 @@ create table ticks (
     note text not null default '',
     done integer,
     total integer,
+    noted_at_ns integer,
     primary key (cluster, name, kind, at_ns, seq)
 ) strict, without rowid;
 

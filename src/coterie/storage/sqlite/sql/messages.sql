@@ -68,6 +68,36 @@ where cluster = :cluster and seat = :seat and status = 0
 and due_at_ns <= :until_ns and (due_at_ns, id) > (:after_ns, :after_id)
 order by due_at_ns, id limit :most;
 
+-- name: backlog
+-- Of each seat the pending message that has been due longest. From seat to seat along the index: what is done is never
+-- looked at.
+with recursive pending (seat) as (
+    select min(seat) from messages indexed by messages_pending where cluster = :cluster and status = 0
+    union all
+    select (
+        select min(m.seat) from messages as m indexed by messages_pending
+        where m.cluster = :cluster and m.status = 0 and m.seat > pending.seat
+    )
+    from pending where pending.seat is not null
+), firsts (id) as materialized (
+    select (
+        select m.id from messages as m indexed by messages_pending
+        where m.cluster = :cluster and m.seat = pending.seat and m.status = 0 and m.due_at_ns <= :now_ns
+        order by m.due_at_ns, m.id limit 1
+    )
+    from pending where pending.seat is not null
+)
+select seat, id, due_at_ns, entity_type, entity_id, method
+from firsts cross join messages using (id)
+where cluster = :cluster
+order by due_at_ns, id limit :most;
+
+-- name: count_dead
+-- How many messages are dead, up to a bound.
+select count(*) from (
+    select 1 from messages indexed by messages_dead where cluster = :cluster and status = 2 limit :most
+);
+
 -- name: fetch
 -- The pending ones of these messages.
 select id, seat, entity_type, entity_id, method, payload, key, due_at_ns, attempts, trace_id from messages
@@ -173,6 +203,12 @@ and attempts > 0 and due_at_ns > :now_ns;
 -- Delete messages that have ended.
 delete from messages
 where cluster = :cluster and id in (select value from json_each(:ids)) and completed_at_ns is not null;
+
+-- name: discard
+-- Delete those of these messages that have ended in one way.
+delete from messages
+where cluster = :cluster and id in (select value from json_each(:ids)) and completed_at_ns is not null
+and status = :status;
 
 -- name: last_of
 -- The last one of the next so many messages in the order of their ids; no row: they are fewer.

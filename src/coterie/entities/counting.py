@@ -1,0 +1,24 @@
+"""What is counted of one rpc: found once, when the program is loaded, so that a call only adds to it."""
+
+from __future__ import annotations
+
+from coterie.kernel import meters
+from coterie.kernel.metrics import SECONDS
+
+
+class Counted:
+    """The numbers of one rpc: how its calls ended, and how long its handler took.
+
+    Args:
+        entity_type: The name of its entity type.
+        rpc: Its own.
+    """
+
+    __slots__ = ("declared", "failed", "ok", "took")
+
+    def __init__(self, entity_type: str, rpc: str) -> None:
+        self.ok = meters.CALLS.of(entity_type, rpc, "ok")
+        self.declared = meters.CALLS.of(entity_type, rpc, "declared")
+        self.failed = meters.CALLS.of(entity_type, rpc, "failed")
+        self.took = meters.CALL_DURATION.spread(entity_type, rpc)
+        assert self.took.bounds is SECONDS, "the hot path counts by them"

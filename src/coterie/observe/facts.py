@@ -1,0 +1,87 @@
+"""Facts: what is known about a cluster at one moment, before anybody judges it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from coterie.cron.standing import CronInfo
+    from coterie.singletons.standing import SingletonInfo
+    from coterie.storage.interface import View
+
+
+class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one runner knows of itself. Crosses the wire by names: later versions may add fields, with defaults."""
+
+    runner: str
+    """Its incarnation."""
+    name: str
+    version: str = ""
+    """Of the program that it runs."""
+    up_s: float = 0.0
+    is_ready: bool = False
+    missing: str = ""
+    """What it waits for before it is ready; empty: nothing."""
+    is_draining: bool = False
+    seats: int = 0
+    entities: dict[str, int] = {}
+    """Resident ones, by type."""
+    waiting: int = 0
+    """Calls in mailboxes."""
+    running: int = 0
+    """Handlers at work."""
+    calls: int = 0
+    """Handled since it started."""
+    call_times: tuple[int, ...] = ()
+    """Of these, how many took how long: by the bounds of the metric `coterie_call_duration_seconds`."""
+    loop_lag_s: float = 0.0
+    """The longest that the loop has made a timer wait in the last seconds."""
+    storage_s: float | None = None
+    """How long the last answer of the database took; None: there is none, or it does not answer."""
+    storage_problem: str = ""
+    clock_offset_s: float | None = None
+    """This machine's clock, compared with the database's."""
+    lease_left_s: float | None = None
+    """How long it may trust its lease; None: it has none."""
+    memory_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+class Overdue(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is due and waits, or is at work."""
+
+    id: str
+    what: str
+    """`Account/alice.charge`."""
+    seat: str
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """What is known about everybody."""
+
+    now: datetime
+    """The database's clock."""
+    view: View
+    runners: Mapping[str, LocalFacts | None]
+    """What each runner says of itself, by its incarnation; None: it did not answer."""
+    singletons: tuple[SingletonInfo, ...] = ()
+    crons: tuple[CronInfo, ...] = ()
+    overdue: tuple[Overdue, ...] = ()
+    """Of each seat the message that has waited longest, those that have waited longest first; not all, if many."""
+    dead: int = 0
+    """Messages that were given up, counted up to a bound."""
+    free_s: Mapping[str, float | None] = field(default_factory=dict)
+    """For how long seats are known to have had no holder; None: they have none, and nobody knows since when."""
+
+    @property
+    def oldest(self) -> Overdue | None:
+        """The message that has waited longest of all."""
+        return self.overdue[0] if self.overdue else None

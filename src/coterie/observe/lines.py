@@ -1,0 +1,231 @@
+"""The lines of the read model: each from what is known about one thing. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coterie.kernel.addresses import Seat, ShardId
+from coterie.observe.failing import worded
+from coterie.observe.view import (
+    CronLine,
+    EntityLine,
+    RunnerLine,
+    Shard,
+    ShardGroup,
+    Shards,
+    SingletonLine,
+    WorkflowLine,
+)
+from coterie.ownership.assignment import targets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from typing import Literal
+
+    from coterie.cron.standing import CronInfo
+    from coterie.observe.facts import ClusterFacts, LocalFacts
+    from coterie.observe.rates import Rate
+    from coterie.singletons.standing import SingletonInfo
+    from coterie.storage.interface import RunnerRow, SeatRow, View
+    from coterie.workflows.standing import WorkflowInfo
+
+
+def runner(row: RunnerRow, facts: ClusterFacts, happening: Rate | None) -> RunnerLine:
+    """A runner."""
+    told = facts.runners.get(row.id)
+    held = [Seat.split(seat.name) for seat in facts.view.seats if seat.holder == row.id]
+    line = RunnerLine(
+        id=row.id,
+        name=row.name,
+        address=row.address,
+        groups=row.groups,
+        weight=row.weight,
+        started_at=row.started_at,
+        state=_state(row, told),
+        missing="" if told is None else told.missing,
+        shards=sum(kind == "shard" for kind, _ in held),
+        leads=tuple(sorted(name for kind, name in held if kind == "singleton")),
+        crons=tuple(sorted(name for kind, name in held if kind == "cron")),
+    )
+    return line if told is None or happening is None else _said(line, told, happening)
+
+
+def _said(line: RunnerLine, told: LocalFacts, happening: Rate) -> RunnerLine:
+    """With what the runner says of itself."""
+    return msgspec.structs.replace(
+        line,
+        version=told.version,
+        up_s=told.up_s,
+        entities=sum(told.entities.values()),
+        waiting=told.waiting,
+        running=told.running,
+        calls_s=happening.calls_s,
+        p50_s=happening.p50_s,
+        p99_s=happening.p99_s,
+        cpu=happening.cpu,
+        memory_bytes=told.memory_bytes,
+        loop_lag_s=told.loop_lag_s,
+        storage_s=told.storage_s,
+        clock_offset_s=told.clock_offset_s,
+        lease_left_s=told.lease_left_s,
+    )
+
+
+def _state(row: RunnerRow, told: LocalFacts | None) -> Literal["ready", "starting", "draining", "no answer"]:
+    if row.leaving or (told is not None and told.is_draining):
+        return "draining"
+    if told is None:
+        return "no answer"
+    return "ready" if told.is_ready else "starting"
+
+
+def shards(view: View) -> Shards:
+    """All shards, by group and number."""
+    seats = [seat for seat in view.seats if Seat.split(seat.name)[0] == "shard"]
+    wanted, names = targets(view.runners, seats), {row.id: row.name for row in view.runners}
+    all_of = sorted((_shard(seat, wanted, names) for seat in seats), key=lambda each: (each.group, each.number))
+    groups = sorted({each.group for each in all_of})
+    return Shards(groups=tuple(_group(group, all_of, view.runners) for group in groups), shards=tuple(all_of))
+
+
+def _shard(seat: SeatRow, wanted: dict[str, str], names: dict[str, str]) -> Shard:
+    shard, target = ShardId.parse(Seat.split(seat.name)[1]), wanted.get(seat.name)
+    return Shard(
+        shard=str(shard),
+        group=shard.group,
+        number=shard.number,
+        owner=None if seat.holder is None else names.get(seat.holder),
+        epoch=seat.epoch,
+        state="no owner" if seat.holder is None else "owned" if target in (None, seat.holder) else "moving",
+        target=None if target is None else names[target],
+    )
+
+
+def _group(group: str, all_of: list[Shard], runners: tuple[RunnerRow, ...]) -> ShardGroup:
+    mine = [each for each in all_of if each.group == group]
+    serving = sorted((row for row in runners if group in row.groups), key=lambda row: row.name)
+    counts = {row.name: sum(each.owner == row.name for each in mine) for row in serving}
+    shares = [counts[row.name] / row.weight for row in serving if not row.leaving]
+    least = min(shares, default=0.0)
+    return ShardGroup(
+        group=group,
+        shards=len(mine),
+        owned=sum(each.owner is not None for each in mine),
+        moving=sum(each.state == "moving" for each in mine),
+        runners=counts,
+        balance=max(shares) / least if least else None,
+        oldest_epoch=min(each.epoch for each in mine),
+        newest_epoch=max(each.epoch for each in mine),
+    )
+
+
+def singleton(info: SingletonInfo, *, texts: bool = True) -> SingletonLine:
+    """A singleton."""
+    return SingletonLine(
+        name=info.name,
+        group=info.group,
+        leader=info.leader,
+        epoch=info.epoch,
+        since_at=info.since_at,
+        alive_at=info.alive_at,
+        progress_at=info.last_heartbeat_at,
+        last_run_at=info.last_run_at,
+        runs=info.run_count,
+        note=info.note if texts else "",
+        done=info.done,
+        total=info.total,
+        error=None if info.last_error is None else worded(info.last_error, texts=texts),
+        error_at=info.last_error_at,
+        expected_interval_s=None if info.expected_interval is None else info.expected_interval.total_seconds(),
+        problem=info.problem,
+    )
+
+
+def cron(info: CronInfo, facts: ClusterFacts, *, texts: bool = True) -> CronLine:
+    """A cron."""
+    latest = info.latest
+    is_overdue = info.problem.startswith("overdue") and info.next_at is not None
+    failed = latest is not None and latest.outcome == "failed" and latest.errors
+    return CronLine(
+        name=info.name,
+        schedule=info.schedule,
+        timezone=info.timezone,
+        explained=info.explained,
+        group=info.group,
+        runner=info.runner,
+        epoch=info.epoch,
+        next_at=info.next_at,
+        overdue_s=(facts.now - info.next_at).total_seconds() if is_overdue and info.next_at else None,
+        missed=_missed(info, facts.now) if is_overdue else 0,
+        paused_at=info.paused_at,
+        last_run_at=info.last_run_at,
+        took_s=None if latest is None or latest.took is None else latest.took.total_seconds(),
+        outcome=None if latest is None else latest.outcome,
+        error=worded(latest.errors[-1], texts=texts) if latest is not None and failed else None,
+        failures=info.failures,
+        running=info.running,
+        runs=info.run_count,
+        problem=_why(info, facts.view) if info.problem else "",
+    )
+
+
+def _missed(info: CronInfo, now: datetime) -> int:
+    """How many ticks have passed since the one that is overdue, with it."""
+    from coterie.cron.schedule import Schedule  # zones and calendars: only where there are crons
+
+    assert info.next_at is not None, "it is overdue"
+    schedule = Schedule(info.schedule, timezone=info.timezone, cron=info.name)
+    return max(schedule.count(info.next_at, now), 1)
+
+
+def _why(info: CronInfo, view: View) -> str:
+    """Why it is overdue, or nobody holds it."""
+    if info.runner is not None:
+        return f"{info.runner} holds it"
+    knowing = [row for row in view.runners if Seat.cron(info.name) in row.knows]
+    if not any(info.group in row.groups for row in view.runners):
+        return f'no runner serves group "{info.group}"'
+    if not knowing:
+        return "no runner's program defines it"
+    if not any(info.group in row.groups for row in knowing):
+        return f'no runner that defines it serves group "{info.group}"'
+    return "nobody holds it"
+
+
+def entities(facts: ClusterFacts) -> tuple[EntityLine, ...]:
+    """Types of entities, by name."""
+    told = {row.name: facts.runners.get(row.id) for row in facts.view.runners}
+    types = sorted({name for each in told.values() if each is not None for name in each.entities})
+    is_complete = None not in told.values()
+    return tuple(_entities(each, told, is_complete=is_complete) for each in types)
+
+
+def _entities(name: str, told: Mapping[str, LocalFacts | None], *, is_complete: bool) -> EntityLine:
+    known = {runner: each.entities.get(name, 0) for runner, each in told.items() if each is not None}
+    where = {runner: count for runner, count in known.items() if count}
+    return EntityLine(type=name, resident=sum(where.values()), runners=where, is_complete=is_complete)
+
+
+def workflow(info: WorkflowInfo) -> WorkflowLine:
+    """A run of a workflow."""
+    return WorkflowLine(
+        name=info.name,
+        id=info.id,
+        kind=info.kind,
+        status=info.status,
+        interrupting=info.interrupting,
+        steps=info.steps,
+        started_at=info.started_at,
+        changed_at=info.changed_at,
+        ended_at=info.ended_at,
+        wake_at=info.wake_at,
+        error=info.error,
+    )
+
+
+def without_text(line: WorkflowLine) -> WorkflowLine:
+    """The same without what its error says."""
+    return line if line.error is None else msgspec.structs.replace(line, error=worded(line.error, texts=False))

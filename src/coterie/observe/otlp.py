@@ -1,0 +1,159 @@
+"""OpenTelemetry: the meters as observable instruments, read when the program's own exporter collects.
+
+Nothing is imported, and nothing costs anything, unless the program itself uses OpenTelemetry's metrics: whoever wants
+them sets a MeterProvider before the cluster starts. Since there is no observable histogram, each is published as it is
+in Prometheus: `…_bucket` with `le`, `…_sum` and `…_count`, three counters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+from coterie.errors import CoterieError
+from coterie.kernel import meters
+from coterie.observe.sampling import sample
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable, Iterator
+
+    from opentelemetry.metrics import MeterProvider, Observation
+
+    from coterie.kernel.metrics import Meter
+    from coterie.kernel.tasks import Tasks
+    from coterie.observe.facts import LocalFacts
+    from coterie.observe.gathering import Gathering
+    from coterie.observe.health import Health
+
+    Points = Iterator[tuple[float, dict[str, str]]]
+
+_providers: WeakSet[Any] = WeakSet()
+_refreshed: WeakSet[Refreshed] = WeakSet()  # weak: what runs under simulation dies without a word
+
+
+class Refreshed(Protocol):
+    """Gauges that are set when they are about to be read."""
+
+    def refresh(self) -> None: ...
+
+
+class Gauges:
+    """Sets the gauges of one runner when an exporter collects.
+
+    Args:
+        facts: What the runner knows of itself.
+        gathering: Finds out how the cluster stands.
+        loop: The runner's.
+        tasks: For that.
+    """
+
+    def __init__(
+        self, facts: Callable[[], LocalFacts], gathering: Gathering, *, loop: AbstractEventLoop, tasks: Tasks
+    ) -> None:
+        self._facts = facts
+        self._gathering = gathering
+        self._loop = loop
+        self._tasks = tasks
+        self._health: Health | None = None
+
+    def refresh(self) -> None:
+        """Set them. An exporter's thread waits for nobody: the cluster's are as they were when it collected before."""
+        sample(self._facts(), self._health)
+        self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._tasks.spawn(self._learn(), name="health for an exporter", report=False)
+
+    async def _learn(self) -> None:
+        try:
+            self._health = await self._gathering.health()
+        except CoterieError:
+            self._health = None
+
+
+def publish(gauges: Refreshed, *, provider: MeterProvider | None = None) -> None:
+    """Publish all meters, if the program uses OpenTelemetry.
+
+    Args:
+        gauges: Refreshed on the exporter's thread before they are read, until they are withdrawn or gone.
+        provider: Where to; None: the one that the program has set, or sets later.
+    """
+    if provider is None and "opentelemetry.metrics" not in sys.modules:
+        return
+    known: object = provider or _Global  # of which there is one, though its object changes when it is set
+    if known not in _providers:
+        from opentelemetry.metrics import get_meter_provider
+
+        _providers.add(known)
+        _instrument(provider or get_meter_provider())
+    _refreshed.add(gauges)
+
+
+def withdraw(gauges: Refreshed) -> None:
+    """Refresh them no more."""
+    _refreshed.discard(gauges)
+
+
+def _instrument(provider: MeterProvider) -> None:
+    meter = provider.get_meter("coterie")
+    refresh = _refresh  # in the first instrument only: they are read one after another, in this order
+    for each in meters.ALL:
+        make = meter.create_observable_gauge if each.kind == "gauge" else meter.create_observable_counter
+        for name, read in _parts(each):
+            make(name, [partial(_observed, read, each, refresh)], description=each.help)
+            refresh = _nothing
+
+
+def _parts(meter: Meter) -> list[tuple[str, Callable[[Meter], Points]]]:
+    if meter.kind != "histogram":
+        return [(meter.name, _values)]
+    return [(f"{meter.name}_bucket", _buckets), (f"{meter.name}_sum", _sums), (f"{meter.name}_count", _counts)]
+
+
+def _observed(
+    read: Callable[[Meter], Points], meter: Meter, refresh: Callable[[], None], _options: object
+) -> Iterator[Observation]:
+    from opentelemetry.metrics import Observation
+
+    refresh()
+    for value, attributes in read(meter):
+        yield Observation(value, attributes)
+
+
+def _values(meter: Meter) -> Points:
+    for values, series in list(meter.series.items()):  # a copy: this is another thread than the one that counts
+        yield series.value, dict(zip(meter.labels, values, strict=True))
+
+
+def _buckets(meter: Meter) -> Points:
+    for values, spread in list(meter.spreads.items()):
+        for bound, count in spread.cumulative():
+            yield count, {**dict(zip(meter.labels, values, strict=True)), "le": bound}
+
+
+def _sums(meter: Meter) -> Points:
+    for values, spread in list(meter.spreads.items()):
+        yield spread.total, dict(zip(meter.labels, values, strict=True))
+
+
+def _counts(meter: Meter) -> Points:
+    for values, spread in list(meter.spreads.items()):
+        yield sum(spread.counts), dict(zip(meter.labels, values, strict=True))
+
+
+def _refresh() -> None:
+    for gauges in list(_refreshed):
+        with contextlib.suppress(RuntimeError):  # something grew while it was counted: the last figures stay
+            gauges.refresh()
+
+
+class _Global:
+    """The provider that the program has set, or sets later."""
+
+
+def _nothing() -> None:
+    """There is nobody to tell."""

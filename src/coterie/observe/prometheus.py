@@ -1,0 +1,73 @@
+"""Prometheus: the meters as text, read when somebody scrapes.
+
+`Meters` can be registered with any registry of `prometheus_client`, so that a program that publishes its own metrics
+has these beside them: `REGISTRY.register(Meters())`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from coterie.kernel import meters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from prometheus_client.metrics_core import Metric
+
+    from coterie.kernel.metrics import Meter
+
+
+def text(accept: str = "") -> tuple[bytes, str]:
+    """What a scrape is answered with, and its content type: OpenMetrics, if the scraper accepts it.
+
+    Args:
+        accept: The request's header of that name.
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(_registry), content_type
+
+
+class Meters(Collector):
+    """Reads the meters, whenever a registry asks. Those that nothing was counted in yet are left out.
+
+    Args:
+        read: Which ones.
+    """
+
+    def __init__(self, read: Sequence[Meter] = meters.ALL) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """One family for each."""
+        for meter in self._read:
+            family = _family(meter)
+            if family.samples:
+                yield family
+
+    def describe(self) -> Iterable[Metric]:
+        """Their names, so that a registry refuses a second metric of one of them."""
+        return [_family(meter) for meter in self._read]
+
+
+def _family(meter: Meter) -> Metric:
+    if meter.kind == "histogram":
+        histogram = HistogramMetricFamily(meter.name, meter.help, labels=meter.labels)
+        for values, spread in list(meter.spreads.items()):  # a copy: they grow on another thread, perhaps
+            histogram.add_metric(values, spread.cumulative(), spread.total)
+        return histogram
+    family = (CounterMetricFamily if meter.kind == "counter" else GaugeMetricFamily)(
+        meter.name, meter.help, labels=meter.labels
+    )
+    for values, series in list(meter.series.items()):
+        family.add_metric(values, series.value)
+    return family
+
+
+_registry = CollectorRegistry(auto_describe=False)
+_registry.register(Meters())

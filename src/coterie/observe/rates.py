@@ -1,0 +1,95 @@
+"""Rates: how much happens in a second and how long it takes, from what runners have counted up to two moments. Pure."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from coterie.kernel.meters import CALL_DURATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from coterie.observe.facts import LocalFacts
+
+_SHORTEST_S = 0.05
+"""Two moments that are closer tell nothing: what was counted since the start is taken instead."""
+
+
+class Rate(NamedTuple):
+    """What happens on a runner, or on all of them."""
+
+    calls_s: float
+    """Calls and messages that were handled, per second."""
+    times: tuple[int, ...]
+    """How many took how long, by the bounds of the metric; of those since the start, if there was none meanwhile."""
+    cpu: float
+    """How much of one core it takes: 1.0 is all of it."""
+
+    @property
+    def p50_s(self) -> float | None:
+        """Half of them took no longer; None: there was none."""
+        return percentile(self.times, 0.5)
+
+    @property
+    def p99_s(self) -> float | None:
+        """99 of 100 took no longer; None: there was none."""
+        return percentile(self.times, 0.99)
+
+
+def rate(before: LocalFacts | None, after: LocalFacts) -> Rate:
+    """What happened on a runner between two moments; since its start, if it was not asked before."""
+    length_s = after.up_s if before is None else after.up_s - before.up_s
+    if before is not None and length_s < _SHORTEST_S:
+        return rate(None, after)
+    if before is None:
+        whole_s = max(length_s, 1.0)  # one that has just started has not done a thousand a second
+        return Rate(after.calls / whole_s, after.call_times, min(after.cpu_s / whole_s, 1.0))
+    times = _between(before.call_times, after.call_times)
+    return Rate(
+        calls_s=max(after.calls - before.calls, 0) / length_s,
+        times=times if any(times) else after.call_times,
+        cpu=max(after.cpu_s - before.cpu_s, 0.0) / length_s,
+    )
+
+
+def rates(before: Mapping[str, LocalFacts | None], after: Mapping[str, LocalFacts | None]) -> dict[str, Rate]:
+    """What happens on each runner that has answered, by its incarnation."""
+    return {runner: rate(before.get(runner), told) for runner, told in after.items() if told is not None}
+
+
+def together(each: Iterable[Rate]) -> Rate | None:
+    """What happens on all of them; None: on none."""
+    all_of = list(each)
+    if not all_of:
+        return None
+    size = len(CALL_DURATION.bounds) + 1
+    known = [one.times for one in all_of if len(one.times) == size]
+    times = tuple(sum(counts) for counts in zip(*known, strict=True))
+    return Rate(sum(one.calls_s for one in all_of), times, sum(one.cpu for one in all_of))
+
+
+def percentile(times: Sequence[int], share: float) -> float | None:
+    """How long that share of them took at most, as exactly as the bounds tell; None: nobody knows.
+
+    >>> percentile([0, 10, *[0] * 15], 0.5)  # all took 0.5 to 1 ms
+    0.00075
+    """
+    bounds = CALL_DURATION.bounds
+    total = sum(times)
+    if not total or len(times) != len(bounds) + 1:  # a later version may have other bounds
+        return None
+    wanted = total * share
+    sums = [0, *accumulate(times)]
+    edges = [0.0, *bounds, bounds[-1]]  # beyond the last bound nothing is known but that
+    for place, (low, high) in enumerate(pairwise(sums)):
+        if high >= wanted and high > low:
+            within = (wanted - low) / (high - low)
+            return round(edges[place] + (edges[place + 1] - edges[place]) * within, 6)
+    return None
+
+
+def _between(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    if len(before) != len(after):
+        return tuple(after)
+    return tuple(max(now - then, 0) for then, now in zip(before, after, strict=True))

@@ -1,0 +1,258 @@
+"""The read model: what is shown of a cluster, as plain data, the same for the command line, the page and scripts.
+
+A `View` has the pages that were asked for. In JSON ids are texts, instants are RFC 3339 in UTC, what ends in `_s` is in
+seconds. What nobody knows is null, never 0. Names of fields stay; later versions may add some.
+
+overview    `Overview`: is it healthy, who leads, what runs next, what failed
+runners     a list of `RunnerLine`
+shards      `Shards`: groups, and every shard
+singletons  a list of `SingletonLine`
+cron        a list of `CronLine`
+entities    a list of `EntityLine`
+messages    `MessagesPage`: what waits, and what was given up
+workflows   a list of `WorkflowLine`, those that changed last first
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from coterie.observe.health import Reason, Status
+
+PAGES = ("overview", "runners", "shards", "singletons", "cron", "entities", "messages", "workflows")
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages, all of one moment."""
+
+    revision: int
+    """Rises with each look of the process that answers."""
+    at: datetime
+    """The moment, by the database's clock."""
+    runner: str | None
+    """The name of the runner that answers; None: a client."""
+    data: dict[str, Any]
+    """The pages by name."""
+
+
+class RunnerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner. From `version` on it is what it says itself: all of it is None if it did not answer."""
+
+    id: str
+    name: str
+    address: str
+    groups: tuple[str, ...]
+    weight: float
+    started_at: datetime
+    state: Literal["ready", "starting", "draining", "no answer"]
+    missing: str
+    """What it waits for before it is ready."""
+    shards: int
+    leads: tuple[str, ...]
+    """Singletons."""
+    crons: tuple[str, ...]
+    version: str | None = None
+    up_s: float | None = None
+    entities: int | None = None
+    """Resident ones."""
+    waiting: int | None = None
+    """Calls in mailboxes."""
+    running: int | None = None
+    """Handlers at work."""
+    calls_s: float | None = None
+    """Calls and messages that it handles, per second."""
+    p50_s: float | None = None
+    p99_s: float | None = None
+    cpu: float | None = None
+    """How much of one core it takes: 1.0 is all of it."""
+    memory_bytes: int | None = None
+    loop_lag_s: float | None = None
+    storage_s: float | None = None
+    clock_offset_s: float | None = None
+    lease_left_s: float | None = None
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard."""
+
+    shard: str
+    """`default:42`."""
+    group: str
+    number: int
+    owner: str | None
+    """The name of the runner that holds it."""
+    epoch: int
+    state: Literal["owned", "moving", "no owner"]
+    target: str | None
+    """Who should hold it; None: no runner serves its group."""
+
+
+class ShardGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The shards of one group."""
+
+    group: str
+    shards: int
+    owned: int
+    moving: int
+    runners: dict[str, int]
+    """How many each runner of the group holds, by its name."""
+    balance: float | None
+    """The largest number on a runner divided by the least, by their weights; None: one has none."""
+    oldest_epoch: int
+    newest_epoch: int
+
+
+class Shards(msgspec.Struct, frozen=True, kw_only=True):
+    """All shards."""
+
+    groups: tuple[ShardGroup, ...]
+    shards: tuple[Shard, ...]
+
+
+class SingletonLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A singleton."""
+
+    name: str
+    group: str
+    leader: str | None
+    epoch: int
+    since_at: datetime | None
+    """When this leadership began."""
+    alive_at: datetime | None
+    """The last sign of life."""
+    progress_at: datetime | None
+    last_run_at: datetime | None
+    runs: int
+    note: str
+    """What its body said last, with `done` of `total`."""
+    done: int | None
+    total: int | None
+    error: str | None
+    error_at: datetime | None
+    expected_interval_s: float | None
+    problem: str
+    """What is wrong; empty: nothing."""
+
+
+class CronLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A cron."""
+
+    name: str
+    schedule: str
+    timezone: str
+    explained: str
+    """The schedule in words."""
+    group: str
+    runner: str | None
+    epoch: int
+    next_at: datetime | None
+    overdue_s: float | None
+    """For how long its next tick has been due, if that is too long."""
+    missed: int
+    """How many ticks have passed since then."""
+    paused_at: datetime | None
+    last_run_at: datetime | None
+    took_s: float | None
+    outcome: str | None
+    """Of the last one that ran or failed."""
+    error: str | None
+    """Of that one, if it failed."""
+    failures: int
+    """In a row, up to now."""
+    running: int
+    runs: int
+    problem: str
+    """Why it is overdue, or has no holder; empty: nothing is wrong."""
+
+
+class EntityLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A type of entities."""
+
+    type: str
+    resident: int
+    runners: dict[str, int]
+    """How many live where, by the runner's name."""
+    is_complete: bool
+    """Whether all runners have answered."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What failed: messages that were given up for one reason, or the last run of a cron."""
+
+    kind: Literal["messages", "cron"]
+    what: str
+    """`Account.charge`, `cleanup`."""
+    count: int
+    error: str
+    first_at: datetime | None
+    last_at: datetime | None
+    id: str | None
+    """Of the last such message."""
+
+
+class OverdueLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The message of a shard that has been due longest."""
+
+    id: str
+    what: str
+    """`Account/alice.charge`."""
+    shard: str
+    late_s: float
+
+
+class MessagesPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages."""
+
+    waiting: int | None
+    """Calls in mailboxes of all runners; None: not all have answered."""
+    running: int | None
+    dead: int
+    """Counted up to a bound."""
+    overdue: tuple[OverdueLine, ...]
+    failures: tuple[Failure, ...]
+    """Dead ones by what failed, as far as they were looked at."""
+
+
+class WorkflowLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a workflow, or other durable work that has not ended."""
+
+    name: str
+    id: str
+    kind: str
+    status: str
+    interrupting: bool
+    steps: int
+    started_at: datetime
+    changed_at: datetime
+    ended_at: datetime | None
+    wake_at: datetime | None
+    error: str | None
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """The first screen."""
+
+    status: Status
+    reasons: tuple[Reason, ...]
+    runners: int
+    healthy_runners: int
+    shards: int
+    owned_shards: int
+    entities: int | None
+    calls_s: float | None
+    """Calls and messages that are handled, per second, by the runners that have answered."""
+    p50_s: float | None
+    p99_s: float | None
+    waiting: int | None
+    running: int | None
+    dead: int
+    overdue_s: float
+    """For how long the message has been due that has been due longest."""
+    singletons: tuple[SingletonLine, ...]
+    crons: tuple[CronLine, ...]
+    failures: tuple[Failure, ...]

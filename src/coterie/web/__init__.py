@@ -1,0 +1,47 @@
+"""Probes, health and metrics over HTTP, by Starlette and uvicorn. Only what serves loads it: it costs some 200 ms.
+
+Promises: probes ask nobody and answer at once; from other machines nothing but their words is seen without the token;
+nothing is changed over HTTP; no secret and no payload is in any answer; a connection costs little, however slow or
+mischievous its other end, and never delays a drain.
+
+`access`       who may see what. Pure
+`answers`      what is answered, as JSON. Pure
+`openapi`      the same, described for machines
+`sight`        what is looked at in a cluster
+`application`  the routes and the guard before them
+`ports`        where to listen
+`limits`       what one connection may cost
+`serving`      uvicorn in our loop
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coterie.web.application import build
+from coterie.web.sight import ClusterSight
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from coterie.cluster import Cluster
+
+__all__ = ["app"]
+
+
+def app(cluster: Cluster) -> Starlette:
+    """The probes, health and metrics of a cluster, to be mounted in any ASGI application.
+
+    `cluster.run()` serves it by itself.
+
+    Example:
+        ```python
+        api = FastAPI(lifespan=cluster.lifespan)
+        api.mount("/coterie", coterie.web.app(cluster))
+        ```
+
+    Promise:
+        Where it is mounted the same rules hold: from other machines nothing but the words of the probes is seen
+        without `http_token`.
+    """
+    return build(ClusterSight(cluster.settings, cluster._present))  # noqa: SLF001 this house's own

@@ -1,0 +1,126 @@
+"""What is answered, as JSON: ids are texts, instants are RFC 3339 in UTC, durations are seconds. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from coterie.cron.standing import CronInfo
+    from coterie.observe.facts import ClusterFacts, LocalFacts
+    from coterie.observe.health import Health, Reason
+    from coterie.observe.view import View
+    from coterie.singletons.standing import SingletonInfo
+
+
+def instant(at: datetime | None) -> str | None:
+    """An instant; None stays None: it never was."""
+    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def probe(word: str, reasons: Iterable[Reason] | None = None) -> dict[str, Any]:
+    """What a probe says: a word, and to those who may see it, why."""
+    return {"status": word} | ({} if reasons is None else {"reasons": [reason(each) for each in reasons]})
+
+
+def reason(why: Reason) -> dict[str, Any]:
+    """One thing that is wrong."""
+    told = {"status": why.status, "what": why.what, "problem": why.problem, "hint": why.hint}
+    return told | ({} if why.runner is None else {"runner": why.runner})
+
+
+def refusal(problem: str, hint: str = "") -> dict[str, Any]:
+    """What whoever asked for something else gets."""
+    return {"error": problem} | ({"hint": hint} if hint else {})
+
+
+def health(judged: Health) -> dict[str, Any]:
+    """Everything that `cluster.health()` knows, without payloads."""
+    return {
+        "status": judged.status,
+        "at": instant(judged.at),
+        "reasons": [reason(each) for each in judged.reasons],
+        "runners": {"count": judged.runners, "healthy": judged.healthy_runners, "list": _runners(judged.facts)},
+        "shards": {"count": judged.shards, "owned": judged.owned_shards},
+        "entities": judged.entities,
+        "singletons": [_singleton(each) for each in judged.facts.singletons],
+        "crons": [_cron(each) for each in judged.facts.crons],
+        "messages": {"overdue_s": _overdue_s(judged.facts), "dead": judged.facts.dead},
+    }
+
+
+def view(seen: View) -> dict[str, Any]:
+    """Pages of the read model, as `observe/view.py` describes them."""
+    told: dict[str, Any] = msgspec.to_builtins(seen)
+    return told
+
+
+def unknown(*reasons: Reason) -> dict[str, Any]:
+    """The same when it could not be found out: why, what is known here, and no figures."""
+    return {"status": "unhealthy", "at": None, "reasons": [reason(each) for each in reasons]}
+
+
+def _overdue_s(facts: ClusterFacts) -> float:
+    return 0.0 if facts.oldest is None else facts.oldest.late_s
+
+
+def _runners(facts: ClusterFacts) -> list[dict[str, Any]]:
+    known = ((row, facts.runners.get(row.id)) for row in facts.view.runners)
+    return [{"id": row.id, "name": row.name, "answered": said is not None, **_said(said)} for row, said in known]
+
+
+def _said(said: LocalFacts | None) -> dict[str, Any]:
+    """What a runner says of itself: nothing, if it did not answer. Never zeros in its stead."""
+    if said is None:
+        return {}
+    return {
+        "version": said.version,
+        "ready": said.is_ready,
+        "draining": said.is_draining,
+        "up_s": said.up_s,
+        "seats": said.seats,
+        "entities": sum(said.entities.values()),
+        "waiting": said.waiting,
+        "running": said.running,
+        "loop_lag_s": said.loop_lag_s,
+        "storage_s": said.storage_s,
+        "clock_offset_s": said.clock_offset_s,
+        "lease_left_s": said.lease_left_s,
+        "memory_bytes": said.memory_bytes,
+    }
+
+
+def _singleton(info: SingletonInfo) -> dict[str, Any]:
+    """Without what its body said and raised: those are the program's own texts."""
+    interval = info.expected_interval
+    return {
+        "name": info.name,
+        "leader": info.leader,
+        "epoch": info.epoch,
+        "alive_at": instant(info.alive_at),
+        "progress_at": instant(info.last_heartbeat_at),
+        "last_run_at": instant(info.last_run_at),
+        "runs": info.run_count,
+        "expected_interval_s": None if interval is None else interval.total_seconds(),
+        "ok": not info.problem,
+    }
+
+
+def _cron(info: CronInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "schedule": info.schedule,
+        "timezone": info.timezone,
+        "runner": info.runner,
+        "epoch": info.epoch,
+        "last_run_at": instant(info.last_run_at),
+        "next_at": instant(info.next_at),
+        "paused_at": instant(info.paused_at),
+        "runs": info.run_count,
+        "ok": not info.problem,
+    }

@@ -1,0 +1,227 @@
+"""The application: its routes, and the guard before them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from coterie.errors import CoterieError
+from coterie.observe.health import Reason
+from coterie.observe.view import PAGES
+from coterie.web import answers
+from coterie.web.access import access
+from coterie.web.openapi import document
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from coterie.kernel.secret import Secret
+    from coterie.web.sight import Sight
+
+log = logging.getLogger("coterie")
+
+LOOKED_WITHIN_S = 3.0
+"""What it may take to find out how the whole cluster stands: less than those wait who scrape and watch."""
+
+TOLD_EVERY_S = 60.0
+"""At most one line about wrong tokens in this time, with their number."""
+
+_HEADERS = [
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+_TOKEN_HINT = "from other machines this needs http_token, in the header Authorization: Bearer …"  # noqa: S105 no token
+_HOST_HINT = "on this machine the Host header has to be localhost, 127.0.0.1, [::1] or the address that was bound"
+
+
+def build(sight: Sight) -> Starlette:
+    """The application over what can be seen of a cluster."""
+    pages = Pages(sight)
+    made = Starlette(
+        routes=[
+            Route("/live", pages.live),
+            Route("/ready", pages.ready),
+            Route("/startup", pages.startup),
+            Route("/health", pages.health),
+            Route("/metrics", pages.metrics),
+            Route("/api/view", pages.view),
+            Route("/openapi.json", pages.openapi),
+        ],
+        middleware=[Middleware(Guard, token=sight.token)],
+        exception_handlers={HTTPException: _refused},
+    )
+    made.router.redirect_slashes = False  # it would send people wherever their Host header says
+    return made
+
+
+class Pages:
+    """What is answered at each path."""
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+
+    async def live(self, _: Request) -> Response:
+        """The loop turns: else nobody would answer."""
+        return JSONResponse(answers.probe("live"))
+
+    async def ready(self, request: Request) -> Response:
+        """By what is known here, and how old that is."""
+        reasons = await self._sight.unready()
+        return _probed(request, "unready" if reasons else "ready", reasons)
+
+    async def startup(self, request: Request) -> Response:
+        """Whether it has started, once and for all."""
+        reasons = self._sight.unstarted()
+        return _probed(request, "starting" if reasons else "started", reasons)
+
+    async def health(self, request: Request) -> Response:
+        """How the whole cluster stands."""
+        _require_all(request)
+        try:
+            async with asyncio.timeout(LOOKED_WITHIN_S):
+                judged = await self._sight.health()
+        except CoterieError as error:
+            why = _unknown(error.message, error.hint)
+        except TimeoutError:
+            why = _unknown(f"no answer within {LOOKED_WITHIN_S:g}s", "/ready tells how this runner stands")
+        else:
+            return JSONResponse(answers.health(judged), 503 if judged.status == "unhealthy" else 200)
+        return JSONResponse(answers.unknown(why, *await self._sight.unready()), 503)
+
+    async def view(self, request: Request) -> Response:
+        """Pages of the read model; all of them if none is named."""
+        _require_all(request)
+        pages = _pages(request)
+        try:
+            async with asyncio.timeout(LOOKED_WITHIN_S):
+                seen = await self._sight.view(pages)
+        except CoterieError as error:
+            return JSONResponse(answers.refusal(error.message, error.hint), 503)
+        except TimeoutError:
+            problem = f"no answer within {LOOKED_WITHIN_S:g}s"
+            return JSONResponse(answers.refusal(problem, "/ready tells how this runner stands"), 503)
+        return JSONResponse(answers.view(seen))
+
+    async def metrics(self, request: Request) -> Response:
+        """What was counted in this process."""
+        _require_all(request)
+        text, kind = await self._sight.metrics(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": kind})
+
+    async def openapi(self, request: Request) -> Response:
+        """What is served."""
+        _require_all(request)
+        return JSONResponse(document(self._sight.version))
+
+
+class Guard:
+    """Lets in who may come in, and puts on every answer the headers that keep browsers from mischief.
+
+    Args:
+        app: What it guards.
+        token: What others than this machine need.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: Secret | None) -> None:
+        self._app = app
+        self._token = token
+        self._wrong = _Wrong()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sender = _Sender(send)
+        seen = scope["coterie.access"] = access(scope, self._token)
+        if seen == "words" and any(name == b"authorization" for name, _ in scope["headers"]):
+            self._wrong.tell(scope.get("client"))
+        if seen == "none":
+            await JSONResponse(answers.refusal("this is not the host that was asked for", _HOST_HINT), 421)(
+                scope, receive, sender.send
+            )
+            return
+        try:
+            await self._app(scope, receive, sender.send)
+        except Exception:
+            log.exception("an answer to %s %s has failed", scope["method"], scope["path"])
+            if sender.begun:
+                raise
+            await JSONResponse(answers.refusal("this answer has failed: see the log"), 500)(scope, receive, sender.send)
+
+
+class _Wrong:
+    """Tells of the first wrong token at once, and of those that follow in one line per while."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next_s = 0.0
+
+    def tell(self, client: tuple[str, int] | None) -> None:
+        """Somebody has tried one."""
+        now_s = asyncio.get_running_loop().time()
+        self._count += 1
+        if now_s >= self._next_s:
+            who = "unknown" if client is None else client[0]
+            log.warning("%d requests over HTTP had a wrong token, the last from %s", self._count, who)
+            self._count, self._next_s = 0, now_s + TOLD_EVERY_S
+
+
+class _Sender:
+    """Sends an answer, with our headers."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+        await self._send(message)
+
+
+def _probed(request: Request, word: str, reasons: tuple[Reason, ...]) -> Response:
+    told = reasons if request.scope["coterie.access"] == "all" else None
+    return JSONResponse(answers.probe(word, told), 503 if reasons else 200)
+
+
+def _require_all(request: Request) -> None:
+    if request.scope["coterie.access"] != "all":
+        raise HTTPException(401, _TOKEN_HINT, headers={"www-authenticate": "Bearer"})
+
+
+def _pages(request: Request) -> tuple[str, ...]:
+    """What `?pages=overview,cron` names."""
+    named = request.query_params.get("pages")
+    pages = PAGES if named is None else tuple(dict.fromkeys(named.split(",")))
+    if not set(pages) <= set(PAGES):
+        raise HTTPException(400, f"pages is a list of {', '.join(PAGES)}, with commas")
+    return pages
+
+
+def _unknown(problem: str, hint: str) -> Reason:
+    return Reason(status="unhealthy", what="the database", problem=problem, hint=hint)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "it is the handler for those"
+    known: dict[int, Any] = {
+        400: ("there is no such page", error.detail),
+        401: ("this is not for everybody", error.detail),
+        404: ("there is nothing here", "/openapi.json lists what there is"),
+        405: ("only GET and HEAD are answered here", ""),
+    }
+    problem, hint = known.get(error.status_code, (error.detail, ""))
+    return JSONResponse(answers.refusal(problem, hint), error.status_code, headers=dict(error.headers or {}))
