@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 
-from bench import assignment, calls, crons, kv, messages, ownership, singletons, transport, workflows
+from bench import assignment, calls, crons, kv, messages, ownership, singletons, telemetry, transport, workflows
 from bench.measure import Row, fsync_per_s
 from bench.peers import run
 
@@ -24,6 +24,7 @@ SUITES = {
     "singletons": singletons.run,
     "crons": crons.run,
     "workflows": workflows.run,
+    "telemetry": telemetry.run,
 }
 
 

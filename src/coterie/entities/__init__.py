@@ -30,7 +30,8 @@ Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a
 Between processes: `calling` (a call's way there and back) with `routing` (whose shard it is), `attempts` (what is worth
 another one, pure) and `envelopes` (what crosses, pure); `arrivals` (calls of other processes), `nearby` (calls of one's
 own), `detached` (those nobody waits for), `broadcasting`; `room` (the entities of a program, and how runners come to
-host them).
+host them). By name, for those who do not have the program: `questions` (what crosses), `untyped` (who asks) and
+`inquiries` (who answers).
 
 Persisted calls and state: `posting` (the sender's side) with `awaiting` and `seeking` (its reply, from the owner or
 from storage) and `outcomes` (which error, pure); `handovers` (what arrives at the owner), `deliveries` and `stored`

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from coterie.entities.calls import Call, Stream
     from coterie.entities.definitions import EntityType
     from coterie.entities.hosting import Host
+    from coterie.entities.inquiries import Inquiries
     from coterie.entities.routing import Shard
     from coterie.entities.work import Chain
     from coterie.kernel.chance import Chance
@@ -129,13 +130,14 @@ class Calling:
         self._default_s = here.settings.call_timeout.total_seconds()
         self._arrivals: Arrivals | None = None
         self._handovers: Handovers | None = None
+        self._inquiries: Inquiries | None = None
         self._types: Mapping[str, EntityType[Any]] = {}
 
     # Life
 
-    def serve(self, host: Host, types: Mapping[str, EntityType[Any]]) -> None:
-        """Calls of entities of this runner go to this host."""
-        self.host, self._types = host, types
+    def serve(self, host: Host, types: Mapping[str, EntityType[Any]], inquiries: Inquiries) -> None:
+        """Calls of entities of this runner go to this host, questions of those without its program to `inquiries`."""
+        self.host, self._types, self._inquiries = host, types, inquiries
         self._arrivals = Arrivals(host, known=self._known)
         self._handovers = Handovers(host)
 
@@ -154,10 +156,14 @@ class Calling:
             routes.take(Route.BROADCAST, self.broadcasts)
         if routes is not None and self._handovers is not None:
             routes.take(Route.MESSAGE, self._handovers)
+        if routes is not None and self._inquiries is not None:
+            routes.take(Route.QUESTION, self._inquiries)
 
     async def stop(self) -> None:
         """End all that is under way here."""
         await self.broadcasts.stop()
+        if self._inquiries is not None:
+            await self._inquiries.stop()
         if self.host is not None:
             await self.host.stop()
         if self._arrivals is not None:

@@ -100,7 +100,7 @@ class Host:
         self.farewells = Farewells()
         self._types = types
         self._chance = chance
-        self._name = name
+        self.name = name
         self._hosted: dict[str, Hosted] = {}
         self._shards: dict[ShardId, ShardOccupant] = {}
         self._ending: dict[ShardId, ShardOccupant] = {}  # given up, but handlers of them still run
@@ -162,6 +162,16 @@ class Host:
         """The ids of all entities of a type that live here now, for a broadcast."""
         hosted = self._hosted.get(entity_type)
         return [] if hosted is None else list(hosted.entities)
+
+    def lives(self, entity_type: str) -> Mapping[str, Resident]:
+        """The same with what is known of each, by id."""
+        hosted = self._hosted.get(entity_type)
+        return {} if hosted is None else hosted.entities
+
+    def unknown(self, target: str, entity_type: str) -> UnknownEntity:
+        """The error of a call of something that this program does not have."""
+        hosted = self._hosted.get(entity_type) or self._host(entity_type)
+        return UnknownEntity(target=target, hint=self._known(hosted))
 
     def census(self) -> dict[str, int]:
         """How many entities of each type live here now."""
@@ -246,7 +256,7 @@ class Host:
             known = f"the entities {', '.join(sorted(self._types))}" if self._types else "no entities"
         else:
             known = f"{hosted.type.name} with {', '.join(sorted(hosted.type.rpcs))}"
-        return f"is the program that defines it deployed? runner {self._name} knows {known}"
+        return f"is the program that defines it deployed? runner {self.name} knows {known}"
 
     def _host(self, entity_type: str) -> Hosted | None:
         known = self._types.get(entity_type)
@@ -292,7 +302,7 @@ class Host:
             idle = self.idling.longest()
             if idle is None:
                 self.answers.refuse(
-                    work, RunnerFull(runner=self._name, entity=work.address, resident=self.counts.resident)
+                    work, RunnerFull(runner=self.name, entity=work.address, resident=self.counts.resident)
                 )
                 return None
             farewell = self._evict(idle)

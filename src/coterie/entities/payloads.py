@@ -15,7 +15,7 @@ import msgspec
 
 from coterie.entities.annotations import codec_of
 from coterie.entities.options import refusal
-from coterie.errors import MalformedMessage
+from coterie.errors import MalformedMessage, quoted
 from coterie.kernel.codec import Codec, canonical
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _astuple = msgspec.structs.astuple
 _NONE: dict[str, Any] = {}
+_JSON_MAP = msgspec.json.Decoder(dict[str, Any]).decode
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 
 
@@ -42,7 +43,7 @@ class Arguments:
         refused by both.
     """
 
-    __slots__ = ("_checked", "_decode", "_keywords", "_make", "_signature", "_what", "names")
+    __slots__ = ("_checked", "_decode", "_from_json", "_keywords", "_make", "_signature", "_what", "names")
 
     def __init__(self, fn: Callable[..., Any], hints: dict[str, Any], *, what: str) -> None:
         self._signature = inspect.signature(fn)
@@ -53,7 +54,7 @@ class Arguments:
         self.names = tuple(one.name for one in parameters)
         self._make = _struct(parameters, by_keyword, [_field(one, hints, what=what) for one in parameters])
         codec: Codec[Any] = Codec(self._make)  # not codec_for: its cache would keep the Struct for ever
-        self._checked, self._decode = codec.checked, codec.decode
+        self._checked, self._decode, self._from_json = codec.checked, codec.decode, codec.from_json
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """The arguments as bytes that are known to decode.
@@ -68,6 +69,26 @@ class Arguments:
             self._refuse_binding(args, kwargs)
             raise
         return self._checked(values, what=self._what)
+
+    def from_json(self, data: bytes) -> bytes:
+        """The same of a JSON map by the names of the parameters, for callers that do not have the method.
+
+        Raises:
+            MalformedMessage: It is no map, names a parameter that there is none of, or one does not fit.
+        """
+        try:
+            given = _JSON_MAP(data)
+        except (ValueError, RecursionError):
+            problem, hint = "its arguments are no JSON map", f"write {self._shape()}"
+            raise MalformedMessage(what=self._what, problem=problem, hint=hint) from None
+        unknown = next((name for name in given if name not in self.names), None)
+        if unknown is not None:
+            problem = f"it has no parameter {quoted(unknown)}"
+            raise MalformedMessage(what=self._what, problem=problem, hint=f"write {self._shape()}")
+        return self._checked(self._from_json(data, what=self._what), what=self._what)
+
+    def _shape(self) -> str:
+        return "{" + ", ".join(f'"{name}": …' for name in self.names) + "}"
 
     def decode(self, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, by position and by keyword.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coterie.entities.definitions import define
 from coterie.entities.hosting import Host
+from coterie.entities.inquiries import Inquiries
 from coterie.entities.options import refusal
 from coterie.kernel.addresses import MessageId
 
@@ -170,7 +171,8 @@ class Entities:
             storage=runner.storage,
             hand_over=calling.posting.hand_over,
         )
-        calling.serve(host, self.types)
+        inquiries = Inquiries(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
+        calling.serve(host, self.types, inquiries)
         return host.occupy
 
 

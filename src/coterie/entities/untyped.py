@@ -1,0 +1,204 @@
+"""Untyped: entities by their names, for those who do not have their classes: whoever has them is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coterie.entities.attempts import as_told, may_run_elsewhere
+from coterie.entities.failures import read_failure
+from coterie.entities.questions import (
+    Invoke,
+    Invoked,
+    Residents,
+    Running,
+    decode_at_work,
+    decode_invoked,
+    decode_living,
+    encode,
+)
+from coterie.errors import CoterieError, EntityNotAssigned
+from coterie.kernel.addresses import EntityAddress, Seat, ShardId, shard_number
+from coterie.kernel.codec import PLAIN
+from coterie.ownership.directory import peer_of
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from coterie.connection import Connection
+    from coterie.entities.questions import Life, Question
+    from coterie.storage.interface import RunnerRow
+
+_WITHIN_S = 1.0
+"""How long a runner has to say what it has at hand."""
+
+
+class Sent(NamedTuple):
+    """What was sent."""
+
+    message_id: str
+    persisted: bool
+    """Whether it is stored; otherwise a runner has taken it, and it may be lost with that."""
+
+
+class Found(NamedTuple):
+    """Who lives where."""
+
+    lives: Sequence[tuple[str, Life]]
+    """With the name of the runner."""
+    total: int
+    group: str | None
+    """The shard group of the type; None: no runner that has answered knows the type."""
+    silent: Sequence[str]
+    """Names of runners that did not answer."""
+
+
+class AtWork(NamedTuple):
+    """Which stored messages run."""
+
+    messages: Mapping[str, tuple[str, float]]
+    """By id: the name of the runner, and for how long in seconds."""
+    silent: Sequence[str]
+
+
+class Untyped:
+    """Calls by name, and who lives where.
+
+    Args:
+        here: A client: runners have classes.
+
+    Promise:
+        A call is made once: another runner is asked only if no handler can have run. Keys are made, and arguments
+        are checked, as by a caller that has the class.
+    """
+
+    def __init__(self, here: Connection) -> None:
+        self._here = here
+
+    async def call(
+        self,
+        entity: EntityAddress,
+        method: str,
+        arguments: bytes,
+        *,
+        within_s: float,
+        key: str | None = None,
+        group: str | None = None,
+    ) -> Any:
+        """The result of a call, as plain values.
+
+        Args:
+            entity: Whose.
+            method: Which one.
+            arguments: A JSON map by the names of its parameters.
+            within_s: How long to wait.
+            key: Makes a repeated call the same call; for persisted rpcs.
+            group: Only runners of this group are asked.
+
+        Raises:
+            RemoteError: What the handler raised, declared or not: this process has no class for it.
+            MalformedMessage: The arguments do not fit.
+            UnknownEntity: No runner knows the method.
+            EntityNotAssigned: There is no runner to ask.
+            RunnerUnavailable: The one that was asked was lost: the call may have run.
+            SendTimeout: It took longer.
+        """
+        asked = Invoke(entity_type=entity.type, entity_id=entity.id, method=method, arguments=arguments, key=key)
+        answer = await self._invoke(asked, within_s=within_s, group=group)
+        return PLAIN.decode(answer.result)
+
+    async def send(
+        self,
+        entity: EntityAddress,
+        method: str,
+        arguments: bytes,
+        *,
+        within_s: float,
+        key: str | None = None,
+        at: datetime | None = None,
+        delay_s: float = 0.0,
+        group: str | None = None,
+    ) -> Sent:
+        """Send a call without waiting for its result. See `call`."""
+        asked = Invoke(
+            entity_type=entity.type,
+            entity_id=entity.id,
+            method=method,
+            arguments=arguments,
+            key=key,
+            waits=False,
+            at=at,
+            delay_s=delay_s,
+        )
+        answer = await self._invoke(asked, within_s=within_s, group=group)
+        return Sent(answer.message_id, answer.persisted)
+
+    async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> Found:
+        """The entities of a type that live anywhere just now, or one of them."""
+        answers = await self._ask_all(Residents(entity_type=entity_type, entity_id=entity_id, most=most))
+        told = [(name, decode_living(body)) for name, body in answers if body is not None]
+        lives = [(name, life) for name, living in told for life in living.lives]
+        group = next((living.group for _, living in told if living.group is not None), None)
+        return Found(lives, sum(living.total for _, living in told), group, _silent(answers))
+
+    async def running(self, *, most: int = 1_000) -> AtWork:
+        """Which stored messages are at work just now, and where."""
+        answers = await self._ask_all(Running(most=most))
+        told = [(name, decode_at_work(body).messages) for name, body in answers if body is not None]
+        found = {each: (name, seconds) for name, messages in told for each, seconds in messages.items()}
+        return AtWork(found, _silent(answers))
+
+    async def _invoke(self, asked: Invoke, *, within_s: float, group: str | None) -> Invoked:
+        target = f"{asked.entity_type}/{asked.entity_id}.{asked.method}"
+        until_s = asyncio.get_running_loop().time() + within_s
+        await self._here.directory.refresh()
+        trouble: CoterieError | None = None
+        for runner in self._candidates(asked, group):
+            left_s = max(0.0, until_s - asyncio.get_running_loop().time())
+            try:
+                answer = decode_invoked(await self._ask(runner, asked, within_s=left_s, target=target))
+            except CoterieError as error:
+                trouble = as_told(error, what=target, runner=runner.name, waited_s=within_s, stopping=False)
+                if not may_run_elsewhere(error):
+                    raise trouble from None
+            else:
+                if answer.failure:
+                    raise read_failure(answer.failure, {})
+                return answer
+        address = EntityAddress(asked.entity_type, asked.entity_id)
+        raise trouble or EntityNotAssigned(entity=str(address), shard=str(self._shard(address, group)))
+
+    def _candidates(self, asked: Invoke, group: str | None) -> list[RunnerRow]:
+        """Whom to ask, one after the other: who holds the shard, most likely, and then anybody who may know it."""
+        directory = self._here.directory
+        shard = self._shard(EntityAddress(asked.entity_type, asked.entity_id), group)
+        holder = directory.holder(Seat.shard(shard))
+        able = [each for each in directory.runners if group is None or group in each.groups]
+        return sorted(able, key=lambda each: (each is not holder, each.leaving, each.name, each.id))
+
+    def _shard(self, entity: EntityAddress, group: str | None) -> ShardId:
+        return ShardId(group or "default", shard_number(entity.type, entity.id, self._here.settings.shards))
+
+    async def _ask(self, runner: RunnerRow, asked: Question, *, within_s: float, target: str) -> bytes:
+        transport = self._here.transport
+        body = await transport.request(peer_of(runner), Route.QUESTION, encode(asked), within_s=within_s, target=target)
+        return bytes(body)
+
+    async def _ask_all(self, asked: Question) -> list[tuple[str, bytes | None]]:
+        """What each runner answers, by name; None: it did not, in time."""
+
+        async def ask(runner: RunnerRow) -> tuple[str, bytes | None]:
+            try:
+                target = f"a question to {runner.name}"
+                return runner.name, await self._ask(runner, asked, within_s=_WITHIN_S, target=target)
+            except CoterieError:
+                return runner.name, None
+
+        runners = sorted(await self._here.runners(), key=lambda each: (each.name, each.id))
+        return await asyncio.gather(*map(ask, runners))
+
+
+def _silent(answers: Sequence[tuple[str, bytes | None]]) -> list[str]:
+    return [name for name, body in answers if body is None]

@@ -1,0 +1,198 @@
+"""The read model: pages from facts, what nobody knows as null, no texts of the program where none are wanted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from coterie.cron.standing import TickInfo
+from coterie.entities.mail import FailedAttempt, MessageInfo
+from coterie.kernel.addresses import MessageId
+from coterie.observe.failing import worded
+from coterie.observe.judge import judge
+from coterie.observe.rates import rates
+from coterie.observe.view import PAGES, WorkflowLine
+from coterie.observe.viewing import Pages
+from tests.unit.observe import clusters
+from tests.unit.observe.clusters import NOW, ago
+
+if TYPE_CHECKING:
+    from coterie.observe.facts import ClusterFacts
+
+SECRET = "the body's own words"
+
+
+def pages(facts: ClusterFacts, *dead: MessageInfo, **more: Any) -> Pages:
+    return Pages(judge(facts), rates({}, facts.runners), dead, **more)
+
+
+def letter(id: str, error: str, *, method: str = "charge", at_s: float = 60.0) -> MessageInfo:
+    return MessageInfo(
+        id=MessageId(id),
+        entity="Account/alice",
+        method=method,
+        status="dead",
+        shard="default:1",
+        key=SECRET,
+        sent_at=ago(at_s),
+        due_at=ago(at_s),
+        completed_at=ago(at_s),
+        attempts=1,
+        errors=(FailedAttempt(1, ago(at_s), error),),
+        payload={"secret": SECRET},
+        reply=None,
+        failure=None,
+        trace_id=None,
+    )
+
+
+def failed() -> TickInfo:
+    return TickInfo(
+        cron="cleanup",
+        scheduled_at=ago(60),
+        until=ago(60),
+        count=1,
+        kind="scheduled",
+        matches_schedule=True,
+        outcome="failed",
+        reason="",
+        attempt=1,
+        errors=(f"attempt 1: ValueError: {SECRET}\nTraceback",),
+        runner="web-1",
+        epoch=4,
+        started_at=ago(60),
+        ended_at=ago(59),
+        late=timedelta(0),
+        took=timedelta(seconds=1),
+        note=SECRET,
+        done=None,
+        total=None,
+    )
+
+
+def test_a_runner_that_did_not_answer_has_no_figures_and_sums_are_not_known() -> None:
+    facts = clusters.cluster(clusters.local(waiting=3), rows=[clusters.row("web-1"), clusters.row("web-2")])
+    told = pages(facts)
+    first, second = told.runners()
+    assert (first.state, first.shards, first.waiting, first.entities) == ("ready", 4, 3, 2)
+    assert (second.state, second.shards, second.waiting, second.entities) == ("no answer", 0, None, None)
+    overview = told.overview()
+    assert (overview.waiting, overview.entities, overview.runners) == (None, None, 2)
+    assert told.messages().waiting is None
+    (account,) = told.entities()
+    assert (account.resident, account.runners, account.is_complete) == (2, {"web-1": 2}, False)
+
+
+def test_a_runner_with_what_it_holds() -> None:
+    facts = clusters.cluster(singletons=(clusters.singleton(),), crons=(clusters.cron(),))
+    (line,) = pages(facts).runners()
+    assert (line.leads, line.crons, line.shards) == (("importer",), ("nightly",), 4)
+    draining = clusters.cluster(clusters.local(is_draining=True))
+    assert pages(draining).runners()[0].state == "draining"
+    starting = clusters.cluster(clusters.local(is_ready=False, missing="a seat"))
+    assert (pages(starting).runners()[0].state, pages(starting).runners()[0].missing) == ("starting", "a seat")
+
+
+def test_shards_move_when_their_holder_leaves() -> None:
+    rows = [clusters.row("web-1", leaving=True), clusters.row("web-2")]
+    told = [clusters.local("web-1"), clusters.local("web-2")]
+    seats = [*clusters.shards(1, 2), *clusters.shards(3, holder="web-2"), *clusters.shards(4, holder=None)]
+    page = pages(clusters.cluster(*told, rows=rows, seats=seats)).shards()
+    assert [(each.shard, each.owner, each.state, each.target) for each in page.shards] == [
+        ("default:1", "web-1", "moving", "web-2"),
+        ("default:2", "web-1", "moving", "web-2"),
+        ("default:3", "web-2", "owned", "web-2"),
+        ("default:4", None, "no owner", "web-2"),
+    ]
+    (group,) = page.groups
+    assert (group.shards, group.owned, group.moving, group.runners) == (4, 3, 2, {"web-1": 2, "web-2": 1})
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "balance"), [((2, 1), (1, 1), 2.0), ((2, 1), (2, 1), 1.0), ((3, 0), (1, 1), None)]
+)
+def test_balance_is_by_weight(counts: tuple[int, int], weights: tuple[int, int], balance: float | None) -> None:
+    rows = [clusters.row("web-1", weight=float(weights[0])), clusters.row("web-2", weight=float(weights[1]))]
+    seats = [*clusters.shards(*range(counts[0])), *clusters.shards(*range(5, 5 + counts[1]), holder="web-2")]
+    (group,) = pages(clusters.cluster(clusters.local(), rows=rows, seats=seats)).shards().groups
+    assert group.balance == balance
+
+
+def test_a_cron_that_is_overdue_says_for_how_long_how_often_and_why() -> None:
+    late = clusters.cron(
+        schedule="*/5 * * * *", next_at=ago(480), runner=None, group="gpu", problem="overdue by 480s: nobody holds it"
+    )
+    (line,) = pages(clusters.cluster(crons=(late,))).cron()
+    assert (line.overdue_s, line.missed, line.problem) == (480.0, 2, 'no runner serves group "gpu"')
+    unknown = clusters.cron(runner=None, problem="nobody holds it")
+    (line,) = pages(clusters.cluster(crons=(unknown,))).cron()
+    assert (line.overdue_s, line.missed, line.problem) == (None, 0, "no runner's program defines it")
+    rows = [clusters.row(knows={"cron:nightly": "x"})]
+    (line,) = pages(clusters.cluster(clusters.local(), rows=rows, crons=(unknown,))).cron()
+    assert line.problem == "nobody holds it"
+    (line,) = pages(clusters.cluster(crons=(clusters.cron(),))).cron()
+    assert (line.overdue_s, line.missed, line.problem) == (None, 0, "")
+
+
+def test_dead_messages_are_grouped_by_what_failed() -> None:
+    facts = clusters.cluster(dead=3, overdue=(clusters.overdue(40.0, shard=7),))
+    dead = [
+        letter("a", "OSError: x\nTraceback", at_s=90),
+        letter("b", "OSError: x\nother lines", at_s=30),
+        letter("c", "ValueError: y", method="refund"),
+    ]
+    page = pages(facts, *dead).messages()
+    assert [(each.what, each.count, each.error, each.id) for each in page.failures] == [
+        ("Account.charge", 2, "OSError: x", "b"),
+        ("Account.refund", 1, "ValueError: y", "c"),
+    ]
+    assert (page.failures[0].first_at, page.failures[0].last_at) == (ago(90), ago(30))
+    assert [(each.shard, each.late_s) for each in page.overdue] == [("default:7", 40.0)]
+
+
+def test_no_text_of_the_program_is_shown_where_none_is_wanted() -> None:
+    """INV-X4: texts, keys and payloads may hold anything."""
+    spoken = clusters.singleton(note=SECRET, last_error=f"ValueError: {SECRET}", last_error_at=NOW)
+    facts = clusters.cluster(
+        singletons=(spoken,), crons=(clusters.cron("cleanup", latest=failed(), failures=1),), dead=1
+    )
+    run = WorkflowLine(
+        name="checkout",
+        id="order-7",
+        kind="workflow",
+        status="failed",
+        interrupting=False,
+        steps=1,
+        started_at=NOW,
+        changed_at=NOW,
+        ended_at=NOW,
+        wake_at=None,
+        error=f"ValueError: {SECRET}",
+    )
+    dead = letter("a", f"OSError: {SECRET}")
+
+    def told(*, texts: bool) -> str:
+        made = pages(facts, dead, workflows=(run,), texts=texts)
+        return str(msgspec.to_builtins({page: getattr(made, page)() for page in PAGES}))
+
+    assert SECRET not in told(texts=False)
+    assert told(texts=False).count("ValueError") >= 3, "types are no secret"
+    assert told(texts=True).count(SECRET) >= 5
+    assert "payload" not in told(texts=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("ValueError: x", "ValueError"),
+        ("attempt 3: app.errors.Refused: x", "app.errors.Refused"),
+        ("TimeoutError", "TimeoutError"),
+        ("the word is swordfish", ""),
+        ("", ""),
+    ],
+)
+def test_an_error_without_text_is_its_type(error: str, shown: str) -> None:
+    assert worded(error, texts=False) == shown
