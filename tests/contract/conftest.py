@@ -60,9 +60,25 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield pooler.url
 
 
+_SWEEP = """
+    do $$
+    declare found text;
+    begin
+        perform pg_terminate_backend(pid, 5000) from pg_stat_activity -- whose client is gone may still be at work
+        where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend';
+        for found in select tablename from pg_tables where schemaname = 'coterie' and tablename <> 'migrations' loop
+            execute format('delete from coterie.%I', found);
+        end loop;
+        for found in select tablename from pg_tables where schemaname = 'public' loop -- what tests have made
+            execute format('drop table public.%I cascade', found);
+        end loop;
+    end
+    $$
+"""
+
+
 @pytest.fixture(scope="session")
-def template(postgres_server: Server) -> Iterator[str]:
-    """A database with all tables and no rows, to be copied: that is done sooner than to make them anew."""
+def migrated_database(postgres_server: Server) -> Iterator[str]:
     name = postgres_server.create_database()
 
     async def migrate() -> None:
@@ -75,11 +91,10 @@ def template(postgres_server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def migrated_url(postgres_server: Server, template: str) -> Iterator[str]:
-    """A database that is set up."""
-    name = postgres_server.create_database(template=template)
-    yield postgres_server.url(name)
-    postgres_server.drop_database(name)
+def migrated_url(postgres_server: Server, migrated_database: str) -> str:
+    """A database with all tables and no rows: it is emptied sooner than another one is made."""
+    postgres_server.execute(_SWEEP, database=migrated_database)
+    return postgres_server.url(migrated_database)
 
 
 @pytest.fixture(scope="session")
