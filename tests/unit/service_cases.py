@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from starlette.applications import Starlette
+
 from coterie.connection import Connection, system_doors
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
@@ -19,6 +21,7 @@ from coterie.storage.opening import open_storage
 from coterie.transport.identity import Identity
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
+from coterie.web.serving import Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -200,6 +203,10 @@ class _Deaf:
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None: ...
 
 
+def _serving(_: Path) -> Service:
+    return Serving(Starlette(), Settings.load({"http_listen": "127.0.0.1:0"}, {}))
+
+
 CASES: list[ServiceCase] = [
     ServiceCase("plain", lambda _: Plain()),
     ServiceCase("busy", lambda _: Busy()),
@@ -210,4 +217,5 @@ CASES: list[ServiceCase] = [
     ServiceCase("runner", _runner, histories=10),
     ServiceCase("ids", _ids),
     ServiceCase("transport", _transport, histories=50),
+    ServiceCase("HTTP server", _serving, histories=10),
 ]

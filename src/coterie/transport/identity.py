@@ -132,7 +132,7 @@ def require_reachable(mine: Member, others: Iterable[Member]) -> None:
                 raise ConfigurationError(
                     problem=f"{loopback.name} listens on loopback ({loopback.address}), "
                     f"and {(other if loopback is mine else mine).name} runs on another host",
-                    hint=f'start {loopback.name} with listen="0.0.0.0:7650" and advertise= the address of its host',
+                    hint=f'start {loopback.name} with listen="0.0.0.0:7651" and advertise= the address of its host',
                 )
 
 

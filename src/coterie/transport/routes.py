@@ -26,6 +26,8 @@ class Route(IntEnum):
     """A stored message for its owner."""
     OBSERVE = 5
     """What a runner knows of itself."""
+    QUESTION = 6
+    """Calls by name, and who lives on a runner, for those who do not have its program."""
 
 
 class Routes:

@@ -38,15 +38,21 @@ class Bound:
         return self.wanted not in (0, self.port)
 
 
-def bind(settings: Settings, *, may_move: bool = False) -> Bound:
-    """Take the port of `http_listen`, or the next free one if nobody chose it, or it may move.
+def bind(settings: Settings, *, number: int = 1) -> Bound:
+    """Take the port of `http_listen`, or the next free one if nobody has chosen it.
+
+    Args:
+        settings: They say which.
+        number: Which one it is of several processes of these settings. The first one takes the port itself; the others
+            look for a free one from their own place after it on, so that they never take the first one's.
 
     Raises:
         ConfigurationError: It was chosen and is taken, or cannot be had at all.
     """
     assert settings.http_listen is not None, "off serves nothing"
     host, wanted = split_address(settings.http_listen)
-    may_move = wanted != 0 and (may_move or settings.origin("http_listen") == "default")
+    may_move = wanted != 0 and (number > 1 or settings.origin("http_listen") == "default")
+    wanted += number - 1 if may_move else 0
     ports = range(wanted, min(wanted + TRIED_MOST, 65536)) if may_move else [wanted]
     for port in ports:
         try:

@@ -15,6 +15,7 @@ import uvicorn
 
 from coterie.kernel.service import Service
 from coterie.kernel.tasks import Tasks
+from coterie.transport.identity import is_loopback
 from coterie.transport.listening import Plug
 from coterie.web import limits
 from coterie.web.ports import bind
@@ -41,16 +42,16 @@ class Serving(Service):
     Args:
         app: What to serve.
         settings: Where.
-        may_move: Whether the next free port will do, also where one was chosen.
+        number: Which one it is of several processes of these settings: see `bind`.
 
     Promise:
         Stopping it takes `CLOSED_WITHIN_S` and a moment, whoever is connected.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, *, may_move: bool = False) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, *, number: int = 1) -> None:
         super().__init__(what=f"the HTTP server at {settings.http_listen}")
         self._settings = settings
-        self._may_move = may_move
+        self._number = number
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -91,7 +92,9 @@ class Serving(Service):
         return f"probes and metrics at {self.url}{taken}"
 
     async def _start(self) -> None:
-        self._bound = bind(self._settings, may_move=self._may_move)
+        self._bound = bind(self._settings, number=self._number)
+        if self._settings.http_token is not None and not is_loopback(self._bound.host):
+            log.warning("%s is reachable from other machines, without TLS: http_token travels in the clear", self.url)
         self._plug = Plug(self._bound.socket)
         self._serving = self._apart.spawn(self._serve(self._bound.socket), name="serve")
         await self._server.began.wait()

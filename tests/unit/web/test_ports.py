@@ -68,12 +68,17 @@ def test_a_chosen_port_that_is_taken_is_refused(how: str) -> None:
     assert "0 for any free one" in refused.value.hint
 
 
-def test_a_chosen_port_moves_for_those_who_share_it() -> None:
+def test_those_who_share_a_chosen_port_take_the_next_ones_and_never_the_chosen_one() -> None:
+    """Whoever of them comes first: the first one would be refused."""
     with somebody_elses() as port:
-        bound = bind(Settings.load({"http_listen": f"127.0.0.1:{port}"}, {}), may_move=True)
-    with closing(bound.socket):
-        assert bound.was_taken
-        assert bound.port > port
+        pass
+    settings = Settings.load({"http_listen": f"127.0.0.1:{port}"}, {})
+    taken = [bind(settings, number=number) for number in (2, 3, 2, 1)]
+    with closing(taken[0].socket), closing(taken[1].socket), closing(taken[2].socket), closing(taken[3].socket):
+        assert [bound.port > port for bound in taken] == [True, True, True, False]
+        assert len({bound.port for bound in taken}) == 4
+        assert taken[2].was_taken, "another one has its place"
+        assert taken[3].port == port
 
 
 def test_port_zero_takes_any_and_was_not_taken() -> None:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from coterie import ConfigurationError, Settings, ShuttingDown
 from coterie.kernel.service import State
-from coterie.web import limits
+from coterie.web import limits, serving
 from coterie.web.application import build
 from coterie.web.serving import Serving
 from tests.unit.web.sights import FakeSight
@@ -87,6 +87,20 @@ async def test_a_chosen_port_that_is_taken_keeps_it_from_starting() -> None:
         with pytest.raises(ConfigurationError, match="this port is taken"):
             await second.start()
         assert second.state is State.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("token", "elsewhere"), [("correct-horse-battery", True), (None, True), ("correct-horse-battery", False)]
+)
+async def test_a_token_that_travels_in_the_clear_is_warned_of(
+    token: str | None, elsewhere: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "is_loopback", lambda _: not elsewhere)
+    given = Settings.load({"http_listen": "127.0.0.1:0", "http_token": token}, {})
+    async with Serving(build(FakeSight()), given):
+        warned = "travels in the clear" in caplog.text
+    assert warned is (token is not None and elsewhere)
+    assert "correct-horse" not in caplog.text
 
 
 async def test_it_may_be_stopped_before_and_while_it_starts() -> None:

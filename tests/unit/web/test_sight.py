@@ -240,3 +240,23 @@ def test_whoever_serves_nothing_does_not_load_it() -> None:
     code = f"import sys, coterie, coterie.cluster, coterie.signals; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
+
+
+async def test_a_view_of_a_running_cluster(cluster: Cluster) -> None:
+    """All pages from one gathering, which those who ask within a second share."""
+    async with cluster, looking_at(cluster) as http:
+        await cluster.ready()
+        told = (await http.get("api/view")).json()
+        again = (await http.get("api/view?pages=overview")).json()
+    data = told["data"]
+    assert (told["runner"], told["revision"]) == ("anna", 1)
+    assert [each["name"] for each in data["runners"]] == ["anna"]
+    assert data["runners"][0]["crons"] == ["report"]
+    assert (data["overview"]["shards"], data["overview"]["owned_shards"]) == (3, 3)
+    assert [each["owner"] for each in data["shards"]["shards"]] == ["anna"] * 3
+    assert [each["leader"] for each in data["singletons"]] == ["anna"]
+    assert [each["schedule"] for each in data["cron"]] == ["@every 1h"]
+    assert (data["entities"], data["messages"]["dead"], data["workflows"]) == ([], 0, [])
+    assert again["data"].keys() == {"overview"}
+    assert again["revision"] in (1, 2), "the same look, unless the machine was slow"
+    assert (again["at"] == told["at"]) == (again["revision"] == 1)
