@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 from coterie.errors import ConfigurationError
 from coterie.kernel import readings
 from coterie.kernel.declarations import (
+    Given,
     Row,
     declarations,
     env_lines,
@@ -316,6 +317,11 @@ class Settings:
         for warning in settings.warnings():
             log.warning("%s", warning)
         return settings
+
+    def but(self, **given: Any) -> Self:
+        """The same with other values for some; of the rest it stays known where they came from."""
+        origins: dict[str, str] = self.__dict__["_origins"]
+        return type(self)(**{name: Given(getattr(self, name), origin) for name, origin in origins.items()} | given)
 
     def origin(self, name: str) -> str:
         """Where a value came from: "argument", the name of the variable, or "default"."""

@@ -416,3 +416,12 @@ def test_importing_settings_is_light() -> None:
     code = f"import sys, coterie.settings; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_is_taken_over_keeps_its_origin() -> None:
+    """`Cluster(settings=…)`: a default port that is taken may move, one that was chosen may not."""
+    first = Settings.load({"heartbeat": "5s"}, environ={"COTERIE_DRAIN": "7s"})
+    changed = first.but(name="other")
+    assert changed == Settings.load({"heartbeat": "5s", "name": "other"}, environ={"COTERIE_DRAIN": "7s"})
+    origins = [changed.origin(name) for name in ("heartbeat", "drain", "http_listen", "name")]
+    assert origins == ["argument", "COTERIE_DRAIN", "default", "argument"]
