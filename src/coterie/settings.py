@@ -280,7 +280,7 @@ class Settings:
     audit: bool = setting(
         readings.flag(),
         False,
-        "whether every grant and fenced write is recorded, for coterie check",
+        "whether every grant of a seat, and every write that the fence refused, is recorded, for coterie check",
         why="it costs a row for each; switch it on to prove something",
     )
     log_format: LogFormat = setting(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from coterie.cli.options import common, settings_for
@@ -15,16 +13,20 @@ from coterie.settings import help_rows
 def command(url: str | None, as_json: bool) -> None:
     """Every setting, its value and where it came from.
 
+    Secrets and passwords are not shown. With --json also what each is for, its default and its variable.
+
     \b
     Example:
-      COTERIE_HEARTBEAT=10s coterie config
+      COTERIE_HEARTBEAT=10s coterie config --json
     """
+    from coterie.cli import showing
+
     rows = help_rows(settings_for(url))
     if as_json:
-        click.echo(json.dumps([{"name": r.name, "value": r.value, "origin": r.origin} for r in rows]))
-        return
-    wide = max(len(row.name) for row in rows)
-    wider = min(40, max(len(row.value) for row in rows))
-    click.echo(f"{'SETTING':<{wide}}  {'VALUE':<{wider}}  FROM")
-    for row in rows:
-        click.echo(f"{row.name:<{wide}}  {row.value:<{wider}}  {row.origin}")
+        names = ("name", "value", "origin", "variable", "default", "about", "scope")
+        click.echo(showing.as_json([{name: getattr(row, name) for name in names} for row in rows]))
+    else:
+        table = showing.Screen(colour=False).table(
+            ("SETTING", "VALUE", "FROM"), [(row.name, row.value, row.origin) for row in rows]
+        )
+        click.echo(table)

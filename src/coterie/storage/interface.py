@@ -1,8 +1,8 @@
 """What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
 
 The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages`, `executions`,
-`ticks` and `units` (in files of their own), ownership, the schema and the cluster's secret. Each part speaks in plain
-values: texts, bytes, whole numbers; encoding is the caller's business.
+`ticks`, `units` and `inspection` (in files of their own), ownership, the schema and the cluster's secret. Each part
+speaks in plain values: texts, bytes, whole numbers; encoding is the caller's business.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke while the commit was under way).
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from coterie.storage.executions import Executions
+    from coterie.storage.inspection import Inspection
     from coterie.storage.messages import Messages, Transaction
     from coterie.storage.migrations import Migration, Phase
     from coterie.storage.ticks import Ticks
@@ -460,6 +461,7 @@ class Storage(Service):
     units: Units
     machines: Machines
     messages: Messages
+    inspection: Inspection
     schema: Schema
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[Ownership]:

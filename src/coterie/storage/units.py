@@ -265,6 +265,10 @@ class Units(Protocol):
         """A unit as it is."""
         ...
 
+    async def steps(self, unit: str) -> Sequence[StepRow]:
+        """The steps of a unit that has not ended, by branch and place; none, if there is none."""
+        ...
+
     async def list(
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
     ) -> Sequence[UnitRow]:

@@ -13,6 +13,7 @@ from coterie.storage.postgres.commits import Committer
 from coterie.storage.postgres.connections import Connector, Limits
 from coterie.storage.postgres.executions import PostgresExecutions
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
+from coterie.storage.postgres.inspecting import PostgresInspection
 from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machines import PostgresMachines
 from coterie.storage.postgres.messages import PostgresMessages
@@ -57,6 +58,7 @@ class PostgresStorage(Storage):
     units: PostgresUnits
     machines: PostgresMachines
     messages: PostgresMessages
+    inspection: PostgresInspection
     schema: PostgresSchema
 
     def __init__(
@@ -93,6 +95,7 @@ class PostgresStorage(Storage):
         self.units = PostgresUnits(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
+        self.inspection = PostgresInspection(cluster=settings.name, pool=self.pool, origin=self._origin)
         self.undertakings = Undertakings(
             self._connector,
             size=settings.pool_size,

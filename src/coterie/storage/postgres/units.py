@@ -131,6 +131,10 @@ class PostgresUnits:
         rows = await self._read("get_unit", unit)
         return _unit(rows[0]) if rows else None
 
+    async def steps(self, unit: str) -> Sequence[StepRow]:
+        """Its steps, by branch and place."""
+        return [StepRow(**dict(row.items())) for row in await self._read("steps_of_unit", unit)]
+
     async def list(
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
     ) -> Sequence[UnitRow]:

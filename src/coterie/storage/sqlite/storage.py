@@ -13,6 +13,7 @@ from coterie.storage.messages import Commit, Insert, Setback
 from coterie.storage.sqlite import claiming, completions, leading, secrets, stepping, together
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
+from coterie.storage.sqlite.inspecting import SqliteInspection
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
 from coterie.storage.sqlite.location import path_of
 from coterie.storage.sqlite.machines import SqliteMachines
@@ -88,6 +89,7 @@ class SqliteStorage(Storage):
         self.states = leading.SqliteStates(self._main, **named)
         self.executions = leading.SqliteExecutions(self._main, **named)
         self.ticks = SqliteTicks(self._main, **named)
+        self.inspection = SqliteInspection(self._main, cluster=settings.name)
         self.machines = SqliteMachines(self._main, cluster=settings.name, clock=clock)
         audit = settings.audit
         self.units = SqliteUnits(self._main, **named, audit=audit)

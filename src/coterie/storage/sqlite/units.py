@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.storage.interface import Claim, Write
     from coterie.storage.sqlite.database import Database
-    from coterie.storage.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
+    from coterie.storage.units import Stepped, StepRow, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
 
     Suspended = Literal["suspended", "ready", "over", "fenced"]
 
@@ -51,10 +51,15 @@ def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> 
     deferreds: list[Any] = connection.execute(SQL["deferreds"], names).fetchall()
     return Loaded(
         row=row,
-        steps=tuple(map(step_row, connection.execute(SQL["steps"], names).fetchall())),
+        steps=steps(connection, scope, unit),
         deferreds=tuple(DeferredRow(*each) for each in deferreds),
         now=to_datetime(names["now_ns"]),
     )
+
+
+def steps(connection: apsw.Connection, scope: Scope, unit: str) -> tuple[StepRow, ...]:
+    """The steps of a unit, by branch and place."""
+    return tuple(map(step_row, connection.execute(SQL["steps"], bindings(scope, unit=unit)).fetchall()))
 
 
 def opened(
@@ -322,6 +327,10 @@ class SqliteUnits:
     async def get(self, unit: str) -> UnitRow | None:
         """A unit as it is."""
         return await self._database.read(lambda c: get(c, self._scope(), unit), doing=f"look at {unit!r}")
+
+    async def steps(self, unit: str) -> Sequence[StepRow]:
+        """Its steps, by branch and place."""
+        return await self._database.read(lambda c: steps(c, self._scope(), unit), doing=f"look at {unit!r}")
 
     async def list(
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
