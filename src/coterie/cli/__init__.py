@@ -8,11 +8,32 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 COMMANDS = {
+    "status": "is it healthy? who leads? what next? what failed?",
+    "top": "the same, live",
+    "open": "open the page in the browser",
+    "runners": "who takes part, and how they fare",
+    "shards": "who holds which shard",
+    "singletons": "who leads what, and what was saved",
+    "cron": "what runs when, and how it went",
+    "entities": "what lives where, and one entity with its state",
+    "messages": "stored calls: what waits, what was given up",
+    "workflows": "runs of workflows, and what they wait for",
+    "call": "call a method of an entity, and print its result as JSON",
+    "kv": "keys and values, shared by all processes",
+    "completion": "the script by which a shell completes coterie",
+    "demo": "a cluster on this machine, with buttons to break it",
+    "run": "run runners of app.py or package.module:cluster",
+    "doctor": "checks settings, database, clocks, ports, versions",
+    "bench": "numbers for this machine",
+    "check": "the history checkers over the audit rows",
     "config": "every setting, its value and where it came from",
     "migrate": "bring the database's schema to this version",
 }
@@ -31,6 +52,13 @@ class _Lazy(click.Group):
         module = importlib.import_module(f"coterie.cli.{cmd_name}")  # noqa: TID251 a name of the table above
         command: click.Command = module.command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=line) for name, line in sorted(COMMANDS.items())]  # imports none of them
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [each for each in found if each.value.startswith(incomplete)] + options
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 click's
         with formatter.section("Commands"):
@@ -53,7 +81,7 @@ def main(args: list[str] | None = None) -> None:
     from coterie.errors import CoterieError
 
     try:
-        outcome: Any = cli.main(args=args, standalone_mode=False)
+        outcome: Any = cli.main(args=args, prog_name="coterie", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
     except KeyboardInterrupt:
@@ -67,11 +95,14 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _report(error: Any) -> int:
-    from coterie.errors import ConfigurationError, PersistenceError
+    from coterie.errors import ConfigurationError, PersistenceError, ScheduleError
 
     click.echo(f"error: {error.message}", err=True)
+    if isinstance(error, ScheduleError):
+        for line in error.pointer.splitlines():
+            click.echo(f"           {line}", err=True)
     if error.hint:
         click.echo(f"hint:  {error.hint}", err=True)
-    if isinstance(error, ConfigurationError):
+    if isinstance(error, ConfigurationError | ScheduleError):
         return 2
     return 3 if isinstance(error, PersistenceError) else 1

@@ -12,4 +12,5 @@
 `viewing`    looks, and builds the pages
 `sampling`   sets the gauges of `kernel/meters.py`, when somebody is about to read them
 `prometheus` publishes all meters to whoever scrapes, `otlp` to the program's own exporter
+`logs`       how log lines look, where the program has no logging of its own
 """

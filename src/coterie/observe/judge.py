@@ -293,8 +293,8 @@ def _held_up(info: CronInfo, what: str, ran: str) -> Reason:
         status="unhealthy",
         what=what,
         problem=f"a run goes on without a heartbeat while two ticks have passed; {ran}",
-        hint=f"coterie cron show {info.name} has its last ticks; timeout= ends a run that hangs, tick.heartbeat() tells "
-        "that one goes on",
+        hint=f"coterie cron show {info.name} has its last ticks; timeout= ends a run that hangs, and one that is slow "
+        "says so with tick.heartbeat()",
         runner=info.runner,
     )
 

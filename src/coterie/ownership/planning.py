@@ -154,7 +154,9 @@ class Plans:
     def _moving_since(self, seat: SeatRow, renewals: int) -> _Move:
         target = self._targets[seat.name]
         before = self._moves.get(seat.name)
-        return before if before is not None and before.target == target else _Move(target, renewals)
+        if before is None or (before.target, before.epoch) != (target, seat.epoch):  # another epoch: it was away
+            return _Move(target, renewals, seat.epoch)
+        return before
 
     def _is_ripe(self, name: str, move: _Move, renewals: int) -> bool:
         if not assignment.is_candidate(self._runners[self._me], self._seats[name]):
@@ -185,7 +187,8 @@ class _Free:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Where a seat of ours should go, and since which of our renewals that has been the answer."""
+    """Where a seat of ours should go, and since which of our renewals that has been the answer for this epoch of it."""
 
     target: str
     since_renewal: int
+    epoch: int

@@ -1,4 +1,6 @@
-"""Probes, health and metrics over HTTP, by Starlette and uvicorn. Only what serves loads it: it costs some 200 ms.
+"""Probes, health, metrics and the read model over HTTP, by Starlette and uvicorn.
+
+Only what serves loads it: it costs some 200 ms.
 
 Promises: probes ask nobody and answer at once; from other machines nothing but their words is seen without the token;
 nothing is changed over HTTP; no secret and no payload is in any answer; a connection costs little, however slow or

@@ -191,6 +191,20 @@ def test_an_offer_to_who_may_not_hold_the_seat_is_left_alone(name: str) -> None:
 # Handing over
 
 
+def test_a_seat_that_was_away_in_between_begins_its_two_renewals_anew_m2() -> None:
+    """A leader has resigned to us what we had moved to it: it does not go back at once."""
+
+    def over_quota(epoch: int) -> list[SeatRow]:
+        return [seat(f"shard:default:{number}", "a", epoch=epoch) for number in range(4)]
+
+    plan = learned("a", view([A, B], over_quota(1)), renewals=7)
+    moved = plan.give([row.name for row in over_quota(1)], 9)
+    assert len(moved) == 2, "they are ripe"
+    plan.learn(view([A, B], over_quota(3)), now_ns=0, renewals=9)
+    assert plan.give([row.name for row in over_quota(3)], 9) == []
+    assert plan.give([row.name for row in over_quota(3)], 11) == moved
+
+
 def test_a_move_must_have_been_the_answer_for_two_renewals_m2() -> None:
     rows = held(shards(4), {row.name: "a" for row in shards(4)})
     plan = learned("a", view([A, B], rows), renewals=7)

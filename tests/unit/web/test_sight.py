@@ -18,6 +18,7 @@ from starlette.routing import Mount
 from coterie import Cluster, Leader, PersistenceError, Tick, web
 from coterie.web import sight
 from coterie.web.openapi import document
+from tests.unit.cli.running import until_told
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -246,6 +247,7 @@ async def test_a_view_of_a_running_cluster(cluster: Cluster) -> None:
     """All pages from one gathering, which those who ask within a second share."""
     async with cluster, looking_at(cluster) as http:
         await cluster.ready()
+        await until_told(cluster)
         told = (await http.get("api/view")).json()
         again = (await http.get("api/view?pages=overview")).json()
     data = told["data"]

@@ -1,0 +1,176 @@
+"""The panel of `coterie top`: what keys do to it, and what it looks like. Nothing here reads a key or draws."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from coterie.cli import cron, runners, shards, singletons
+from coterie.cli.looking import counted, quick
+from coterie.cli.showing import lasting
+from coterie.cli.status import standing
+
+if TYPE_CHECKING:
+    from coterie.cli.showing import Screen
+    from coterie.observe.view import EntityLine, MessagesPage, Overview, View
+
+PAGES = ("runners", "shards", "singletons", "cron", "entities", "messages")
+"""By the keys 1 to 6."""
+KEYS = "q quit  space pause  1-6 pages  / filter  ? help"
+WIDTH = 100
+_SEEN = 8
+_SPARKS = "▁▂▃▄▅▆▇█"
+_HELP = """\
+1 runners   2 shards   3 singletons   4 cron   5 entities   6 messages
+space       stop and go on
+/           show only lines with a text; Enter keeps it, Esc ends it
+q           quit"""
+_ESCAPE, _ERASE, _ENTER = "\x1b", ("\x7f", "\b"), ("\r", "\n")
+
+
+@dataclass
+class Panel:
+    """What is shown, as keys have it."""
+
+    page: str = PAGES[0]
+    paused: bool = False
+    filter: str = ""
+    typing: bool = False
+    """Whether keys go into the filter."""
+    helping: bool = False
+    over: bool = False
+    trends: dict[str, deque[float]] = field(default_factory=dict)
+
+    def press(self, key: str) -> None:
+        """A key was pressed; those that mean nothing do nothing."""
+        if self.typing:
+            self._type(key)
+        elif key in ("q", "\x03"):
+            self.over = True
+        elif key == " ":
+            self.paused = not self.paused
+        elif key == "/":
+            self.typing, self.filter = True, ""
+        elif key == "?":
+            self.helping = not self.helping
+        elif key == _ESCAPE:
+            self.filter, self.helping = "", False
+        elif key in "123456":
+            self.page = PAGES[int(key) - 1]
+
+    def _type(self, key: str) -> None:
+        if key in _ENTER:
+            self.typing = False
+        elif key == _ESCAPE:
+            self.typing, self.filter = False, ""
+        elif key in _ERASE:
+            self.filter = self.filter[:-1]
+        elif key == "\x03":
+            self.over = True
+        elif key.isprintable():
+            self.filter += key
+
+    def learn(self, overview: Overview) -> None:
+        """Remember the figures whose course is drawn."""
+        seen = {"in": overview.calls_s, "p99": overview.p99_s, "waiting": overview.waiting}
+        for name, value in seen.items():
+            self.trends.setdefault(name, deque(maxlen=_SEEN)).append(value or 0.0)
+
+
+def frame(panel: Panel, view: View, *, name: str, age_s: float, problem: str, screen: Screen) -> str:
+    """The panel as text.
+
+    Args:
+        panel: As keys have it.
+        view: What was last seen: the overview and the panel's page.
+        name: Of the cluster.
+        age_s: How long ago that was.
+        problem: Why nothing newer could be seen; empty: nothing is wrong.
+        screen: What it can show.
+    """
+    overview: Overview = view.data["overview"]
+    how_many = f"{overview.runners} runner{'' if overview.runners == 1 else 's'}"
+    owned = f"{overview.owned_shards}/{overview.shards} shards"
+    left = f"{name} · {how_many} · {owned} · {standing(overview, screen)}"
+    lines = [
+        f"{'coterie top':<53} {KEYS}",
+        f"{left:<77} {_freshness(panel, age_s, problem)}",
+        _figures(panel, overview, screen),
+        *([problem] if problem else []),
+        *(f"{screen.glyph('bad' if each.status == 'unhealthy' else 'warn')} {each}" for each in overview.reasons),
+        *_chosen(panel, _HELP if panel.helping else body(panel.page, view, screen)),
+    ]
+    if panel.typing or panel.filter:
+        lines.append(f"/{panel.filter}" + ("▏" if panel.typing and screen.is_utf8 else ""))
+    return "\n".join(lines)
+
+
+def body(page: str, view: View, screen: Screen) -> str:
+    """A page."""
+    data = view.data
+    if page == "runners":
+        return runners.table(screen, data[page]) if data[page] else "no runners: coterie run app.py starts one"
+    if page == "shards":
+        return shards.drawn(screen, data[page])
+    if page == "singletons":
+        return singletons.table(screen, data[page], view.at) if data[page] else "no singletons yet"
+    if page == "cron":
+        return cron.table(screen, data[page], view.at, full=True) if data[page] else "no crons yet"
+    return _entities(screen, data[page]) if page == "entities" else _messages(screen, data[page])
+
+
+def spark(values: deque[float] | None, screen: Screen) -> str:
+    """The course of a figure: `▂▃▅▅▆▇▆▅`."""
+    if not values or not screen.is_utf8:
+        return ""
+    most = max(values)
+    return "".join(_SPARKS[0 if not most else round(value / most * (len(_SPARKS) - 1))] for value in values)
+
+
+def _freshness(panel: Panel, age_s: float, problem: str) -> str:
+    state = "paused" if panel.paused else "stale" if problem else "live"
+    return f"{state}, {age_s:.1f}s ago"
+
+
+def _figures(panel: Panel, overview: Overview, screen: Screen) -> str:
+    parts = (
+        ("in", f"in {counted(overview.calls_s)}/s"),
+        ("p99", f"p99 {quick(overview.p99_s).replace(' ', '')}"),
+        ("waiting", f"waiting {counted(overview.waiting)}"),
+        ("dead", f"dead {counted(overview.dead)}"),
+    )
+    return "   ".join(f"{text} {spark(panel.trends.get(name), screen)}".rstrip() for name, text in parts)
+
+
+def _chosen(panel: Panel, text: str) -> list[str]:
+    """The lines that the filter lets through; the first one has the names of the columns."""
+    first, *rest = text.splitlines()
+    wanted = "" if panel.helping else panel.filter.casefold()
+    return [first, *(line for line in rest if wanted in line.casefold())]
+
+
+def _entities(screen: Screen, lines: tuple[EntityLine, ...]) -> str:
+    rows = [
+        (
+            each.type,
+            counted(each.resident) + ("" if each.is_complete else " or more"),
+            ", ".join(f"{name} {count:,}" for name, count in each.runners.items()),
+        )
+        for each in lines
+    ]
+    return screen.table(("ENTITY", "RESIDENT", "WHERE"), rows, right=("RESIDENT",)) if rows else "no entities live now"
+
+
+def _messages(screen: Screen, page: MessagesPage) -> str:
+    rows = [
+        *(
+            (f"{each.count:,} dead", each.what, each.error, f"coterie messages show {each.id}")
+            for each in page.failures
+        ),
+        *(
+            (f"late {lasting(each.late_s)}", each.what, each.shard, f"coterie messages show {each.id}")
+            for each in page.overdue
+        ),
+    ]
+    return screen.table(("STATE", "WHAT", "WHY OR WHERE", "LOOK"), rows) if rows else "nothing is late, nothing is dead"

@@ -1,0 +1,229 @@
+"""Logs: one event, one line, with the fields of errors; equal warnings are counted, not repeated.
+
+For the handler that coterie installs where a program has no logging of its own. Whoever has some gets plain records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from coterie.errors import CoterieError, quoted
+from coterie.kernel import tracing
+from coterie.kernel.clock import SystemClock, to_datetime
+from coterie.kernel.context import trace_here
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from coterie.kernel.clock import Clock
+
+    Key = tuple[str, int, str, type[BaseException] | None]
+
+_WINDOW_S: Final = 60
+"""Of equal warnings the first one is shown at once, and how many more there were at most so often."""
+_KEYS_MOST: Final = 256
+"""How many different ones are remembered: whoever is forgotten is shown again."""
+_PLAIN = re.compile(r"[\w./:@+-]+")
+_OWN = ("time", "level", "logger", "msg", "runner", "trace_id", "exc")
+
+
+def handler(*, as_json: bool, runner: str, clock: Clock | None = None, stream: TextIO | None = None) -> Handler:
+    """Coterie's own handler.
+
+    Args:
+        as_json: Whether each line is a JSON object.
+        runner: The name of this process's runner.
+        clock: By which equal warnings are counted.
+        stream: Where lines go; stderr if left out.
+    """
+    made = Handler(stream)
+    made.setFormatter(JsonLine(runner) if as_json else TextLine())
+    made.addFilter(Repeats(made, clock or SystemClock()))
+    return made
+
+
+class Handler(logging.StreamHandler["TextIO"]):
+    """Writes lines; the last counts when it is closed."""
+
+    def close(self) -> None:
+        for each in self.filters:
+            if isinstance(each, Repeats):
+                each.flush()
+        super().close()
+
+
+class TextLine(logging.Formatter):
+    """When, how grave, the sentence; then what is known, as `key=value`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 logging's name
+        record.message = _on_one_line(record.message)
+        fields = _fields(record)
+        if (trace_id := _trace_id()) is not None:
+            fields["trace_id"] = trace_id
+        return " ".join([super().formatMessage(record), *(f"{key}={_shown(value)}" for key, value in fields.items())])
+
+
+class JsonLine(logging.Formatter):
+    """The same as one JSON object.
+
+    Args:
+        runner: Who says it.
+    """
+
+    def __init__(self, runner: str) -> None:
+        super().__init__()
+        self._runner = runner
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": to_datetime(int(record.created * 1e9)).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "msg": record.getMessage(),
+            "runner": self._runner,
+        }
+        if (trace_id := _trace_id()) is not None:
+            line["trace_id"] = trace_id
+        for name, value in _fields(record).items():
+            line[f"error_{name}" if name in _OWN else name] = value
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exc"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class Repeats(logging.Filter):
+    """Counts what repeats itself.
+
+    A warning is equal to another one of the same place and sentence, whatever it is about; an error only if it says
+    the same, since each of them is somebody's. What is less than a warning is never counted.
+
+    Args:
+        out: The handler that it belongs to, by which counts are said.
+        clock: Says when.
+
+    Not promised:
+        That a count is said as soon as its time is over: it waits for the next line of any kind, or for the end.
+    """
+
+    def __init__(self, out: logging.Handler, clock: Clock) -> None:
+        super().__init__()
+        self._out = out
+        self._clock = clock
+        self._known: OrderedDict[Key | None, Repeated] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is shown."""
+        self._out.acquire()  # which may be taken twice: counts are said in here
+        try:
+            return self._is_new(record)
+        finally:
+            self._out.release()
+
+    def flush(self) -> None:
+        """Say all counts."""
+        while self._known:
+            self._say(self._known.popitem(last=False)[1], self._now_s())
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
+        now_s = self._now_s()
+        self._say_due(now_s)
+        key = _key(record)
+        if (repeated := self._known.get(key)) is not None:
+            repeated.count(record)
+            return False
+        if key is not None:
+            self._known[key] = Repeated(record, now_s)
+            if len(self._known) > _KEYS_MOST:
+                self._say(self._known.popitem(last=False)[1], now_s)
+        return True
+
+    def _say_due(self, now_s: float) -> None:
+        """They are in the order in which their time is over."""
+        while self._known:
+            key, oldest = next(iter(self._known.items()))
+            if now_s - oldest.since_s < _WINDOW_S:
+                return
+            del self._known[key]
+            if oldest.more:
+                self._say(oldest, now_s)
+                oldest.more, oldest.since_s = 0, now_s
+                self._known[key] = oldest
+
+    def _say(self, repeated: Repeated, now_s: float) -> None:
+        if repeated.more:
+            self._out.emit(repeated.summary(now_s))
+
+    def _now_s(self) -> float:
+        return self._clock.steady_ns() / 1e9
+
+
+class Repeated:
+    """Something that was shown, and how often more it came. Texts only: records keep alive what their errors hold."""
+
+    __slots__ = ("_place", "_said", "more", "since_s")
+
+    def __init__(self, record: logging.LogRecord, now_s: float) -> None:
+        self._place = (record.name, record.levelno, record.pathname, record.lineno)
+        self._said = ""
+        self.more = 0
+        self.since_s = now_s
+
+    def count(self, record: logging.LogRecord) -> None:
+        """Once more."""
+        self._said = record.getMessage()
+        self.more += 1
+
+    def summary(self, now_s: float) -> logging.LogRecord:
+        """What the last one said, and how many there were. A traceback was in the first one."""
+        said = f"{self._said} … {self.more} more in {now_s - self.since_s:.0f}s"
+        return logging.LogRecord(*self._place, said, None, None)
+
+
+def _key(record: logging.LogRecord) -> Key | None:
+    """By what it is equal to others; None: it is not to be counted."""
+    if record.levelno < logging.WARNING:
+        return None
+    try:
+        said = record.getMessage()
+    except Exception:  # noqa: BLE001 what it is about cannot be told: the handler says so
+        return None
+    is_warning = record.levelno == logging.WARNING and record.msg != "%s"
+    raised = record.exc_info[0] if record.exc_info else None
+    return record.name, record.levelno, str(record.msg) if is_warning else said, raised
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Code and facts of the error that a record is about: the one that was raised, or one that it mentions."""
+    args = record.args if isinstance(record.args, tuple) else ()
+    raised = record.exc_info[1] if record.exc_info else None
+    error = next((each for each in (raised, *args) if isinstance(each, CoterieError)), None)
+    if error is None:
+        return {}
+    return {"code": error.code, **{name: value for name, value in error.facts.items() if value not in ("", None)}}
+
+
+def _trace_id() -> str | None:
+    """The trace to which whoever logs belongs. A log line is written whatever else goes wrong."""
+    with contextlib.suppress(Exception):
+        return tracing.id_of((tracing.on and tracing.here()) or trace_here())
+    return None
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else quoted(text)
+
+
+def _on_one_line(text: str) -> str:
+    """Whatever it quotes: a user's error must not look like another event."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
