@@ -35,10 +35,10 @@ help: ## this list
 	@$(PY) -m uv pip install --quiet --python $(PY) -r requirements/dev.txt
 	@touch $@
 
-# ── the two commands of the README ──────────────────────────────────────────────────────────────────────────────
+# ── the demo, and everything ────────────────────────────────────────────────────────────────────────────────────
 
-demo: .venv/run.stamp ## two processes change one SQLite file at once, and nothing is lost
-	@$(PY) examples/kv.py
+demo: .venv/run.stamp ## three runners on one file, and keys to kill, freeze, cut and deploy them
+	@.venv/bin/coterie demo
 
 test: lint types unit simulation interleavings processes ## everything that CI runs
 

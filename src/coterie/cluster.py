@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -107,7 +106,7 @@ class Cluster:
     ) -> None:
         given: dict[str, Any] = {**overrides}
         given |= {key: value for key, value in (("url", url), ("name", name)) if value is not None}
-        self.settings = Settings.load(given) if settings is None else dataclasses.replace(settings, **given)
+        self.settings = Settings.load(given) if settings is None else settings.but(**given)
         self.kv = KeyValueStore(lambda: self._acting().values, codec_for(Any), claim=self._claim)
         self.runners = Runners(self._acting)
         self.messages = Messages(
@@ -392,8 +391,8 @@ class Cluster:
 
         Args:
             teller: Who says what happens; the log, if left out.
-            number: Which one it is of several processes that share their settings: all but the first take the next
-                free port instead of refusing to start.
+            number: Which one it is of several processes that share their settings: all but the first serve probes at
+                the next free ports.
 
         Promise:
             The process ends within `drain` and some seconds after the first signal, whatever hangs; with exit
@@ -404,7 +403,7 @@ class Cluster:
             from coterie import web  # Starlette and uvicorn: only processes that serve load them
             from coterie.web.serving import Serving
 
-            return Serving(web.app(self), self.settings, may_move=number > 1)
+            return Serving(web.app(self), self.settings, number=number)
 
         beside = None if self.settings.http_listen is None else serving
         signals.run(self._begin, self.settings, beside=beside, teller=teller)

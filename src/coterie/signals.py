@@ -21,6 +21,8 @@ from coterie.errors import ShuttingDown
 from coterie.kernel.durations import format_duration
 from coterie.kernel.secret import redacted_url
 from coterie.kernel.tasks import Tasks
+from coterie.observe import logs
+from coterie.runner import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +126,7 @@ def run(
     """
     _require_no_loop()
     if teller is None:
-        _be_heard()
+        _be_heard(settings)
     with (
         Signals(limit_s=settings.drain.total_seconds() + GRACE_S) as signals,
         asyncio.Runner(loop_factory=_loop_factory()) as loop,
@@ -252,7 +254,11 @@ class Logged:
         url, address = redacted_url(runner.settings.url), runner.transport.address
         lines = [f"coterie runner {runner.name} of cluster {runner.settings.name} on {url}, listening on {address}"]
         lines += [] if beside is None else [f"coterie runner {runner.name}: {beside.announcement}"]
-        print(*lines, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 once, for whoever started it
+        if runner.settings.log_format == "json":  # then whoever reads it wants nothing else
+            for line in lines:
+                log.info("%s", line)
+        else:
+            print(*lines, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 once, for whoever started it
 
     async def follow(self, runner: Runner) -> None:
         """The runner logs what happens by itself."""
@@ -278,12 +284,10 @@ def _require_no_loop() -> None:
     raise RuntimeError("cluster.run() makes a loop of its own, and one runs here already: use `async with cluster:`")
 
 
-def _be_heard() -> None:
-    """A program without logging of its own still shows what happens."""
+def _be_heard(settings: Settings) -> None:
+    """A program without logging of its own still shows what happens. One that has some is left alone."""
     if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
+        log.addHandler(logs.handler(as_json=settings.log_format == "json", runner=name_of(settings)))
         log.setLevel(logging.INFO)
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.options import common, settings_for
+from coterie.cli.progress import Progress
+from coterie.cli.showing import lasting
 from coterie.kernel.addresses import new_incarnation
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
@@ -51,28 +53,50 @@ async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json
     async with storage:
         applied = await storage.schema.applied()
         wanted = phase or ("pre" if applied else None)
-        steps = await (storage.schema.apply(wanted) if act == "apply" else storage.schema.pending(wanted))
+        pending = await storage.schema.pending(wanted)
+        steps, took_s = (
+            await _apply(storage, applied, pending, wanted, as_json=as_json) if act == "apply" else (pending, 0.0)
+        )
         if act == "sql":
             click.echo("\n".join(f"-- {step}\n{step.sql}" for step in steps))
         elif as_json:
             click.echo(_as_json(storage, applied, steps, act=act))
         else:
-            click.echo(_as_text(storage, applied, steps, act=act))
+            click.echo(_as_text(storage, applied, steps, act=act, took_s=took_s))
             if act == "apply" and await storage.schema.pending("post"):
                 click.echo("when no older version runs: coterie migrate --apply --phase post", err=True)
 
 
+async def _apply(
+    storage: Storage, applied: Sequence[Migration], pending: Sequence[Migration], phase: Phase | None, *, as_json: bool
+) -> tuple[Sequence[Migration], float]:
+    """Apply what is pending; what was applied here, and how long it took."""
+    before, after = _number(applied), _number([*applied, *pending])
+    what, note = f"migrating  {before} → {after}", f"{len(pending)} steps"
+    with Progress(what, note=note, json=as_json) as progress:
+        progress.phase(f"phase {phase}" if phase else "both phases")
+        async with progress.ticking():
+            steps = await storage.schema.apply(phase)
+        return steps, progress.took_s
+
+
+def _number(steps: Sequence[Migration]) -> int:
+    return max((step.number for step in steps), default=0)
+
+
 def _as_json(storage: Storage, applied: Sequence[Migration], steps: Sequence[Migration], *, act: str) -> str:
     word = "applied" if act == "apply" else "pending"
-    before = max((step.number for step in applied), default=0)
+    before = _number(applied)
     return json.dumps({"database": storage.address, "schema": before, word: [str(step) for step in steps]})
 
 
-def _as_text(storage: Storage, applied: Sequence[Migration], steps: Sequence[Migration], *, act: str) -> str:
-    before = max((step.number for step in applied), default=0)
+def _as_text(
+    storage: Storage, applied: Sequence[Migration], steps: Sequence[Migration], *, act: str, took_s: float
+) -> str:
+    before = _number(applied)
     if not steps:
         return f"schema {before} of {storage.address} is current"
-    after = max(step.number for step in steps)
     word = "migrated" if act == "apply" else "would migrate"
+    count = f"{len(steps)} step{'' if len(steps) == 1 else 's'}" + (f", {lasting(took_s)}" if act == "apply" else "")
     lines = [f"  {step}" for step in steps]
-    return "\n".join([f"{word}  {before} → {after}   {storage.address}", *lines])
+    return "\n".join([f"{word}  {before} → {_number(steps)}   {count}   {storage.address}", *lines])

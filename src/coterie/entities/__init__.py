@@ -24,7 +24,7 @@ way back); `options` (how definitions refuse).
 
 Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a runner), `residents` and `mailbox`
 (one entity), `handling`, `serving`, `driving`, `prompt` and `spares` (how handlers run), `answers`, `streams`,
-`activation`, `resources`, `idling` and `farewells` (one life, from its beginning to its end, within `limits`),
+`spans`, `activation`, `resources`, `idling` and `farewells` (one life, from its beginning to its end, within `limits`),
 `occupancy` (a shard).
 
 Between processes: `calling` (a call's way there and back) with `routing` (whose shard it is), `attempts` (what is worth

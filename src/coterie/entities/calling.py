@@ -27,6 +27,7 @@ from coterie.entities.handovers import Handovers
 from coterie.entities.nearby import NearbyCall, NearbyStream, Pipe
 from coterie.entities.posting import Posting
 from coterie.entities.routing import Routing
+from coterie.entities.spans import trace_of
 from coterie.entities.work import handling
 from coterie.errors import (
     ConfigurationError,
@@ -36,7 +37,7 @@ from coterie.errors import (
     SendTimeout,
     UnknownEntity,
 )
-from coterie.kernel import meters
+from coterie.kernel import meters, tracing
 from coterie.kernel.context import trace_here
 from coterie.kernel.service import State
 from coterie.transport.routes import Route
@@ -191,6 +192,8 @@ class Calling:
         message_id = self._draw()
         outer = handling.get()
         trace_id, chain = (trace_here() or message_id, ()) if outer is None else (outer.trace_id, outer.onward())
+        if tracing.on:
+            trace_id = trace_of(outer) or message_id
         routing, now_s = self.routing, self._time()
         shard = routing.find(name, entity_id, entity_type.group)
         if now_s > routing.fresh_until_s:
@@ -243,7 +246,8 @@ class Calling:
                     body = encode((*facts, message_id, trip.within_s, trace_id, chain, None, True))
                     answer = await self.open_wires().request(shard.peer, _CALL, body, within_s=trip.left_s, target=call)
                 elif shard.is_mine and self.host is not None:
-                    answer = take(self.host, Detached(*facts, trip.until_s, trip.within_s, message_id, chain))
+                    more = (message_id, chain, None, trace_id)
+                    answer = take(self.host, Detached(*facts, trip.until_s, trip.within_s, *more))
                 else:
                     answer = NOT_MINE
             except CoterieError as error:
@@ -279,9 +283,7 @@ class Calling:
     def lineage(self, message_id: str) -> Lineage:
         """The trace of a call made here, and who waits for it. The first call of a trace gives it its name."""
         outer = handling.get()
-        if outer is None:
-            return trace_here() or message_id, ()
-        return outer.trace_id, outer.onward()
+        return trace_of(outer) or message_id, () if outer is None else outer.onward()
 
     # Attempts
 

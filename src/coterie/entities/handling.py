@@ -15,8 +15,10 @@ from coterie.entities.declared import nearest
 from coterie.entities.driving import coroutine_of
 from coterie.entities.limits import STUBBORN_S
 from coterie.entities.serving import Serving
+from coterie.entities.spans import handled
 from coterie.entities.streams import SeatLost, streamed
 from coterie.errors import MalformedMessage
+from coterie.kernel import tracing
 from coterie.kernel.metrics import SECONDS
 from coterie.transport.deadlines import Deadlines
 
@@ -179,9 +181,9 @@ class Handlers:
         work.has_begun = True
         entity = work.resident.entity
         made = rpc.fn(entity, *args, **kwargs) if kwargs else rpc.fn(entity, *args)
-        if type(made) is CoroutineType and not rpc.is_stream:
-            return made
-        return streamed(work, made) if rpc.is_stream else coroutine_of(made)
+        if type(made) is not CoroutineType or rpc.is_stream:
+            made = streamed(work, made) if rpc.is_stream else coroutine_of(made)
+        return handled(work, made) if tracing.on else made
 
     def _fill(self, resident: Resident) -> None:
         """It was activated: as many calls as it may run at once need not wait any more."""

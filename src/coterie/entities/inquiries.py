@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ class Inquiries:
         if entity_type is None or rpc is None:
             raise self._host.unknown(target, asked.entity_type)
         _refuse_unfit(asked, rpc, target)
-        payload, sender = rpc.arguments.from_json(asked.arguments), self._sender(entity_type)
+        payload, sender = _payload(asked, rpc), self._sender(entity_type)
         call: Call[Any] = Call(EntityAddress(asked.entity_type, asked.entity_id), rpc, payload, sender, within_s)
         call.take()
         call.key = asked.key
@@ -126,8 +127,10 @@ class Inquiries:
         lives, known = self._host.lives(asked.entity_type), self._types.get(asked.entity_type)
         if asked.entity_id is not None:
             lives = {each: lives[each] for each in (asked.entity_id,) if each in lives}
-        first = tuple(self._life(each) for each in islice(lives.values(), asked.most))
-        return Living(lives=first, total=len(lives), group=None if known is None else known.group)
+        busiest = heapq.nlargest(asked.most, lives.values(), key=_calls)
+        return Living(
+            lives=tuple(map(self._life, busiest)), total=len(lives), group=None if known is None else known.group
+        )
 
     def _life(self, resident: Resident) -> Life:
         hosted, work = resident.hosted, resident.current if resident.running else None
@@ -135,7 +138,7 @@ class Inquiries:
         idle_s = None if began_s is None else asyncio.get_running_loop().time() - began_s
         return Life(
             id=resident.id,
-            waiting=0 if resident.mailbox is None else len(resident.mailbox),
+            waiting=_calls(resident)[0],
             mailbox=hosted.type.mailbox,
             running=resident.running,
             method=None if work is None else work.method,
@@ -151,6 +154,19 @@ class Inquiries:
 
     def _since_s(self, began_ns: int) -> float:
         return max(0.0, (self._host.clock.steady_ns() - began_ns) / 1e9)
+
+
+def _calls(resident: Resident) -> tuple[int, int]:
+    """How many wait, and how many run."""
+    return 0 if resident.mailbox is None else len(resident.mailbox), resident.running
+
+
+def _payload(asked: Invoke, rpc: Rpc) -> bytes:
+    try:
+        return rpc.arguments.from_json(asked.arguments)
+    except MalformedMessage as error:
+        hint = error.hint or "the call was not sent"
+        raise MalformedMessage(what=error.what, problem=error.problem, hint=hint) from None
 
 
 def _refuse_unfit(asked: Invoke, rpc: Rpc, target: str) -> None:

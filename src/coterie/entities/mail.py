@@ -10,6 +10,7 @@ from coterie.entities.envelopes import MARK, read_marked
 from coterie.entities.failures import read_failure
 from coterie.entities.keys import shown_key
 from coterie.errors import MalformedMessage, MessageExpired, RemoteError
+from coterie.kernel import tracing
 from coterie.kernel.addresses import EntityAddress, MessageId, Seat
 from coterie.kernel.codec import PLAIN
 from coterie.kernel.durations import to_seconds
@@ -211,7 +212,7 @@ def _info(row: MessageRow) -> MessageInfo:
         payload=_plain(row.payload),
         reply=reply,
         failure=failure,
-        trace_id=row.trace_id,
+        trace_id=tracing.id_of(row.trace_id),
     )
 
 

@@ -31,13 +31,14 @@ from coterie.entities.outcomes import (
     require_same,
     require_small,
 )
+from coterie.entities.spans import trace_of
 from coterie.entities.stored import StoredWork
 from coterie.entities.work import handling
 from coterie.errors import MessageExpired, PersistenceError, SendTimeout
 from coterie.kernel import meters
 from coterie.kernel.addresses import MessageId, MessageIds
 from coterie.kernel.clock import to_datetime
-from coterie.kernel.context import refuse_in_transaction, trace_here
+from coterie.kernel.context import refuse_in_transaction
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.directory import peer_of
 from coterie.storage.messages import Message
@@ -219,7 +220,7 @@ class Posting:
             digest=digest,
             due_at=at,
             delay_s=delay_s,
-            trace_id=trace_here() if outer is None else outer.trace_id,
+            trace_id=trace_of(outer),
         )
 
     async def _stored(self, call: Call[Any], message: Message, *, until_s: float) -> Receipt:

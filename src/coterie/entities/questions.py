@@ -44,7 +44,7 @@ class Invoked(Struct, frozen=True, kw_only=True):
 
 
 class Residents(Struct, tag="residents", frozen=True, kw_only=True):
-    """Who lives there? The answer is a `Living`."""
+    """Who lives there, the busiest first? The answer is a `Living`."""
 
     entity_type: Name
     entity_id: str | None = None

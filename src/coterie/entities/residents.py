@@ -14,7 +14,7 @@ from coterie.entities.resources import Resources
 from coterie.entities.transacting import Block
 from coterie.entities.work import handling
 from coterie.errors import NotStarted
-from coterie.kernel import meters
+from coterie.kernel import meters, tracing
 from coterie.kernel.addresses import MessageId
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import ClusterContext, enter
@@ -190,7 +190,7 @@ class Resident:
             key=work.key,
             attempt=work.attempt,
             deadline=self._moment(work.deadline_s),
-            trace_id=work.trace_id,
+            trace_id=tracing.id_of((tracing.on and tracing.here()) or work.trace_id),
         )
 
     def new_context(self, *, until_s: float | None = None) -> Context:

@@ -8,6 +8,8 @@ from coterie.entities.definitions import define
 from coterie.entities.hosting import Host
 from coterie.entities.inquiries import Inquiries
 from coterie.entities.options import refusal
+from coterie.entities.spans import facts_of, read, sent
+from coterie.kernel import tracing
 from coterie.kernel.addresses import MessageId
 
 if TYPE_CHECKING:
@@ -121,7 +123,12 @@ class Entities:
             raise TypeError(f"{rpc.what} is a stream, and a broadcast takes one reply of each")
         calling = self._acting().calling
         payload = rpc.arguments.encode(args, kwargs)
-        return await calling.broadcasts.ask(rpc, entity_type, payload, calling.within_s(rpc.timeout_s))
+        asked = (rpc, entity_type, payload, calling.within_s(rpc.timeout_s))
+        if tracing.on:
+            facts = {"coterie.entity_type": entity_type.name, "coterie.rpc": rpc.name}
+            replies: Replies[Any] = await sent("cluster.broadcast", "CLIENT", facts, calling.broadcasts.ask, *asked)
+            return replies
+        return await calling.broadcasts.ask(*asked)
 
     def named(self, entity: type[Entity[Any]] | str) -> EntityType[Any]:
         """An entity type by its class or its name."""
@@ -188,12 +195,19 @@ class TypedSender:
     def call(self, call: Call[Any], /) -> Coroutine[Any, Any, Any]:
         """Send a call and wait for its result."""
         calling = self._acting().calling
-        if call.rpc.persisted:
-            return calling.posting.call(call, self._type)
-        return calling.call(call, self._type)
+        call_it = calling.posting.call if call.rpc.persisted else calling.call
+        if tracing.on:
+            return sent("cluster.call", "CLIENT", facts_of(call), call_it, call, self._type)
+        return call_it(call, self._type)
 
     async def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> MessageId[Any]:
         """Send a call without waiting for its result."""
+        if tracing.on:
+            message_id = await sent("cluster.send", "PRODUCER", facts_of(call), self._send, call, at, delay_s)
+            return MessageId(message_id)
+        return await self._send(call, at, delay_s)
+
+    async def _send(self, call: Call[Any], at: datetime | None, delay_s: float) -> MessageId[Any]:
         calling = self._acting().calling
         if call.rpc.persisted:
             return await calling.posting.send(call, self._type, at=at, delay_s=delay_s)
@@ -201,4 +215,5 @@ class TypedSender:
 
     def stream(self, stream: Stream[Any], /) -> Any:
         """Ask for the items of a stream."""
-        return self._acting().calling.stream(stream, self._type)
+        items = self._acting().calling.stream(stream, self._type)
+        return read(stream, items) if tracing.on else items

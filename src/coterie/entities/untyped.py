@@ -17,8 +17,8 @@ from coterie.entities.questions import (
     decode_living,
     encode,
 )
-from coterie.errors import CoterieError, EntityNotAssigned
-from coterie.kernel.addresses import EntityAddress, Seat, ShardId, shard_number
+from coterie.errors import CoterieError, RunnerUnavailable
+from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.codec import PLAIN
 from coterie.ownership.directory import peer_of
 from coterie.transport.routes import Route
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from coterie.connection import Connection
     from coterie.entities.questions import Life, Question
+    from coterie.kernel.addresses import EntityAddress
     from coterie.storage.interface import RunnerRow
 
 _WITHIN_S = 1.0
@@ -101,8 +102,7 @@ class Untyped:
             RemoteError: What the handler raised, declared or not: this process has no class for it.
             MalformedMessage: The arguments do not fit.
             UnknownEntity: No runner knows the method.
-            EntityNotAssigned: There is no runner to ask.
-            RunnerUnavailable: The one that was asked was lost: the call may have run.
+            RunnerUnavailable: There is no runner to ask (not `sent`), or it was lost: then the call may have run.
             SendTimeout: It took longer.
         """
         asked = Invoke(entity_type=entity.type, entity_id=entity.id, method=method, arguments=arguments, key=key)
@@ -167,19 +167,15 @@ class Untyped:
                 if answer.failure:
                     raise read_failure(answer.failure, {})
                 return answer
-        address = EntityAddress(asked.entity_type, asked.entity_id)
-        raise trouble or EntityNotAssigned(entity=str(address), shard=str(self._shard(address, group)))
+        raise trouble or nobody(target, group)
 
     def _candidates(self, asked: Invoke, group: str | None) -> list[RunnerRow]:
         """Whom to ask, one after the other: who holds the shard, most likely, and then anybody who may know it."""
         directory = self._here.directory
-        shard = self._shard(EntityAddress(asked.entity_type, asked.entity_id), group)
-        holder = directory.holder(Seat.shard(shard))
+        number = shard_number(asked.entity_type, asked.entity_id, self._here.settings.shards)
+        holder = directory.holder(Seat.shard(ShardId(group or "default", number)))
         able = [each for each in directory.runners if group is None or group in each.groups]
         return sorted(able, key=lambda each: (each is not holder, each.leaving, each.name, each.id))
-
-    def _shard(self, entity: EntityAddress, group: str | None) -> ShardId:
-        return ShardId(group or "default", shard_number(entity.type, entity.id, self._here.settings.shards))
 
     async def _ask(self, runner: RunnerRow, asked: Question, *, within_s: float, target: str) -> bytes:
         transport = self._here.transport
@@ -202,3 +198,10 @@ class Untyped:
 
 def _silent(answers: Sequence[tuple[str, bytes | None]]) -> list[str]:
     return [name for name, body in answers if body is None]
+
+
+def nobody(target: str, group: str | None) -> RunnerUnavailable:
+    """The error of a call that nobody could be asked for."""
+    problem = "no runner is up" if group is None else f"no runner of group {group} is up"
+    hint = "coterie run starts one"
+    return RunnerUnavailable(runner="", target=target, problem=problem, sent=False, hint=hint)

@@ -1,0 +1,162 @@
+"""The load of the demo, and its books: deposits whose number is known, so that lost and doubled can be counted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from coterie.cli.demo.program import Account
+from coterie.errors import CoterieError
+from coterie.kernel.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from coterie.cluster import Cluster
+
+ACCOUNTS = 1_000
+_SENDERS = 8
+_PAUSE_S = 0.05
+"""Of each sender, after each deposit: a steady hundred or so a second, which leaves the machine to the runners."""
+_AGAIN_S = 0.1
+_ANSWERED_WITHIN_S = 90.0
+"""Longer than any takeover and the timeout of a call: whoever has no answer by then never gets one."""
+_AT_ONCE = 50
+
+
+class Count(NamedTuple):
+    """What has become of the deposits."""
+
+    deposits: int
+    lost: int
+    """They were acknowledged, and are in no balance."""
+    doubled: int
+    """They are in a balance more often than they were made."""
+    unanswered: int = 0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing is missing, and nothing is there twice."""
+        return not (self.lost or self.doubled or self.unanswered)
+
+    def __str__(self) -> str:
+        silent = f", {self.unanswered} without an answer" if self.unanswered else ""
+        lost = "1 message lost" if self.lost == 1 else f"{self.lost} messages lost"
+        return f"{lost}, {self.doubled} doubled{silent}"
+
+
+class Ledger:
+    """Makes deposits of one cent, each under a key of its own, until it is stopped. Used on one loop.
+
+    A deposit without a clear answer is made again under the same key. So when all of them are answered, each
+    account has to hold exactly as many cents as deposits were made to it.
+
+    Args:
+        cluster: A client.
+        run: Tells accounts and keys of this run from those of earlier ones in the same database.
+    """
+
+    def __init__(self, cluster: Cluster, *, run: str) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._numbers = itertools.count(1)
+        self._made: Counter[str] = Counter()
+        self._answered: Counter[str] = Counter()
+        self._unchecked: set[str] = set()
+        self._pending = 0
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._tasks = Tasks("ledger")
+        self.slowest_s = 0.0
+        """How long the slowest deposit took since somebody last set this to 0."""
+
+    @property
+    def deposits(self) -> int:
+        """How many were answered so far."""
+        return self._answered.total()
+
+    def start(self) -> None:
+        """Begin."""
+        for number in range(_SENDERS):
+            self._tasks.spawn(self._send(), name=f"sender {number}")
+
+    async def stop(self) -> None:
+        """End."""
+        await self._tasks.stop()
+
+    async def check(self, *, everything: bool = False) -> Count:
+        """Hold the senders, wait for all answers, and compare balances with the books.
+
+        Args:
+            everything: All accounts, not only those that were used since the last check.
+        """
+        self._may_begin.clear()
+        try:
+            unanswered = await self._come_to_rest()
+            accounts = sorted(self._made if everything else self._unchecked)
+            lost, doubled = await self._compare(accounts)
+            self._unchecked.clear()
+            return Count(self.deposits, lost, doubled, unanswered)
+        finally:
+            self._may_begin.set()
+
+    async def _come_to_rest(self) -> int:
+        try:
+            async with asyncio.timeout(_ANSWERED_WITHIN_S):
+                await self._quiet.wait()
+        except TimeoutError:
+            return self._pending
+        return 0
+
+    async def _compare(self, accounts: Iterable[str]) -> tuple[int, int]:
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def balance(account: str) -> tuple[str, int]:
+            async with turn:
+                return account, await self._balance(account)
+
+        balances = await asyncio.gather(*(balance(account) for account in accounts))
+        lost = sum(max(self._answered[account] - cents, 0) for account, cents in balances)
+        doubled = sum(max(cents - self._made[account], 0) for account, cents in balances)
+        return lost, doubled
+
+    async def _balance(self, account: str) -> int:
+        async with asyncio.timeout(_ANSWERED_WITHIN_S):
+            while True:
+                try:
+                    return await self._cluster.ref(Account, account).balance()
+                except CoterieError:
+                    await asyncio.sleep(_AGAIN_S)
+
+    async def _send(self) -> None:
+        while True:
+            while not self._may_begin.is_set():  # another check may have begun before this one is woken
+                await self._may_begin.wait()
+            number = next(self._numbers)
+            account = f"{self._run}-{number % ACCOUNTS}"
+            self._made[account] += 1
+            self._unchecked.add(account)
+            self._pending += 1
+            self._quiet.clear()
+            await self._deposit(account, f"{self._run}-{number}")
+            self._answered[account] += 1
+            self._pending -= 1
+            if not self._pending:
+                self._quiet.set()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _deposit(self, account: str, key: str) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while True:
+            try:
+                await self._cluster.ref(Account, account).deposit(key, 1)
+            except CoterieError:  # whatever came of it: under the same key it happens once
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                self.slowest_s = max(self.slowest_s, loop.time() - began_s)
+                return

@@ -1,0 +1,154 @@
+"""The runners of the demo: real processes of `coterie run`, each with a network of its own that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from coterie.cli.demo.sight import Stuck
+from coterie.cli.workers import Worker, ending
+from coterie.kernel.tasks import Tasks
+from coterie.testing.proxy import Proxy
+
+if TYPE_CHECKING:
+    from coterie.cli.events import Event
+
+NAME = "coterie-demo"
+"""Of the cluster: in a database that holds others it is a stranger to them."""
+_TAIL_BYTES = 2_000
+_LEFT_WITHIN_S = 60.0
+"""Twice what a runner needs to end whatever hangs."""
+
+
+class DemoRunner:
+    """One runner, in one process after another under the same name.
+
+    On SQLite a proxy stands before its address, so that others can be cut off from it; on PostgreSQL it stands
+    between the runner and its database.
+
+    Args:
+        program: The file that it runs.
+        url: The database.
+        number: Which one it is, from 1 on.
+    """
+
+    def __init__(self, program: str, url: str, *, number: int) -> None:
+        self.name = f"demo-{number}"
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 for as long as it lives
+        self._env, self._network = _network(url)
+        self._env |= {"COTERIE_NAME": NAME, "COTERIE_RUNNER_NAME": self.name}
+        self._worker = Worker(program, number=number, heard=self._heard, env=self._env, output=self._output.fileno())
+        self._joined = asyncio.Event()
+        self._tasks = Tasks(self.name)
+        self._life: asyncio.Task[int] | None = None
+
+    @property
+    def served(self) -> str | None:
+        """Where its probes and health are."""
+        return None if self._worker.found is None else self._worker.found.served
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process runs."""
+        return self._worker.lives
+
+    async def start(self) -> None:
+        """Start it, or start it again; return when it has joined.
+
+        Raises:
+            Stuck: It ended instead; with the end of what it wrote.
+        """
+        self._joined.clear()
+        self._network.heal()
+        self._life = self._tasks.spawn(self._live(), name="life", report=False)
+        joining = self._tasks.spawn(self._joined.wait(), name="joining", report=False)
+        await asyncio.wait([self._life, joining], return_when=asyncio.FIRST_COMPLETED)  # noqa: TID251 either will do
+        if not self._joined.is_set():
+            raise Stuck(f"{self.name} {ending(self._life.result())} before it had joined:\n{self.tail()}")
+
+    async def kill(self) -> None:
+        """End it by SIGKILL."""
+        self._worker.send(signal.SIGKILL)
+        await self.gone()
+
+    async def stop(self) -> int:
+        """Have it drain and leave, whatever was done to it before; its exit code. One that does not leave is killed."""
+        self._network.heal()
+        self.thaw()
+        self._worker.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_LEFT_WITHIN_S):
+                return await self.gone()
+        except TimeoutError:
+            self._worker.send(signal.SIGKILL)
+            return await self.gone()
+
+    async def gone(self) -> int:
+        """Wait until its process has ended; its exit code."""
+        assert self._life is not None, "it was started"
+        return await asyncio.shield(self._life)
+
+    def freeze(self) -> None:
+        """Stop it by SIGSTOP: it holds its connections, its locks and its memory, and does nothing."""
+        self._worker.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._worker.send(signal.SIGCONT)
+
+    def cut(self) -> None:
+        """Cut its network, silently: nothing is refused, nothing arrives."""
+        self._network.cut()
+
+    def heal(self) -> None:
+        """Mend its network."""
+        self._network.heal()
+
+    async def close(self) -> None:
+        """End it, whatever state it is in."""
+        self._worker.send(signal.SIGKILL)
+        await self._tasks.stop()
+        self._network.close()
+        self._output.close()
+
+    def tail(self) -> str:
+        """The end of what it has written."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), _TAIL_BYTES, max(size - _TAIL_BYTES, 0)).decode(errors="replace")
+
+    async def _live(self) -> int:
+        code = await self._worker.live()
+        self._network.refuse()  # as the port of a process that is gone does
+        return code
+
+    def _heard(self, _: Event) -> None:
+        if self._worker.joined is not None:
+            self._joined.set()
+
+
+def _network(url: str) -> tuple[dict[str, str], Proxy]:
+    """A proxy for one runner, and the variables that lead through it."""
+    place = urlsplit(url)
+    if place.scheme == "sqlite":
+        port = _free_port()
+        proxy = Proxy("127.0.0.1", port)
+        proxy.start()
+        ways = {"COTERIE_LISTEN": f"127.0.0.1:{port}", "COTERIE_ADVERTISE": f"127.0.0.1:{proxy.port}"}
+        return {"COTERIE_URL": url, **ways}, proxy
+    proxy = Proxy(place.hostname or "127.0.0.1", place.port or 5432)
+    proxy.start()
+    user = f"{place.netloc.rpartition('@')[0]}@" if "@" in place.netloc else ""
+    through = urlunsplit(place._replace(netloc=f"{user}127.0.0.1:{proxy.port}"))
+    return {"COTERIE_URL": through}, proxy
+
+
+def _free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        port: int = opened.getsockname()[1]
+        return port

@@ -1,0 +1,169 @@
+"""`coterie run`: one runner or several, started again when they die, drained together (B6)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coterie.testing.launching import children
+from tests.processes.commands import command, command_at_terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.processes.commands import Command
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+PROGRAM = """
+from coterie import Cluster, Leader
+
+cluster = Cluster(shards=4, drain="5s")
+
+
+@cluster.singleton("importer")
+async def importer(leader: Leader[None]) -> None:
+    print("version", VERSION, flush=True)
+    await leader.sleep("1h")
+
+
+VERSION = 1
+"""
+ANY_PORT = {"COTERIE_HTTP_LISTEN": "127.0.0.1:0"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def joined(running: Command) -> list[int]:
+    """The processes whose runners have joined, in that order: default names end with them."""
+    return [int(pid) for pid in re.findall(r"-(\d+)  joined", running.said)]
+
+
+def workers(running: Command) -> list[int]:
+    return children(running.process.pid)
+
+
+def free_port() -> str:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return str(opened.getsockname()[1])
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_one_runner_says_what_it_found_and_leaves_cleanly(folder: Path) -> None:
+    """At a terminal: times of day, and the drain behind the ^C."""
+    with command_at_terminal(folder, "run", "app.py", env=ANY_PORT) as running:
+        running.wait_for("importer: leader, epoch 1")
+        head, _, rest = running.said.partition("\n\n")
+        assert re.fullmatch(r"coterie \S+ · runner \S+-\d+ · cluster default", head)
+        table, _, lines = rest.partition("\n\n")
+        app, database, health, tip = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
+        assert app == ["app", "app.py: cluster", "1 singleton"]
+        assert database == ["database", "coterie.db", "default; set COTERIE_URL for PostgreSQL"]
+        assert re.fullmatch(r"http://127.0.0.1:\d+/health", health[1])
+        assert health[2] == "probes /live /ready /startup, metrics /metrics"
+        assert tip == ["tip", "one runner is a cluster too; start another in a second terminal"]
+        said = [line for line in lines.splitlines() if not line.startswith("version")]
+        assert re.fullmatch(r"\d\d:\d\d:\d\d  joined, 4 shards owned", said[0])
+        assert re.fullmatch(r"\d\d:\d\d:\d\d  ★ importer: leader, epoch 1", said[1])
+        running.send(signal.SIGINT)
+        running.ends_with(0)
+        assert "  draining (limit 5s; press again to stop at once)" in running.said
+        assert re.search(r"left cleanly in \S+: 4 shards handed over, 0 messages returned to storage\n$", running.said)
+
+
+def test_a_worker_that_dies_is_started_again_and_all_drain_together(folder: Path) -> None:
+    """Workers have names of their own, and the ports after the one that was chosen."""
+    port, env = free_port(), {"COTERIE_RUNNER_NAME": "web"}
+    with command(folder, "run", "app.py", "--workers", "2", "--port", port, env=env) as running:
+        running.wait_for("joined, ", times=2)
+        assert set(re.findall(r"(\S+)  joined", running.said)) == {"web-1", "web-2"}
+        ports = set(re.findall(r"joined, \d shards owned, http://127.0.0.1:(\d+)", running.said))
+        assert len(ports) == 2
+        assert port in ports
+        first, second = workers(running)
+        os.kill(first, signal.SIGKILL)
+        running.wait_for(" was ended by SIGKILL: another one is started in")
+        running.wait_for("joined, ", times=3)
+        assert set(workers(running)) - {first, second}
+        third = next(iter(set(workers(running)) - {second}))
+        running.send(signal.SIGTERM)
+        running.ends_with(0)
+        assert running.said.count("draining (limit 5s; press again to stop at once)") == 1
+        # How many it were depends on which were on their way from one to the other.
+        assert re.search(r"left cleanly in \S+: \d shards handed over, 0 messages returned to storage\n$", running.said)
+        assert is_gone(second)
+        assert is_gone(third)
+
+
+def test_a_worker_that_cannot_leave_costs_the_zero(folder: Path) -> None:
+    """And one that stands still when all are to leave is killed in the end; a second signal is quicker."""
+    with command(folder, "run", "app.py", "--workers", "2", env=ANY_PORT) as running:
+        running.wait_for("joined, ", times=2)
+        frozen, _ = joined(running)
+        os.kill(frozen, signal.SIGSTOP)
+        running.send(signal.SIGTERM)
+        running.wait_for("draining (limit 5s")
+        running.send(signal.SIGTERM)
+        running.ends_with(128 + signal.SIGTERM)
+        assert f"-{frozen} was ended by SIGKILL" in running.said
+        assert "left cleanly" not in running.said
+        assert is_gone(frozen)
+
+
+def test_workers_leave_when_whoever_started_them_is_gone(folder: Path) -> None:
+    """P13's neighbour: nothing of a command that was killed goes on in secret."""
+    with command(folder, "run", "app.py", "--workers", "2", env=ANY_PORT) as running:
+        running.wait_for("joined, ", times=2)
+        pids = joined(running)
+        running.process.kill()
+        running.process.wait()
+        until = time.monotonic() + 60
+        while not all(is_gone(pid) for pid in pids):
+            assert time.monotonic() < until, "a worker outlives its starter"
+            time.sleep(0.02)
+
+
+def test_what_never_worked_is_not_started_again_and_again(folder: Path) -> None:
+    """The exit code is the worker's: the question was wrong (2), or nobody answered (3)."""
+    env = {"COTERIE_URL": "postgresql://app@127.0.0.1:1/app"}
+    with command(folder, "run", "app.py", "--workers", "1", env=env) as running:
+        running.ends_with(3)
+        assert "error: cannot connect to postgresql://app@127.0.0.1:1/app" in running.said
+    (folder / "app.py").write_text("import nonsense_that_is_missing\n")
+    with command(folder, "run", "app.py", "--workers", "1") as running:
+        running.ends_with(2)
+        assert "error: app.py cannot be loaded: ModuleNotFoundError" in running.said
+        assert "importlib" not in running.said
+
+
+def test_reload_drains_and_starts_again_when_a_file_changes(folder: Path) -> None:
+    """Also when the program cannot be loaded in between."""
+    with command(folder, "run", "app.py", "--reload", env=ANY_PORT) as running:
+        running.wait_for("version 1")
+        (folder / "app.py").write_text("oops(")
+        running.wait_for("app.py changed: draining and starting again")
+        running.wait_for("waiting for a change of its files")
+        assert "error: app.py cannot be loaded: SyntaxError" in running.said
+        (folder / "app.py").write_text(PROGRAM.replace("VERSION = 1", "VERSION = 2"))
+        running.wait_for("version 2")
+        running.send(signal.SIGTERM)
+        running.ends_with(0)
+        assert running.said.count("left cleanly") == 2
