@@ -61,10 +61,10 @@ simulation: .venv/dev.stamp ## a fixed sample of seeds, and the planted bugs tha
 	@$(PY) -m pytest -q tests -m "simulation and not nightly" -n 2
 
 interleavings: .venv/dev.stamp ## a fixed sample of the orders of two transactions on a real PostgreSQL
-	@$(PY) -m pytest -q tests -m "interleavings and not nightly"
+	@$(PY) -m pytest -q tests -m "interleavings and not nightly" -n 2
 
 processes: .venv/dev.stamp ## tests that start and kill real processes (a sample)
-	@$(PY) -m pytest -q tests -m "processes and not nightly"
+	@$(PY) -m pytest -q tests -m "processes and not nightly" -n 2
 
 # ── longer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,7 +1,8 @@
 """One end of the calls that `bench.telemetry` measures: `python -m bench.telemetry_peer runner|client VARIANT URL`.
 
 A process of its own for each end and each variant, since what is counted is counted in place: for the variant `absent`
-all of coterie is compiled without the statements that count, so that the product needs no switch.
+all of coterie is compiled without the statements that count, or look whether there are spans, so that the product needs
+no switch. The variant `tracing` sets a TracerProvider of OpenTelemetry's SDK.
 
 It says `ready`. A client then measures for each line (callers and seconds) and prints calls per second, and calls.
 """
@@ -42,6 +43,12 @@ class Uncounted(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         return self._without(node, isinstance(node.value, ast.Call) and _is_attribute(node.value.func, "see"))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """`tracing.on`: what is never so is left out by the compiler."""
+        if not (node.attr == "on" and isinstance(node.value, ast.Name) and node.value.id == "tracing"):
+            return node
+        return ast.copy_location(ast.Constant(False), node)
 
     def _without(self, node: ast.stmt, counts: bool) -> ast.stmt:
         self.taken_out += counts
@@ -129,11 +136,31 @@ async def _said(what: object) -> None:
     print(what, flush=True)
 
 
+def _trace() -> None:
+    """Have all calls traced, as a program does: in batches, to an exporter that takes no time."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Nowhere(SpanExporter):
+        """Takes them."""
+
+        def export(self, spans: Any) -> SpanExportResult:
+            del spans
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    trace.set_tracer_provider(provider)
+
+
 def main() -> None:
     """Be one end."""
     end, variant, url = sys.argv[1:]
     if variant == "absent":
         sys.meta_path.insert(0, Finder())
+    elif variant == "tracing":
+        _trace()
     run(_serve(url) if end == "runner" else _call(url))
     assert (Uncounting.taken_out > 20) == (variant == "absent"), f"{Uncounting.taken_out} statements were taken out"
 

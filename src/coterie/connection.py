@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from coterie.durable.changes import KeyValues
 from coterie.entities.calling import Calling
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
+from coterie.kernel import tracing
 from coterie.kernel.addresses import new_incarnation
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
@@ -207,6 +208,7 @@ class Connection(Service):
 
     async def _open(self) -> None:
         self._origin.set()
+        tracing.look()
         await self.storage.start()
         self.tokens = Tokens(await self.storage.secret())
         await self.values.start()

@@ -12,10 +12,12 @@ import logging
 import os
 import socket
 from contextlib import AsyncExitStack
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.connection import Connection
 from coterie.errors import CoterieError
+from coterie.kernel import tracing
 from coterie.kernel.addresses import Seat, new_incarnation
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Service, State
@@ -87,6 +89,11 @@ class Together:
             each.abandon()
 
 
+def name_of(settings: Settings) -> str:
+    """What the runner of this process is called."""
+    return settings.runner_name or f"{socket.gethostname()}-{os.getpid()}"
+
+
 def nobody(_: Runner) -> Occupy:
     """Seats are held, and nothing is done on them."""
     return lambda _: Nobody()
@@ -143,7 +150,7 @@ class Runner(Connection):
         setups: Sequence[Setup] = (),
     ) -> None:
         super().__init__(settings, doors)
-        self.name = settings.runner_name or f"{socket.gethostname()}-{os.getpid()}"
+        self.name = name_of(settings)
         self.gone = asyncio.Event()
         """Set when it has stopped, whoever stopped it."""
         self.left_behind: list[str] = []
@@ -330,6 +337,13 @@ class Runner(Connection):
             wake(seat, about)
 
     def _occupy(self, tenure: Tenure) -> Occupant:
+        if not tracing.on:
+            return self._occupied(tenure)
+        context = copy_context()
+        context.run(tracing.clear)  # else all that ever runs on it would belong to the span in which this was started
+        return context.run(self._occupied, tenure)
+
+    def _occupied(self, tenure: Tenure) -> Occupant:
         self._tenures[tenure.seat] = tenure
         kind, _ = Seat.split(tenure.seat)
         occupants = [occupy(tenure) for occupy in self._occupiers.get(kind, [self._occupy_rest])]

@@ -444,3 +444,15 @@ class TestNames:
         assert await storage.units.purge(older_s=NOW_S, most=9) == []
         assert await storage.units.get(unit) is None
         assert await got(storage, plain.unit) == plain
+
+
+async def test_everybody_sees_the_steps_of_what_has_not_ended(storage: Storage, a: Ownership) -> None:
+    claim = await grant(a)
+    await started(storage)
+    for position in (1, 0):
+        await stepped(storage, claim, U, position)
+    assert tuple(await storage.units.steps(U)) == (await loaded(storage, claim, U)).steps
+    assert [each.position for each in await storage.units.steps(U)] == [0, 1]
+    await ended(storage, claim, U)
+    assert list(await storage.units.steps(U)) == []
+    assert list(await storage.units.steps(key("nobody"))) == []

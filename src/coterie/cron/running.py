@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 from coterie.cron.tick import Tick
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel import chaos, meters
+from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.texts import said, storable
 from coterie.steps.unit import finish, work_of
 from coterie.storage.ticks import TickNote
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from datetime import datetime
 
     from coterie.cron.definitions import Cron
@@ -146,7 +147,7 @@ class Running:
         try:
             if chaos.on:
                 await chaos.point("cron.before_body")
-            await self._within_timeout(self._called())
+            await self._spanned(self._within_timeout(self._called()))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -161,6 +162,14 @@ class Running:
             if self._work is not None:
                 await self._work.end_branches()
         return None
+
+    def _spanned(self, attempt: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        if not tracing.on:
+            return attempt
+        claim = self._tenure.claim
+        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        facts |= {"coterie.tick": self._row.at.isoformat(), "coterie.attempt": self._attempt}
+        return tracing.spanned(attempt, f"cron.{self._cron.name}", facts)
 
     async def _called(self) -> None:
         work = self._work = self._new_work()

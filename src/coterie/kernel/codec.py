@@ -82,6 +82,20 @@ class Codec(Generic[T]):
             raise MalformedMessage(what=what or self.name, problem=problem) from error
         return decoded
 
+    def from_json(self, data: bytes, *, what: str | None = None) -> T:
+        """The value that a JSON text holds, as people write it: instants, UUIDs and bytes are texts there."""
+        try:
+            decoded: T = msgspec.json.decode(data, type=self.type, dec_hook=_dec_hook)
+        except Exception as error:  # as in `decode`
+            try:
+                plain = PLAIN.encode(msgspec.json.decode(data))
+            except (ValueError, RecursionError, MalformedMessage):
+                problem = TOO_DEEP if isinstance(error, RecursionError) else f"it is no JSON: {error}"
+                raise MalformedMessage(what=what or self.name, problem=problem) from error
+            self.decode(plain, what=what)  # raises, and finds the words for it
+            raise MalformedMessage(what=what or self.name, problem=misfit(error, plain)) from error
+        return decoded
+
     def checked(self, value: T, *, what: str | None = None) -> bytes:
         """The value as bytes that are known to decode: for what is stored, or sent to somebody else."""
         if self._is_flat:

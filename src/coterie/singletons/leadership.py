@@ -22,7 +22,7 @@ from coterie.errors import (
     SingletonError,
     StateLoadFailed,
 )
-from coterie.kernel import chaos, meters
+from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
 from coterie.kernel.texts import said
@@ -33,6 +33,7 @@ from coterie.singletons.states import LeaderState
 from coterie.steps.unit import unit
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from contextvars import Context
 
     from coterie.ownership.tenure import Tenure
@@ -261,7 +262,7 @@ class Leadership:
         try:
             if self.singleton.every_s is not None:
                 await self.stamps.insist()  # it is known to all before it begins: nobody repeats it
-            await self.singleton.body(self.leader)
+            await self._called()
         except LeadershipLost as error:
             log.info("singleton %r stopped: %s", self.singleton.name, error)
             return False
@@ -276,6 +277,14 @@ class Leadership:
             meters.EXECUTION_DURATION.spread(name, "singleton").see((clock.steady_ns() - began_ns) / 1e9)
         self.stamps.progress()
         return True
+
+    def _called(self) -> Awaitable[Any]:
+        body = self.singleton.body(self.leader)
+        if not tracing.on:
+            return body
+        claim = self.tenure.claim
+        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        return tracing.spanned(body, f"singleton.{self.singleton.name}", facts)
 
     # The end
 

@@ -24,7 +24,7 @@ from coterie.errors import (
     ShuttingDown,
     StepDiverged,
 )
-from coterie.kernel import chaos, meters
+from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.codec import codec_for
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.retry import Retry
@@ -297,7 +297,10 @@ class DurableWork:
             try:
                 async with asyncio.timeout(timeout_s):
                     with self.places.inside():
-                        return await fn(*args, **kwargs)
+                        if not tracing.on:
+                            return await fn(*args, **kwargs)
+                        with tracing.span(f"step.{place.name}", self._facts(attempt + unreached + 1)):
+                            return await fn(*args, **kwargs)
             except (LeadershipLost, StepDiverged):
                 raise
             except asyncio.CancelledError:
@@ -318,6 +321,11 @@ class DurableWork:
             self.require_held()
             await asyncio.sleep(pause_s or 0.0)
             self.require_held()  # whoever was frozen here must not run what its successor has stored
+
+    def _facts(self, attempt: int) -> dict[str, str | int]:
+        claim = self._tenure.claim
+        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        return facts | {"coterie.unit": self.unit, "coterie.attempt": attempt}
 
     # Waiting
 

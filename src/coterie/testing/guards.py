@@ -34,9 +34,10 @@ _TIMES = {
     "clock_gettime_ns": _USE_LOOP_TIME,
     "sleep": "use await asyncio.sleep(…)",
 }
-# They measure how long things really take, or stamp log records: nothing that a run depends on.
+# They measure how long things really take, or stamp log records and spans: nothing that a run depends on.
 _MAY_READ_TIME = sys.stdlib_module_names | {
-    "_pytest", "coverage", "execnet", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "pytest_timeout", "xdist",
+    "_pytest", "coverage", "execnet", "hypothesis", "opentelemetry", "pluggy", "pytest", "pytest_asyncio",
+    "pytest_timeout", "xdist",
 }  # fmt: skip
 
 _USE_NETWORK = "use the simulated network (coterie.testing.network)"

@@ -19,7 +19,7 @@ import msgspec
 
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
-from coterie.kernel import chaos, meters
+from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.context import ClusterContext, enter
 from coterie.steps import failures
 from coterie.steps.durable import TRANSIENT, DurableWork
@@ -27,6 +27,7 @@ from coterie.storage.units import UnitEnd
 from coterie.workflows.workflow import Compensation, Outcome, Workflow, waited_as_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from contextvars import Context
 
     from coterie.ownership.tenure import Tenure
@@ -65,6 +66,7 @@ class Execution:
     def __init__(self, kind: WorkflowType, row: UnitRow, tenure: Tenure, desk: Desk, context: Context) -> None:
         self._kind = kind
         self._row = row
+        self._payload, self._trace = tracing.unstamped(row.payload)
         self._tenure = tenure
         self._desk = desk
         self._context = context
@@ -91,7 +93,7 @@ class Execution:
     async def run(self) -> None:
         """Run it as far as it goes."""
         try:
-            await self._run()
+            await self._spanned()
         except LeadershipLost as error:
             log.info("%s is left to another runner: %s", self._row.unit, error)
             if self._tenure.held:  # as far as we know: then it would begin again at once, and may end so each time
@@ -99,6 +101,14 @@ class Execution:
                 await self._pause(_AGAIN_S)
         finally:
             await self._stop_body()
+
+    def _spanned(self) -> Awaitable[None]:
+        if not tracing.on:
+            return self._run()
+        claim = self._tenure.claim
+        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        facts |= {"coterie.workflow_id": self._row.id}
+        return tracing.spanned(self._run(), f"workflow.{self._kind.name}", facts, trace=self._trace)
 
     def hint(self) -> None:
         """There is something new: a value, or the wish to interrupt it."""
@@ -154,6 +164,7 @@ class Execution:
                 epoch=self._tenure.epoch,
                 seat=self._tenure.seat,
                 is_leader=True,
+                trace_id=tracing.id_of(tracing.here()) if tracing.on else None,
             )
         )
         body = self._body = self._desk.tasks.spawn(self._called(), name=self._row.unit, report=False)
@@ -169,7 +180,7 @@ class Execution:
 
     async def _called(self) -> Any:
         try:
-            payload = self._kind.payload.decode(self._row.payload, what=f"payload of {self._row.unit}")
+            payload = self._kind.payload.decode(self._payload, what=f"payload of {self._row.unit}")
         except MalformedMessage as error:  # it fitted where it was started: that was other code
             found = f"{self._kind.name}, whose payload is another one now ({error.problem})"
             raise StepDiverged(unit=self._row.unit, found=found, stored=self._kind.name) from error
@@ -237,7 +248,7 @@ class Execution:
             return False
         if told == "suspended":
             if self._work.turns == turns:
-                meters.WORKFLOWS.of(self._kind.name, "suspended").value += 1
+                self._count("suspended")
                 return True
             # A branch went on meanwhile, and that has nothing to do with what the others wait for: take it back.
             await self._work.insist(lambda: self._desk.storage.units.resume(self._row.unit))
@@ -275,6 +286,8 @@ class Execution:
                 await self._later(error)
             else:
                 log.warning("%s has failed: %r", self._row.unit, error, exc_info=error)
+                if tracing.on:
+                    tracing.failed(error)
                 await self._undo_all()
                 await self._end("failed", error=failures.pack(error))
         except StepDiverged as diverged:
@@ -282,6 +295,8 @@ class Execution:
 
     async def _later(self, error: BaseException) -> None:
         log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
+        if tracing.on:
+            tracing.failed(error)
         if not await self._suspend(_LATER_S):  # it shall be interrupted, so storage wants it to go on, which it cannot
             await self._pause(_LATER_S)
 
@@ -319,10 +334,15 @@ class Execution:
                 continue
             if told.told == "fenced":
                 raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
-            meters.WORKFLOWS.of(self._kind.name, status).value += 1
+            self._count(status)
             if told.wake is not None and self._row.parent is not None:
                 self._desk.wake(told.wake, self._row.parent)
             return
+
+    def _count(self, outcome: str) -> None:
+        meters.WORKFLOWS.of(self._kind.name, outcome).value += 1
+        if tracing.on:
+            tracing.note("coterie.outcome", outcome)
 
     async def _stop_body(self) -> None:
         self._work.closed = True  # what stands in `finally` begins nothing either

@@ -7,7 +7,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from coterie.entities.spans import sent, trace_of
+from coterie.entities.work import handling
 from coterie.errors import AlreadyResolved, KeyConflict, PersistenceError, WorkflowFailed, WorkflowInterrupted
+from coterie.kernel import tracing
 from coterie.kernel.codec import PLAIN
 from coterie.kernel.durations import seconds_or_none
 from coterie.kernel.texts import storable
@@ -164,6 +167,18 @@ class Workflows:
 async def start(
     here: Connection, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
 ) -> Started:
+    """Store a run, and tell whoever will run it; as `_start`, in a span where there are some."""
+    if not tracing.on:
+        return await _start(here, kind, payload, id, parent, waited_as)
+    facts = {"coterie.workflow": kind.name, "coterie.workflow_id": id}
+    told = (here, kind, payload, id, parent, waited_as)
+    started: Started = await sent("cluster.start_workflow", "PRODUCER", facts, _start, *told)
+    return started
+
+
+async def _start(
+    here: Connection, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str
+) -> Started:
     """Store a run, and tell whoever will run it.
 
     Raises:
@@ -171,13 +186,14 @@ async def start(
         MalformedMessage: The payload does not fit.
     """
     what = f"payload of workflow {kind.name!r}"
+    trace = trace_of(handling.get())  # not in the digest: the same start, from elsewhere, is no other one
     started = await here.storage.units.start(
         UnitStart(
             unit=kind.unit(require_id(id)),
             name=kind.name,
             id=id,
             seat=kind.seat(id, here.settings.shards),
-            payload=kind.payload.checked(payload, what=what),
+            payload=tracing.stamped(kind.payload.checked(payload, what=what), trace),
             digest=kind.payload.canonical(payload, what=what),
             version=kind.version,
             parent=parent,

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.postgres
 WRITES = {"end_messages", "end_message", "commit_handlers", "set_back"}
 FENCED = [*sorted(folding.FENCED & WRITES), "suspect", "cancel_fenced"]
 STATEMENTS = [
-    "insert_messages", "insert_message", "read_back", *FENCED, "due", "fetch", "look", "find", "cancel", "revive",
-    "revive_all", "list", "list_dead", "remove_messages", "remove_dead", "purge_messages",
+    "insert_messages", "insert_message", "read_back", *FENCED, "due", "backlog", "fetch", "look", "find", "cancel",
+    "revive", "revive_all", "list", "list_dead", "remove_messages", "remove_dead", "purge_messages",
+    "count_messages", "count_dead", "discard_messages",
 ]  # fmt: skip
 
 BY_ID, BY_KEY = ("messages_pkey", " id "), ("messages_key", " key ")
@@ -34,6 +35,7 @@ FINDS = {
     "commit_handlers": {BY_ID, BY_KEY},
     "set_back": {BY_ID},
     "due": {PENDING},
+    "backlog": {PENDING, ("messages_pending", "cluster"), ("messages_failed", "cluster")},  # from seat to seat
     "fetch": {BY_ID},
     "look": {BY_ID},
     "find": {BY_KEY},
@@ -47,6 +49,9 @@ FINDS = {
     "remove_messages": {WALK, BY_ID},
     "remove_dead": {("messages_failed", "cluster"), BY_ID},
     "purge_messages": {BY_ID},
+    "count_messages": {WALK},
+    "count_dead": {("messages_failed", "cluster")},
+    "discard_messages": {BY_ID},
 }
 """By which index, and which of its columns, a statement may look for messages. By their place it always may."""
 
@@ -74,7 +79,7 @@ TABLES = {
     "just bloated": [FILL, ANALYZE, END, "delete from coterie.messages where due_at > '-infinity' and key is null"],
     "bloated and analyzed": [FILL, END, "delete from coterie.messages where id < lpad('18000', 32, '0')", "analyze"],
 }
-WALKED = {"suspect", "revive_all", "remove_messages", "remove_dead", "purge_messages"}
+WALKED = {"suspect", "revive_all", "remove_messages", "remove_dead", "purge_messages", "discard_messages"}
 """Those that find by `id = any(…)`: before 17 that may be a walk as long as the table looks empty, see kv.sql."""
 
 
