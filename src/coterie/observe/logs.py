@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
 
-    Key = tuple[str, int, str, type[BaseException] | None]
+    Key = tuple[str, int, str, type[BaseException] | None, str]
 
 _WINDOW_S: Final = 60
 """Of equal warnings the first one is shown at once, and how many more there were at most so often."""
@@ -102,8 +102,9 @@ class JsonLine(logging.Formatter):
 class Repeats(logging.Filter):
     """Counts what repeats itself.
 
-    A warning is equal to another one of the same place and sentence, whatever it is about; an error only if it says
-    the same, since each of them is somebody's. What is less than a warning is never counted.
+    A warning is equal to another one of the same sentence about the same things; only its figures may differ. An
+    error is only if it says the same, since each of them is somebody's. What tells `extra={"about": …}` is about that.
+    What is less than a warning is never counted.
 
     Args:
         out: The handler that it belongs to, by which counts are said.
@@ -195,9 +196,11 @@ def _key(record: logging.LogRecord) -> Key | None:
         said = record.getMessage()
     except Exception:  # noqa: BLE001 what it is about cannot be told: the handler says so
         return None
-    is_warning = record.levelno == logging.WARNING and record.msg != "%s"
+    if record.levelno == logging.WARNING and isinstance(record.args, tuple):
+        things = (str(each) for each in record.args if not isinstance(each, int | float))
+        said = "\n".join([str(record.msg), *things])
     raised = record.exc_info[0] if record.exc_info else None
-    return record.name, record.levelno, str(record.msg) if is_warning else said, raised
+    return record.name, record.levelno, said, raised, str(getattr(record, "about", ""))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -171,5 +171,6 @@ class Evicting:
         gone = await self._keeping.ask(lambda session: session.evict(victim, counter=counter, expired=expired))
         if gone:
             meters.EVICTIONS.of("lease" if expired else "process").value += 1
-            log.warning("runner %s was evicted: %s", victim if runner is None else runner.name, why)
+            name = victim if runner is None else runner.name
+            log.warning("runner %s was evicted: %s", name, why, extra={"about": victim})
         return gone

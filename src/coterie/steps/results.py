@@ -6,7 +6,7 @@ import inspect
 from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from coterie.errors import ConfigurationError, MalformedMessage
@@ -74,6 +74,8 @@ def _codec(fn: Callable[..., Any]) -> Codec[Any] | None:
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind a partial, a bound method, an object that can be called."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):
+        return fn
     while isinstance(fn, partial):
         fn = fn.func
     fn = inspect.unwrap(fn)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def test_a_preview_says_where_clocks_change() -> None:
-    """As UX draws it."""
+    """With the day, both zones, and how long it is until then."""
     now = datetime(2026, 3, 27, 23, 50, tzinfo=UTC)
     schedule = Schedule("0 3 * * *", timezone="Europe/Zurich")
     require_golden("cron_preview", text(schedule.explain(), preview(schedule, after=now, count=4), now) + "\n")

@@ -146,7 +146,7 @@ def test_the_announcement_and_the_drain() -> None:
 def test_a_drain_of_several_is_one_line_that_redraws(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """UX's drain: said once, then how far all of them are together, then one line that stays."""
+    """A drain: said once, then how far all of them are together, then one line that stays."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     voice = Voice(workers=2)
     voice.begin_drain(20.0)

@@ -36,7 +36,7 @@ def test_runners_of_a_running_cluster(served: Served, capsys: pytest.CaptureFixt
 
 
 def test_one_that_did_not_answer_has_no_figures() -> None:
-    """UX: no answer is shown as no answer, never as 0."""
+    """No answer is shown as no answer, never as 0."""
     silent = RunnerLine(
         id="a",
         name="web-3",

@@ -1,4 +1,4 @@
-"""Coterie's own log handler: one event, one line, fields of errors; equal warnings are counted (UX)."""
+"""Coterie's own log handler: one event, one line, fields of errors; equal warnings are counted."""
 
 from __future__ import annotations
 
@@ -169,6 +169,13 @@ def test_other_sentences_levels_and_loggers_are_not_equal(text: Heard) -> None:
         text.log.warning("%s", "one")
         text.log.warning("%s", "two")
     assert len(text.lines) == 8  # seven, and what is no warning again
+
+
+def test_warnings_about_other_things_are_not_equal(text: Heard) -> None:
+    """Two runners that are lost are two events; so is one that is lost twice."""
+    for name, incarnation in (("web-1", "a"), ("web-2", "b"), ("web-1", "c"), ("web-1", "c")):
+        text.log.warning("runner %s was evicted: %s", name, "its process is gone", extra={"about": incarnation})
+    assert len(text.lines) == 3
 
 
 def test_errors_are_counted_only_if_they_say_the_same(text: Heard) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from coterie.storage.interface import Claim, Written
+    from coterie.storage.units import StepWrite
 
 Shape = (
     Literal[
@@ -90,6 +91,8 @@ class Bucket:
 
 def fold(writes: Sequence[Write]) -> list[Bucket]:
     """The statements of a group, in order. One bucket means that one statement does it all."""
+    if len(writes) == 1:
+        return [_bucket(shape_of(writes[0]), [0], writes)]
     buckets: dict[_Spot, list[int]] = {}
     latest: dict[Hashable, tuple[_Spot, Write]] = {}
     for place, write in enumerate(writes):
@@ -161,9 +164,11 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
     if ticking.is_shape(bucket.shape):
         ticks = sorted(_ticks(bucket, writes), key=lambda write: write.name)
         return [*_claims(ticks), *ticking.values(bucket.shape, ticks)]
+    if bucket.shape == "add_step":
+        return stepping.alone(cast("StepWrite", writes[bucket.places[0]]))
     if stepping.is_shape(bucket.shape):
         works = sorted(_works(bucket, writes), key=lambda write: write.key)
-        return _given(bucket, [*_claims(works), *stepping.values(bucket.shape, works)])
+        return [*_claims(works), *stepping.values(bucket.shape, works)]
     chosen = [_keyed(writes[place]) for place in _winners(bucket, writes)]
     chosen.sort(key=lambda write: write.key)  # code points sort as UTF-8 bytes do, which is the column's order
     if bucket.shape in FENCED:

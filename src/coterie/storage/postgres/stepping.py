@@ -36,6 +36,27 @@ def values(shape: Shape, writes: Sequence[Working]) -> list[list[Any]]:
     return [[getattr(write, name) for write in writes] for name in (_END if shape == "end_units" else _STEP)]
 
 
+def alone(write: StepWrite) -> list[Any]:
+    """What `add_step` takes after the cluster's name. A step of a unit that runs alone waits for this."""
+    claim = write.claim
+    return [
+        claim.runner,
+        claim.seat,
+        claim.epoch,
+        write.key,
+        write.unit,
+        write.branch,
+        write.position,
+        write.kind,
+        write.name,
+        write.digest,
+        write.done,
+        write.value,
+        write.error,
+        write.due_s,
+    ]
+
+
 def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any]]) -> list[Any]:
     """One result per write, from the statement's rows; None: it does not tell."""
     if shape in ADDS:
