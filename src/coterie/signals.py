@@ -126,7 +126,7 @@ def run(
     """
     _require_no_loop()
     if teller is None:
-        _be_heard(settings)
+        be_heard(settings)
     with (
         Signals(limit_s=settings.drain.total_seconds() + GRACE_S) as signals,
         asyncio.Runner(loop_factory=_loop_factory()) as loop,
@@ -284,7 +284,7 @@ def _require_no_loop() -> None:
     raise RuntimeError("cluster.run() makes a loop of its own, and one runs here already: use `async with cluster:`")
 
 
-def _be_heard(settings: Settings) -> None:
+def be_heard(settings: Settings) -> None:
     """A program without logging of its own still shows what happens. One that has some is left alone."""
     if not log.hasHandlers():
         log.addHandler(logs.handler(as_json=settings.log_format == "json", runner=name_of(settings)))

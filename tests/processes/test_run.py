@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -87,6 +88,15 @@ def test_one_runner_says_what_it_found_and_leaves_cleanly(folder: Path) -> None:
         running.ends_with(0)
         assert "  draining (limit 5s; press again to stop at once)" in running.said
         assert re.search(r"left cleanly in \S+: 4 shards handed over, 0 messages returned to storage\n$", running.said)
+
+
+def test_with_log_format_json_every_line_is_an_object(folder: Path) -> None:
+    with command(folder, "run", "app.py", env={**ANY_PORT, "COTERIE_LOG_FORMAT": "json"}) as running:
+        running.wait_for("has joined")
+        running.send(signal.SIGTERM)
+        running.ends_with(0)
+        lines = [json.loads(line) for line in running.said.splitlines() if not line.startswith("version")]
+        assert {"time", "level", "logger", "msg", "runner"} <= lines[0].keys()
 
 
 def test_a_worker_that_dies_is_started_again_and_all_drain_together(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from coterie import signals
 from coterie.cli.asking import WRONG, refuse
 from coterie.cli.loading import load, parse
 from coterie.cli.reporting import Reporter, WorkerReporter, shown_database
@@ -59,8 +60,11 @@ def command(
 def _run_here(place: Target, *, url: str | None, port: int | None) -> int:
     loaded, voice = load(place), Voice()
     _refuse_vain_options(loaded, url=url, port=port)
-    be_heard(voice)
-    loaded.cluster.run(teller=Reporter(loaded, voice.hear))
+    if loaded.cluster.settings.log_format == "json":  # for programs that read: the log says it all
+        loaded.cluster.run()
+    else:
+        be_heard(voice)
+        loaded.cluster.run(teller=Reporter(loaded, voice.hear))
     return 0
 
 
@@ -68,7 +72,10 @@ def _work(place: Target, worker: str) -> int:
     number, _, line = worker.partition(":")
     loaded = load(place)
     _refuse_memory(loaded)
-    be_heard(Voice())
+    if loaded.cluster.settings.log_format == "json":
+        signals.be_heard(loaded.cluster.settings)
+    else:
+        be_heard(Voice())
     with socket.socket(fileno=int(line)) as opened:
         opened.set_inheritable(False)
         loaded.cluster.run(teller=WorkerReporter(loaded, opened), number=int(number))
