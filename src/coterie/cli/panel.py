@@ -94,7 +94,7 @@ def frame(panel: Panel, view: View, *, name: str, age_s: float, problem: str, sc
     owned = f"{overview.owned_shards}/{overview.shards} shards"
     left = f"{name} · {how_many} · {owned} · {standing(overview, screen)}"
     lines = [
-        f"{'coterie top':<53} {KEYS}",
+        f"{'coterie top':<30} {KEYS}",
         f"{left:<77} {_freshness(panel, age_s, problem)}",
         _figures(panel, overview, screen),
         *([problem] if problem else []),

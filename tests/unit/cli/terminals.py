@@ -52,6 +52,7 @@ def terminal(*args: str) -> Iterator[Terminal]:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
     before = termios.tcgetattr(theirs)
     env = {**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+    env.pop("COLUMNS", None)  # whoever runs these tests may have set it
     command = [sys.executable, "-c", "from coterie.cli import main; main()", *args]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
     try:

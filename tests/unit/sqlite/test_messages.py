@@ -90,6 +90,7 @@ BY_ID = {
     "cancel",
     "revive",
     "remove",
+    "discard",
 }
 BY_OTHERS = {
     "find": ["INDEX messages_key (cluster=? AND entity_type=? AND entity_id=? AND method=? AND key=?)"],
