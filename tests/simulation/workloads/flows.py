@@ -40,8 +40,8 @@ LATE_FLOWS = 6
 SETTLED_S = 25
 """By when after the last fault every seat has a holder that all the others know."""
 WITHIN_S = 10
-"""How long after that somebody may wait for what is there, also if no hint comes: then a sweep or a look finds it within
-5 s, and what a slow database adds to the reads and writes in between."""
+"""How long after that somebody may wait for what is there, also if no hint comes: then a sweep or a look finds it
+within 5 s, and what a slow database adds to the reads and writes in between."""
 SILENCE_S = 240
 
 
