@@ -17,7 +17,7 @@ from coterie.testing.running import current_loop
 from coterie.testing.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from coterie import Tick, TickInfo
     from coterie.testing.simulation import Runner
@@ -163,32 +163,6 @@ def _told(tick: TickInfo) -> str:
     manual = "manual " if tick.kind == "manual" else ""
     attempts = f"/{tick.attempt}" if tick.attempt > 1 else ""
     return f"{span} {manual}{tick.outcome or 'open'}{attempts}{' ' if tick.reason else ''}{tick.reason}"
-
-
-class At:
-    """Does something when a runner comes to a chaos point for the n-th time, and lets nobody pass there after."""
-
-    def __init__(self, name: str, act: Callable[[], object], *, time: int = 1) -> None:
-        self._name = name
-        self._act = act
-        self._left = time
-        self.happened = False
-        chaos.install(self)
-
-    async def point(self, name: str, /) -> None:
-        """Come back at once, but for that one time."""
-        if name != self._name or self.happened:
-            return
-        self._left -= 1
-        if not self._left:
-            self.happened = True
-            self._act()
-            await asyncio.sleep(0)
-
-    def flip(self, name: str, /) -> bool:
-        """Never the rare way."""
-        del name
-        return False
 
 
 def accounted(ticks: Sequence[TickInfo], *, every_s: int = 1) -> list[int]:

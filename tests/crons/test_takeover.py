@@ -11,9 +11,9 @@ import pytest
 
 from coterie import LeadershipLost, PersistenceError, Retry, current
 from coterie.testing.nodes import current_node
+from tests.points import At
 
 from .logbook import (
-    At,
     Logbook,
     accounted,
     define,

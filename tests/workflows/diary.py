@@ -15,7 +15,7 @@ from coterie.testing.running import current_loop
 from coterie.testing.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from coterie import Deferred
     from coterie.testing.simulation import Runner
@@ -160,32 +160,6 @@ async def suspended(sim: Simulation, handle: Any) -> None:
         return bool(await handle.status() == "suspended")
 
     await sim.wait_until(is_suspended)
-
-
-class At:
-    """Does something when a runner comes to a chaos point for the n-th time."""
-
-    def __init__(self, name: str, act: Callable[[], object], *, time: int = 1) -> None:
-        self._name = name
-        self._act = act
-        self._left = time
-        self.happened = False
-        chaos.install(self)
-
-    async def point(self, name: str, /) -> None:
-        """Come back at once, but for that one time."""
-        if name != self._name or self.happened:
-            return
-        self._left -= 1
-        if not self._left:
-            self.happened = True
-            self._act()
-            await asyncio.sleep(0)
-
-    def flip(self, name: str, /) -> bool:
-        """Never the rare way."""
-        del name
-        return False
 
 
 def kill_here(sim: Simulation) -> None:

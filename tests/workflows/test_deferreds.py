@@ -20,10 +20,10 @@ from coterie import (
     WorkflowFailed,
 )
 from coterie.kernel.codec import PLAIN
+from tests.points import At
 
 from .diary import (
     SWEEP_S,
-    At,
     Diary,
     holder,
     kill_here,

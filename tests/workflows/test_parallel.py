@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .diary import At, Diary, holder, kill_here, new_cluster, over, seconds, simulated, steps
+from tests.points import At
+
+from .diary import Diary, holder, kill_here, new_cluster, over, seconds, simulated, steps
 
 if TYPE_CHECKING:
     from coterie import Workflow

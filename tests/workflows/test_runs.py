@@ -18,10 +18,10 @@ from coterie import (
     WorkflowFailed,
     WorkflowInterrupted,
 )
+from tests.points import At
 
 from .diary import (
     SWEEP_S,
-    At,
     Diary,
     holder,
     kill_here,

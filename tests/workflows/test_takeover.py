@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from coterie import Retry, Workflow, WorkflowFailed, WorkflowInterrupted
+from tests.points import At
 
 from .diary import (
     SWEEP_S,
-    At,
     Diary,
     deploy,
     holder,

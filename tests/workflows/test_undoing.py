@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from coterie import Workflow, WorkflowFailed, WorkflowInterrupted
+from tests.points import At
 
-from .diary import SWEEP_S, At, Diary, holder, kill_here, new_cluster, over, rows, seconds, simulated, suspended
+from .diary import SWEEP_S, Diary, holder, kill_here, new_cluster, over, rows, seconds, simulated, suspended
 
 
 @pytest.mark.parametrize("time", range(1, 7))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from coterie.cli.options import settings_for
+from coterie.cli.options import common, settings_for
 from coterie.cli.showing import Screen, as_json
 from coterie.cluster import Cluster
 from coterie.kernel.secret import redacted_url
@@ -62,8 +62,7 @@ def asks(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..
     """
 
     @click.option("--color/--no-color", "colour", default=None, help="Colours (default: on a terminal).")
-    @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-    @click.option("--url", metavar="URL", help="The database (default: COTERIE_URL, else ./coterie.db).")
+    @common
     @wraps(command)
     def run(*args: Any, url: str | None, as_json: bool, colour: bool | None, **options: Any) -> int:
         async def ask() -> int | None:

@@ -41,7 +41,7 @@ async def command(asking: Asking) -> int:
     """
     history = History()
     with Progress("checking", json=asking.as_json) as progress:
-        await history.read(asking.cluster._acting().storage, progress)  # noqa: SLF001 this house's own
+        await history.read(asking.here.storage, progress)
     findings, code = history.findings(), NO if history.broken else YES
     document = {
         "rows": history.rows,

@@ -90,7 +90,7 @@ async def history(asking: Asking, name: str, *, limit: int) -> None:
     """
     with refusing(hint=HINT):
         ticks = await asking.cluster.crons.history(name, limit=limit)
-    now = await asking.cluster._acting().storage.now()  # noqa: SLF001 this house's own
+    now = await asking.here.storage.now()
     asking.answer(ticks, lambda: f"{asking.where}\n\n{_ticks(asking.screen, ticks, now)}")
 
 

@@ -25,7 +25,7 @@ _HEAD = 75
 
 def viewing(asking: Asking) -> Viewing:
     """What looks for a command."""
-    return Viewing(asking.cluster._acting())  # noqa: SLF001 this house's own
+    return Viewing(asking.here)
 
 
 async def page(asking: Asking, name: str) -> tuple[Any, View]:

@@ -99,7 +99,7 @@ async def drain(asking: Asking, runner: str, *, yes: bool, dry_run: bool) -> Non
 async def _drained(asking: Asking, line: RunnerLine) -> None:
     """Return when it holds nothing any more."""
     limit_s = asking.cluster.settings.drain.total_seconds() + _SPARE_S
-    storage = asking.cluster._acting().storage  # noqa: SLF001 this house's own
+    storage = asking.here.storage
     try:
         async with asyncio.timeout(limit_s):
             while True:

@@ -80,7 +80,7 @@ async def history(asking: Asking, name: str) -> None:
     with refusing(hint=_HINT):
         await asking.cluster.singletons.get(name)
     saved = await asking.cluster.singletons.history(name)
-    now = await asking.cluster._acting().storage.now()  # noqa: SLF001 this house's own
+    now = await asking.here.storage.now()
     asking.answer(saved, lambda: f"{asking.where}\n\n{_history(asking.screen, saved, now)}")
 
 

@@ -40,7 +40,7 @@ async def trigger(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> int
     crons = asking.cluster.crons
     with refusing(hint="coterie cron list shows all of them"):
         info = await crons.get(name)
-    now = await asking.cluster._acting().storage.now()  # noqa: SLF001 this house's own
+    now = await asking.here.storage.now()
     what = f"{name} will run once now, outside its schedule ({_next(info, now)})."
     if not confirmed(what, "run it?", yes=yes, dry_run=dry_run):
         return YES
