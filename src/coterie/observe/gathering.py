@@ -68,14 +68,15 @@ class Gathering:
         """
         return judge(await self.look(), self._bounds)
 
-    async def readiness(self) -> tuple[Reason, ...]:
-        """Why this runner is not to be relied upon now; empty: it is. Raises nothing, and never takes longer than a
-        probe may: it judges by the last facts that it could get, and by their age."""
+    async def readiness(self, *, within_s: float = PROBE_S) -> tuple[Reason, ...]:
+        """Why this runner is not to be relied upon now; empty: it is. Raises nothing, and never takes longer than
+        that: it judges by the last facts that it could get, and by their age."""
         local = self._here.facts()
         assert local is not None, "it is a runner"
-        # Without a look where it would change nothing, or be in vain.
-        looks = local.is_ready and not local.is_draining and not local.storage_problem
-        recent = await self.recent() if looks else Recent(self._last, self._age_s())
+        if not local.is_ready or local.is_draining:
+            return readiness(local, None, bounds=self._bounds)  # whatever the database says
+        # Without a look that would be in vain.
+        recent = Recent(self._last, self._age_s()) if local.storage_problem else await self.recent(within_s=within_s)
         return readiness(self._here.facts() or local, recent.facts, age_s=recent.age_s, bounds=self._bounds)
 
     async def recent(self, *, within_s: float = PROBE_S) -> Recent:

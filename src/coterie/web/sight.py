@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from coterie.errors import NotStarted
 from coterie.kernel.service import State
 from coterie.observe.health import Reason
-from coterie.observe.judge import BOUNDS, judge, readiness
+from coterie.observe.judge import BOUNDS, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -97,13 +97,9 @@ class ClusterSight:
         here = self._present()
         if here is None or here.state in (State.NEW, State.STARTING):
             return (self._not_yet(here),)
-        local = here.facts()
-        if local is None:
+        if here.facts() is None:
             return () if here.state is State.RUNNING else (_wrong(here.what, "it has stopped"),)
-        if not local.is_ready or local.is_draining:
-            return readiness(local, None)  # whatever the database says
-        recent = await here.gathering.recent(within_s=PROBED_S)
-        return readiness(local, recent.facts, age_s=recent.age_s)
+        return await here.gathering.readiness(within_s=PROBED_S)
 
     async def health(self) -> Health:
         """As `cluster.health()`, but for many who ask at once."""
