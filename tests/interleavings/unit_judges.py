@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage.interface import Claim
-from coterie.storage.postgres import stepping
+from coterie.storage.postgres import alone, stepping
 from coterie.storage.units import StepWrite
 
 if TYPE_CHECKING:
@@ -171,15 +171,17 @@ def _told(run: Run, step: str) -> list[tuple[str, Any]]:
 
 def _stepped(run: Run, side: str) -> list[Stepped]:
     """What a session was told of its step, as the engine tells it."""
-    if not _values(_script(run, side), "add", 12):
+    adds = [step.values for step in _script(run, side).steps if step.name == "add"]
+    if not adds:
         return []
-    told, (value,) = run.a if side == "A" else run.b, _values(_script(run, side), "add", 12)
+    told, is_lone = run.a if side == "A" else run.b, isinstance(adds[0][2], str)
+    value = adds[0][11] if is_lone else adds[0][12][0]
     written = StepWrite(Claim("a", "s1", 1), "u", "", 0, "step", "n", value=value)
     added, rest = told.rows("add"), told.rows("rest")
     if added is None or rest is None:
         return []
     if added:
-        return stepping.results("add_step", [written], added)
+        return [alone.result(written, added)] if is_lone else stepping.results("add_steps", [written], added)
     return stepping.results("write_steps", [written], rest)
 
 

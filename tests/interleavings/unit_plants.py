@@ -102,7 +102,7 @@ UNIT_PLANTS = (
         "W5",
         "unit: lone step x end",
         "left behind",
-        swapped(("add_step",), ("    for key share\n) as u", ") as u")),
+        swapped(("add_step",), (" for key share of u\n", "\n")),
     ),
     Plant(
         "an end that does not look who was faster",

@@ -33,7 +33,7 @@ from coterie.steps.places import Places
 from coterie.storage.units import StepWrite
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from datetime import datetime
 
     from coterie.kernel.chance import Chance
@@ -59,6 +59,7 @@ _TURNS = 100
 """Of the loop, in which branches come to where they were: several for each group of tasks inside of another."""
 _TRANSIENT = Retry(attempts=1_000_000, base="100ms", max="10s")
 """Pauses between tries of what failed because somebody could not be reached: that is no result."""
+_UNLIMITED = contextlib.nullcontext()
 TRANSIENT = (RunnerUnavailable, ShuttingDown, PersistenceError)
 
 
@@ -76,6 +77,21 @@ class Waiting:
     def __init__(self, deferred: str | None, due_at: datetime | None) -> None:
         self.deferred = deferred
         self.due_at = due_at
+
+
+class AtWork:
+    """A block in which something runs, or is being stored: its unit does not only wait."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: DurableWork) -> None:
+        self._work = work
+
+    def __enter__(self) -> None:
+        self._work.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self._work.end()
 
 
 class DurableWork:
@@ -130,6 +146,7 @@ class DurableWork:
         """Called when there is no use in going on: it took another way, or the seat is lost."""
         self.standing = 0
         """Branches that stand still."""
+        self.at_work = AtWork(self)
         self.turns = 0
         """Counts whatever begins or ends, so that it can be seen whether something did."""
         self._open = open
@@ -140,6 +157,8 @@ class DurableWork:
         self._chance = chance
         self._tasks = tasks
         self._opening: asyncio.Task[Loaded] | None = None
+        self._is_loaded = False
+        self._loop = asyncio.get_running_loop()
         self._deferreds: dict[str, DeferredRow] = {}
         self._read_at: datetime | None = None  # when they were read last, by the database's clock
         self._news = asyncio.Event()
@@ -238,10 +257,11 @@ class DurableWork:
         keep: bool = True,
     ) -> T:
         """Run what stands at a place, unless that is stored. Without `keep` nobody asks for its result again."""
-        await self.opened()
+        if not self._is_loaded:
+            await self.opened()
         row = self._found(place)
         if row is None or not row.done:
-            if keep:
+            if keep and (self.halted is not None or self.stop_at_frontier or self.closed):
                 await self.may_go_on()
             self.require_held()
             row = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
@@ -267,7 +287,7 @@ class DurableWork:
         timeout_s: float | None,
         keep: bool,
     ) -> StepRow:
-        with self.at_work():
+        with self.at_work:
             try:
                 value = await self._tried(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s)
                 data, error = results.encoded(fn, value, what=self._what(place)) if keep else None, None
@@ -295,7 +315,7 @@ class DurableWork:
         attempt = unreached = 0
         while True:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with _UNLIMITED if timeout_s is None else asyncio.timeout(timeout_s):
                     with self.places.inside():
                         if not tracing.on:
                             return await fn(*args, **kwargs)
@@ -335,7 +355,7 @@ class DurableWork:
             return
         assert row.due_at is not None, "a sleep has an end"
         await self._wait(None, row.due_at)
-        with self.at_work():
+        with self.at_work:
             await self._stored(place)  # that it is over must stay so, also if the database's clock is set back
 
     async def wait_for(self, name: str, type: Any, timeout_s: float | None, place: Place) -> Any:
@@ -359,12 +379,12 @@ class DurableWork:
         row = self._found(place)
         if row is None:
             await self.may_go_on()
-            with self.at_work():
+            with self.at_work:
                 row = await self._stored(place, done=False, due_s=due_s)
         return row
 
     async def _decided(self, place: Place, found: DeferredRow | None, waited_s: float) -> StepRow:
-        with self.at_work():
+        with self.at_work:
             if found is None:
                 late = DeferredTimeout(unit=self.unit, name=place.name, waited_s=waited_s)
                 return await self._stored(place, error=failures.pack(late))
@@ -380,7 +400,7 @@ class DurableWork:
     async def wait_until_told(self, place: Place, look: Callable[[], Awaitable[bytes | None]]) -> bytes:
         """Look now and then for something that nobody tells, and store it."""
         while True:
-            with self.at_work():
+            with self.at_work:
                 data = await look()
                 if data is not None:
                     return (await self._stored(place, value=data)).value or b""
@@ -464,10 +484,11 @@ class DurableWork:
             self._read_at = loaded.now
             self.places.learn(loaded.steps)
             self.learn(loaded.deferreds)
+            self._is_loaded = True
             return loaded
 
     async def _mark(self, place: Place) -> None:
-        with self.at_work():
+        with self.at_work:
             await self._stored(place, wait=False)
 
     async def _stored(
@@ -564,25 +585,24 @@ class DurableWork:
     def _lost(self) -> BaseException:
         return self.halt(LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch))
 
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Something runs, or is being stored: it does not only wait."""
+    def begin(self) -> None:
+        """Something runs here now, or is being stored."""
         self.busy += 1
         self._here()
-        try:
-            yield
-        finally:
-            self.busy -= 1
-            self._gone()
-            self._tell()
+
+    def end(self) -> None:
+        """It does not any more."""
+        self.busy -= 1
+        self._gone()
+        self._tell()
 
     def _here(self) -> None:
         self.turns += 1
-        self._branches[asyncio.current_task()] = None
+        self._branches[asyncio.current_task(self._loop)] = None
 
     def _gone(self) -> None:
         self.turns += 1
-        self._branches.pop(asyncio.current_task(), None)
+        self._branches.pop(asyncio.current_task(self._loop), None)
 
     @property
     def is_quiet(self) -> bool:

@@ -12,7 +12,6 @@ one order. Inside of a step there are no places: in the next run it would not ru
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING
 from coterie.errors import StepDiverged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
     from contextvars import Token
 
     from coterie.storage.units import StepKind, StepRow
@@ -79,14 +79,9 @@ class Places:
         """The task that runs here is the root: what it begins are branches, also those that call a step before it."""
         self._stand(Branch("", asyncio.current_task()))
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> AbstractContextManager[None]:
         """A step runs here."""
-        token = self._stand(_INSIDE)
-        try:
-            yield
-        finally:
-            _here.reset(token)
+        return _Inside(self)
 
     def take(self, kind: StepKind, name: str, digest: bytes = b"") -> Place:
         """The next place of the branch that runs here.
@@ -164,6 +159,21 @@ class Places:
     def leave(self) -> None:
         """The unit is over, and what runs here goes on without it."""
         _here.set({places: branch for places, branch in _here.get(_NONE).items() if places is not self})
+
+
+class _Inside:
+    """A block in which a step of a unit runs."""
+
+    __slots__ = ("_places", "_token")
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    def __enter__(self) -> None:
+        self._token = _here.set({**_here.get(_NONE), self._places: _INSIDE})
+
+    def __exit__(self, *exc: object) -> None:
+        _here.reset(self._token)
 
 
 def _shown(kind: str, name: str) -> str:

@@ -21,7 +21,7 @@ from coterie.kernel.service import Service
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     Commit = Callable[["Group"], Awaitable[Sequence[Any]]]
     Member = tuple[Write, asyncio.Future[Any]]
@@ -38,14 +38,14 @@ class Group(list[Write]):
         most: How many there may be.
     """
 
-    __slots__ = ("_lock", "_most", "_queue", "members")
+    __slots__ = ("_most", "_queue", "members")
+    _lock = threading.Lock()  # nobody may join while it is decided who is to be told of a failure; one does for all
 
-    def __init__(self, members: Iterable[Member], *, queue: deque[Member] | None = None, most: int = 0) -> None:
-        self.members = list(members)
-        super().__init__(write for write, _ in self.members)
+    def __init__(self, members: list[Member], *, queue: deque[Member] | None = None, most: int = 0) -> None:
+        super().__init__([write for write, _ in members])
+        self.members = members
         self._queue = queue
         self._most = most
-        self._lock = threading.Lock()  # nobody may join while it is decided who is to be told of a failure
 
     def close(self) -> None:
         """Let those in that have queued since; nobody joins later. From any thread."""
@@ -123,7 +123,7 @@ class GroupWriter(Service):
     async def _fold(self) -> None:
         while True:
             if not self._queue:
-                self._idle = asyncio.get_running_loop().create_future()
+                self._idle = self._create_future()
                 await self._idle
             if chaos.on:
                 await chaos.point("groups.before_commit")

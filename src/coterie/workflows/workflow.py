@@ -152,7 +152,7 @@ class Workflow(Steps):
         found = self._work.value_of(waited_as)
         if found is None:
             await self._work.may_go_on()
-            with self._work.at_work():
+            with self._work.at_work:
                 child = (await self._start_child(workflow, payload, id)).row
             if child.parent != self._work.unit or child.ended_at is not None:  # it tells somebody else, or nobody
                 return await self._work.wait_until_told(place, lambda: self._look_at(workflow, payload, id))

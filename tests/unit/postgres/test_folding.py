@@ -122,7 +122,7 @@ def test_a_save_that_is_alone_and_follows_another_needs_no_arrays() -> None:
     )
     (lone,) = fold([later])
     assert lone == Bucket("save_state", [0])
-    assert values(lone, [later]) == ["me", "s", 1, "a", b"v", 1, 9.0, 20]
+    assert values(lone, [later]) == ("me", "s", 1, "a", b"v", 1, 9.0, 20)
     assert results(lone, [later], [("a", True, False)]) == ["conflict"]
     assert fold([later, other]) == [Bucket("save_states", [0, 1])]
     assert fold([first, later]) == [Bucket("save_states", [0]), Bucket("save_state", [1])]
@@ -137,12 +137,12 @@ def test_a_message_that_is_stored_or_ended_alone_needs_no_arrays() -> None:
     lone, ended = fold([insert, end])  # in one transaction, one after the other
     assert {lone.shape, ended.shape} == {"insert_message", "end_message"}
     (lone,) = fold([insert])
-    assert values(lone, [insert]) == ["m1", "s", "E", "e", "m", b"p", "k", b"d", None, None, 0.0]
-    assert results(lone, [insert], [("m1", at, at)]) == [Receipt("m1", True, at, at, "pending", b"d")]
+    assert values(lone, [insert]) == ("m1", "s", "E", "e", "m", b"p", "k", b"d", None, None, 0.0)
+    assert results(lone, [insert], [(at, at)]) == [Receipt("m1", True, at, at, "pending", b"d")]
     assert results(lone, [insert], []) == [None], "it is read back"
     (lone,) = fold([end])
-    assert values(lone, [end]) == ["me", "s", 1, "m1", b"reply"]
-    assert results(lone, [end], [(1, "fenced")]) == ["fenced"]
+    assert values(lone, [end]) == ("me", "s", 1, "m1", b"reply")
+    assert results(lone, [end], [("fenced",)]) == ["fenced"]
     assert refused(lone, [end], ["fenced"]) == ["me", ["s"], [1], ["m1"]]
     assert fold([insert, other]) == [Bucket("insert_messages", [0, 1])]
     assert fold([end, Commit(mine, "m3")]) == [Bucket("end_messages", [0, 1])]

@@ -243,7 +243,7 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
 ) -> None:
     """M12: nobody here looks at a clock; also as an older server does it."""
     monkeypatch.setattr(undertakings, "_TIMED", timed)
-    monkeypatch.setattr(Session, "_expire", lambda *_: None)
+    monkeypatch.setattr(Session, "_ring", lambda *_: None)
 
     async def nothing(*_: Any) -> Any:
         raise AssertionError("not used")

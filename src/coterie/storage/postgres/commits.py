@@ -18,7 +18,7 @@ import asyncpg
 from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.messages import Insert
-from coterie.storage.postgres import folding, posting, stepping
+from coterie.storage.postgres import folding, posting
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, judge, loss, refusal
 from coterie.storage.postgres.sessions import deadline
 
@@ -39,6 +39,9 @@ SQL = {
     for file in ("kv.sql", "fence.sql", "leading.sql", "messages.sql", "ticks.sql", "units.sql", "audit.sql")
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }
+
+_UNTOLD = frozenset({"insert_messages", "insert_message", "add_steps", "add_step"})
+"""Statements that tell only of what they have written."""
 
 AGAIN_MOST = 4
 """Tries of a group that met a deadlock or, alone, a lock, before it is refused."""
@@ -87,7 +90,9 @@ class Committer:
         tries = 0
         while True:
             tries += 1
-            session = await self._connected(over=over, failure=failure)
+            session = self._session
+            if session is None or not self._fit(session):
+                session = await self._connected(over=over, failure=failure)
             try:
                 return await self._run(session, writes, over=over)
             except Lost as lost:
@@ -118,6 +123,8 @@ class Committer:
 
     async def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> list[Any]:
         buckets = folding.fold(writes)
+        if len(buckets) == 1 and not (self._audit and buckets[0].shape in folding.FENCED):
+            return await self._written(partial(session.fetch, over=over), buckets[0], writes)  # in their order
         outcome: list[Any] = [None] * len(writes)
 
         async def fill(fetch: Fetch) -> None:
@@ -126,19 +133,15 @@ class Committer:
                 for place, result in zip(bucket.places, found, strict=True):
                     outcome[place] = result
 
-        alone = len(buckets) == 1 and not (self._audit and buckets[0].shape in folding.FENCED)
-        await (fill(partial(session.fetch, over=over)) if alone else session.transact(fill, over=over))
+        await session.transact(fill, over=over)
         return outcome
 
     async def _written(self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write]) -> list[Any]:
         """The results of one statement's writes."""
         rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
         found = folding.results(bucket, writes, rows)
-        if bucket.shape in posting.INSERTS and None in found:
-            messages = [cast("Insert", writes[place]).message for place in bucket.places]
-            await self._after(self._read_back(fetch, messages, found))
-        if bucket.shape in stepping.ADDS and None in found:
-            await self._after(self._write_steps(fetch, bucket, writes, found))
+        if bucket.shape in _UNTOLD and None in found:
+            await self._after(self._completed(fetch, bucket, writes, found))
         if self._audit and (refused := folding.refused(bucket, writes, found)):
             await fetch(SQL["refused"], self._cluster, *refused)
         return found
@@ -151,6 +154,12 @@ class Committer:
             if self._session is None or self._session.in_transaction:
                 raise
             raise Lost(describe(error), sent=True) from error
+
+    async def _completed(self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write], found: list[Any]) -> None:
+        if bucket.shape in ("add_steps", "add_step"):
+            await self._write_steps(fetch, bucket, writes, found)
+        else:
+            await self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
 
     async def _read_back(self, fetch: Fetch, messages: Sequence[Message], found: list[Receipt | None]) -> None:
         """Find what is there instead of those that were not stored, in a statement of its own [M4]."""
@@ -185,13 +194,11 @@ class Committer:
                 found[place] = receipt
 
     async def _connected(self, *, over: float, failure: PersistenceError | None) -> Session:
-        if self._session is not None and not self._fit(self._session):
-            self._drop()
-        if self._session is None:
-            try:
-                self._session = await self._reconnect(over=over)
-            except PersistenceError as error:
-                raise failure or error from error  # what came before says more than that time is over
+        self._drop()
+        try:
+            self._session = await self._reconnect(over=over)
+        except PersistenceError as error:
+            raise failure or error from error  # what came before says more than that time is over
         return self._session
 
     def _fit(self, session: Session) -> bool:

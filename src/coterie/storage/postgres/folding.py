@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from coterie.storage.executions import Stamp
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
 from coterie.storage.messages import Insert
-from coterie.storage.postgres import posting, stepping, ticking
+from coterie.storage.postgres import alone, posting, stepping, ticking
 from coterie.storage.ticks import Claimed
 from coterie.storage.units import UnitEnd
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from coterie.storage.interface import Claim, Written
-    from coterie.storage.units import StepWrite
 
 Shape = (
     Literal[
@@ -36,46 +35,33 @@ Shape = (
         "remove_kv",
         "write_states",
         "save_states",
-        "save_state",
         "stamp_executions",
     ]
+    | alone.Shape
     | posting.Shape
     | ticking.Shape
     | stepping.Shape
 )
 """The statement that carries a write; its name in one of the files of SQL."""
 
-_LEADING = frozenset[Shape]({"write_states", "save_states", "save_state", "stamp_executions"})
+_LEADING = frozenset[Shape]({"write_states", "save_states", "stamp_executions"})
 
-_WORKING = frozenset[Shape]({"claim_ticks", "note_ticks", "add_steps", "add_step", "write_steps", "end_units"})
+_WORKING = frozenset[Shape]({"claim_ticks", "note_ticks", "add_steps", "write_steps", "end_units"})
 
-_ONCE = (
-    _LEADING | _WORKING | frozenset[Shape]({"swap_kv", "end_messages", "end_message", "commit_handlers", "set_back"})
-)
+_ONCE = _LEADING | _WORKING | frozenset[Shape]({"swap_kv", "end_messages", "commit_handlers", "set_back"})
 """Those that cannot carry a row twice: each save builds on the version that the one before it wrote."""
 
-FENCED = _ONCE | frozenset[Shape]({"put_kv", "remove_kv"})
+FENCED = _ONCE | frozenset[Shape]({"put_kv", "remove_kv", "save_state", "end_message", "add_step"})
 """Those in the name of seats. They tell of each write whether its seat was held."""
 
 _FENCED_COLUMNS: dict[Shape, tuple[str, ...]] = {
     "write_states": ("key", "value", "version"),
     "save_states": ("key", "value", "version", "ttl_s", "keep"),
-    "save_state": ("key", "value", "version", "ttl_s", "keep"),
     "stamp_executions": ("key", "runs", "ran_s", "progress_s", "error", "error_s", "note", "done", "total"),
     "put_kv": ("key", "value", "stamp", "ttl_s"),
     "swap_kv": ("key", "expected", "value", "stamp", "ttl_s"),
     "remove_kv": ("key",),
 }
-
-_LONE: dict[Shape, Shape] = {
-    "save_states": "save_state",
-    "insert_messages": "insert_message",
-    "end_messages": "end_message",
-    "add_steps": "add_step",
-}
-"""The statements for a write that is alone: without arrays they take a fifth to a half less of the time."""
-
-_LONGEST_S = 9e9
 
 Keyed = KvPut | KvSwap | KvRemove | StateSave | Stamp
 _Spot = tuple[int, Shape, str]
@@ -105,9 +91,9 @@ def fold(writes: Sequence[Write]) -> list[Bucket]:
 
 def _bucket(shape: Shape, places: list[int], writes: Sequence[Write]) -> Bucket:
     write = writes[places[0]]
-    if len(places) > 1 or shape not in _LONE or (isinstance(write, StateSave) and not write.version):
+    if len(places) > 1 or shape not in alone.INSTEAD or (isinstance(write, StateSave) and not write.version):
         return Bucket(shape, places)
-    return Bucket(_LONE[shape], places)
+    return Bucket(alone.INSTEAD[shape], places)
 
 
 def _spot(write: Write, before: Sequence[tuple[_Spot, Write]]) -> _Spot:
@@ -155,24 +141,24 @@ def shape_of(write: Write) -> Shape:
     return "discard" if write.value is None else "replace"
 
 
-def values(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
+def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
     """What the statement takes after the cluster's name: arrays, under the fence after the runner."""
+    if alone.is_shape(bucket.shape):
+        return alone.values(writes[bucket.places[0]])
     if posting.is_shape(bucket.shape):
         posts = _posts(bucket, writes)
         claims = _claims(posts) if bucket.shape in FENCED else []
-        return _given(bucket, [*claims, *posting.values(bucket.shape, posts)])
+        return [*claims, *posting.values(bucket.shape, posts)]
     if ticking.is_shape(bucket.shape):
         ticks = sorted(_ticks(bucket, writes), key=lambda write: write.name)
         return [*_claims(ticks), *ticking.values(bucket.shape, ticks)]
-    if bucket.shape == "add_step":
-        return stepping.alone(cast("StepWrite", writes[bucket.places[0]]))
     if stepping.is_shape(bucket.shape):
         works = sorted(_works(bucket, writes), key=lambda write: write.key)
         return [*_claims(works), *stepping.values(bucket.shape, works)]
     chosen = [_keyed(writes[place]) for place in _winners(bucket, writes)]
     chosen.sort(key=lambda write: write.key)  # code points sort as UTF-8 bytes do, which is the column's order
     if bucket.shape in FENCED:
-        return _given(bucket, [*_claims(chosen), *_columns(chosen, *_FENCED_COLUMNS[bucket.shape])])
+        return [*_claims(chosen), *_columns(chosen, *_FENCED_COLUMNS[bucket.shape])]
     if bucket.shape in ("put", "insert"):
         return _columns(cast("list[KvPut]", chosen), "key", "value", "stamp", "ttl_s")
     if bucket.shape == "replace":
@@ -182,15 +168,10 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
     return _columns(chosen, "key")
 
 
-def _given(bucket: Bucket, columns: list[Any]) -> list[Any]:
-    """What a statement takes instead of columns if it is for a write that is alone."""
-    if bucket.shape not in _LONE.values():
-        return columns
-    return [column[0] if isinstance(column, list) else column for column in columns]
-
-
-def results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iterable[Any]]) -> list[Any]:
+def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any]]) -> list[Any]:
     """One result per write of the bucket, from the statement's rows."""
+    if alone.is_shape(bucket.shape):
+        return [alone.result(writes[bucket.places[0]], rows)]
     if posting.is_shape(bucket.shape):
         return posting.results(bucket.shape, _posts(bucket, writes), rows)
     if ticking.is_shape(bucket.shape):
@@ -293,4 +274,4 @@ def _columns(chosen: Sequence[Keyed], *names: str) -> list[list[Any]]:
 
 def _ttls(chosen: Sequence[Any]) -> list[float | None]:
     """Longer ones would end after the last day that the database knows."""
-    return [None if write.ttl_s is None else min(write.ttl_s, _LONGEST_S) for write in chosen]
+    return [None if write.ttl_s is None else min(write.ttl_s, alone.LONGEST_S) for write in chosen]

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from coterie.storage.messages import Message
 
 Post = Insert | Commit | Setback
-Shape = Literal["insert_messages", "insert_message", "end_messages", "end_message", "commit_handlers", "set_back"]
+Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"]
 """The statement that carries a write; its name in messages.sql."""
-
-INSERTS = frozenset[str]({"insert_messages", "insert_message"})
 
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
 """By the numbers that stand in the table."""
@@ -56,7 +54,7 @@ def rows_of(write: Post) -> list[Hashable]:
 
 def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
     """The arrays that the statement takes, after the cluster's name and, under the fence, after the claims."""
-    if shape in INSERTS:
+    if shape == "insert_messages":
         return _messages(sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order))
     if shape == "set_back":
         failed = cast("Sequence[Setback]", writes)
@@ -69,7 +67,7 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
 
 def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
     """One result per write, from the statement's rows; None for a message that was not stored, as another is there."""
-    if shape in INSERTS:
+    if shape == "insert_messages":
         stored = {row[0]: row for row in cast("Iterable[Sequence[Any]]", rows)}
         messages = [write.message for write in cast("Sequence[Insert]", writes)]
         return [_fresh(m, stored[m.id]) if m.id in stored else None for m in messages]

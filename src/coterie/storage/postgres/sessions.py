@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import socket
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,8 @@ from coterie.kernel import forks
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from types import TracebackType
 
     from asyncpg.prepared_stmt import PreparedStatement
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 PLAN_S = 10.0
 """How long a plan is kept: a table may have grown from nothing since it was made, and nobody tells the planner."""
+_NOT_PREPARED = (None, 0.0)
 
 
 class Session:
@@ -41,11 +43,15 @@ class Session:
         self.opening: str | None = None
         """What opens each transaction, where a pooler lends the server's session for no longer; None: it is ours."""
         self._raw = raw
+        self._settings = raw.get_settings()  # as the server says them, also later
         self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
         self._numbers = itertools.count(1)
         self._origin = forks.Origin(what)
         self._expired: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._began = self._over = math.inf  # of the call under way
+        self._alarm: asyncio.TimerHandle | None = None  # at or before `_over`; one timer serves many calls
         # The driver sets TCP_NODELAY only, and has no public way to its socket.
         self._socket: socket.socket | None = raw._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # noqa: SLF001
         # It would switch jit off and on around its questions about types: for good, in a session that is only lent.
@@ -64,7 +70,7 @@ class Session:
     @property
     def standby(self) -> bool:
         """Whether the server said, at connecting or since, that it is a standby. No round trip."""
-        return getattr(self._raw.get_settings(), "in_hot_standby", "off") == "on"
+        return getattr(self._settings, "in_hot_standby", "off") == "on"
 
     @property
     def version(self) -> int:
@@ -85,28 +91,23 @@ class Session:
         """The rows of one statement. Raises `Lost` or what the server said."""
         if self.opening is not None and not self.in_transaction:  # what it relies on must be set in its transaction
             return await self.transact(lambda fetch: fetch(sql, *values), over=over)
-        statement, until = self._prepared.get(sql, (None, 0.0))
-        if statement is None or deadline(0) >= until:
-            with self._limited(over, sent=False):  # what is lost here has not begun
-                # Named by us: without its own cache the driver would parse and plan at every call, as it must where
-                # another server session answers each time.
-                name = f"coterie_{self._label}_{next(self._numbers)}" if self.opening is None else None
-                statement = await self._raw.prepare(sql, name=name)
-            self._prepared[sql] = statement, deadline(PLAN_S)
-        with self._limited(over, sent=True):
+        statement, until = self._prepared.get(sql, _NOT_PREPARED)
+        if statement is None or self._loop.time() >= until:
+            statement = await self._prepare(sql, over=over)
+        with _Limited(self, over, sent=True):
             rows: Sequence[asyncpg.Record] = await statement.fetch(*values)
             return rows
 
     async def run(self, sql: str, *values: Any, over: float) -> tuple[Sequence[asyncpg.Record], str]:
         """The rows of a statement that is not ours, and the server's word for it ("UPDATE 3"). It is not kept."""
-        with self._limited(over, sent=True):
+        with _Limited(self, over, sent=True):
             statement = await self._raw.prepare(sql, name="")
             rows = await statement.fetch(*values)
             return rows, statement.get_statusmsg() or ""
 
     async def execute(self, script: str, *, over: float) -> None:
         """Run a script without parameters and results, in one round trip."""
-        with self._limited(over, sent=True):
+        with _Limited(self, over, sent=True):
             await self._raw.execute(script)
 
     async def begin(self, *, over: float) -> None:
@@ -135,6 +136,7 @@ class Session:
 
     def abort(self) -> None:
         """Drop the connection now, whatever the server does."""
+        self._silence()
         self._raw.terminate()
 
     async def close(self, *, within_s: float = 1.0) -> None:
@@ -156,30 +158,78 @@ class Session:
             if (number := getattr(socket, option, None)) is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, number, value)
 
-    @contextmanager
-    def _limited(self, over: float, *, sent: bool) -> Iterator[None]:
+    async def _prepare(self, sql: str, *, over: float) -> PreparedStatement[Any]:
+        with _Limited(self, over, sent=False):  # what is lost here has not begun
+            # Named by us: without its own cache the driver would parse and plan at every call, as it must where
+            # another server session answers each time.
+            name = f"coterie_{self._label}_{next(self._numbers)}" if self.opening is None else None
+            statement = await self._raw.prepare(sql, name=name)
+        self._prepared[sql] = statement, deadline(PLAN_S)
+        return statement
+
+    def enter(self, over: float) -> None:
+        """A call begins."""
         self._origin.require_same()
-        loop = asyncio.get_running_loop()
-        if self.closed or loop.time() >= over:
+        now = self._loop.time()
+        if self._raw.is_closed() or now >= over:
             raise Lost("the connection was closed" if self.closed else "no time is left", sent=False)
-        timer = loop.call_at(over, self._expire, over - loop.time())
-        try:
-            yield
-        except (OSError, asyncpg.InternalClientError, *DatabaseRefusal) as error:
+        self._began, self._over = now, over
+        if self._alarm is None or self._alarm.when() > over:
+            self._watch()
+
+    def leave(self) -> None:
+        """It is over."""
+        self._over = math.inf
+        if self._raw.is_closed():
+            self._silence()
+
+    def failed(self, error: BaseException, *, sent: bool) -> None:
+        """It has raised this. Raises `Lost` in its place if the connection is gone."""
+        if isinstance(error, (OSError, asyncpg.InternalClientError, *DatabaseRefusal)):
             if isinstance(error, asyncpg.InternalClientError):
                 self.abort()  # the two ends no longer understand each other
-            if not self.closed:
-                raise
-            raise Lost(self._expired or describe(error), sent=sent) from error
-        except BaseException:
+            if self.closed:
+                raise Lost(self._expired or describe(error), sent=sent) from error
+        else:
             self.abort()  # cancelled (or a bug): what is still under way must not meet the next caller
-            raise
-        finally:
-            timer.cancel()
 
-    def _expire(self, within_s: float) -> None:
-        self._expired = f"no answer within {within_s:.3g}s"
-        self.abort()
+    def _watch(self) -> None:
+        self._silence()
+        self._alarm = self._loop.call_at(self._over, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._loop.time() >= self._over:
+            self._expired = f"no answer within {self._over - self._began:.3g}s"
+            self.abort()
+        elif self._over < math.inf:  # set for a call before this one
+            self._watch()
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+
+class _Limited:
+    """A call on a session: it ends in time, and what it raises says what became of the connection."""
+
+    __slots__ = ("_over", "_sent", "_session")
+
+    def __init__(self, session: Session, over: float, *, sent: bool) -> None:
+        self._session = session
+        self._over = over
+        self._sent = sent
+
+    def __enter__(self) -> None:
+        self._session.enter(self._over)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if error is not None:
+                self._session.failed(error, sent=self._sent)
+        finally:
+            self._session.leave()
 
 
 def deadline(within_s: float) -> float:

@@ -10,11 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Working = StepWrite | UnitEnd
-Shape = Literal["add_steps", "add_step", "write_steps", "end_units"]
+Shape = Literal["add_steps", "write_steps", "end_units"]
 """The statement that carries a write; its name in units.sql."""
-
-ADDS = frozenset({"add_steps", "add_step"})
-"""Those that tell only of what they have written."""
 
 _SHAPES = frozenset(get_args(Shape))
 _STEP = ("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s")
@@ -36,30 +33,9 @@ def values(shape: Shape, writes: Sequence[Working]) -> list[list[Any]]:
     return [[getattr(write, name) for write in writes] for name in (_END if shape == "end_units" else _STEP)]
 
 
-def alone(write: StepWrite) -> list[Any]:
-    """What `add_step` takes after the cluster's name. A step of a unit that runs alone waits for this."""
-    claim = write.claim
-    return [
-        claim.runner,
-        claim.seat,
-        claim.epoch,
-        write.key,
-        write.unit,
-        write.branch,
-        write.position,
-        write.kind,
-        write.name,
-        write.digest,
-        write.done,
-        write.value,
-        write.error,
-        write.due_s,
-    ]
-
-
 def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any]]) -> list[Any]:
     """One result per write, from the statement's rows; None: it does not tell."""
-    if shape in ADDS:
+    if shape == "add_steps":
         return _added(cast("Sequence[StepWrite]", writes), rows)
     tell = _ended if shape == "end_units" else _stepped
     told = {key: tell(*row) for key, *row in rows}

@@ -36,13 +36,13 @@ create index units_due on coterie.units (cluster, seat, wake_at) where wake_at i
 create index units_ended on coterie.units (cluster, ended_at) where ended_at is not null;
 create index units_others on coterie.units (cluster, changed_at) where kind <> 'workflow';
 
+-- Without checks, as messages are.
 create table coterie.steps (
     cluster  text    collate "C" not null,
     unit     text    collate "C" not null,
     branch   text    collate "C" not null,
     position bigint  not null,
-    kind     text    collate "C" not null
-        check (kind in ('step', 'sleep', 'deferred', 'child', 'patch', 'compensation')),
+    kind     text    collate "C" not null, -- step, sleep, deferred, child, patch, compensation
     name     text    not null,
     digest   bytea   not null,
     done     boolean not null,

@@ -65,13 +65,11 @@ from items as i
 
 -- name: save_state
 -- As `save_states`, for one state that follows another: a leader's save is alone in its group nearly always.
-with me as materialized (
-    select id, name from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select me.name as runner
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-    for share of s
+with held as materialized (
+    select r.name as runner
+    from coterie.runners as r cross join coterie.seats as s
+    where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
+    for key share of r for share of s
 ), written as (
     update coterie.states as t
     set value = $6, version = t.version + 1, epoch = $4, seat = $3, runner = held.runner, saved_at = clock_timestamp(),

@@ -30,7 +30,7 @@ values (
     coalesce($11::timestamptz, statement_timestamp() + make_interval(secs => $12::float8))
 )
 on conflict do nothing
-returning id, due_at, sent_at;
+returning due_at, sent_at;
 
 -- name: read_back
 -- The messages that were in the way of others, by number: by id it is one's own, by key another's [M4].
@@ -88,13 +88,11 @@ from judged as j left join done on done.n = j.n;
 
 -- name: end_message
 -- As `end_messages`, for one that is alone in its group: without arrays it takes two thirds of the time.
-with me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-    for share of s
+with held as materialized (
+    select
+    from coterie.runners as r cross join coterie.seats as s
+    where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
+    for key share of r for share of s
 ), done as (
     update coterie.messages as m
     set status = 1, completed_at = clock_timestamp(), reply = $6, epoch = $4
@@ -102,15 +100,17 @@ with me as materialized (
     where m.cluster = $1 and m.id = $5 and m.completed_at is null
     returning m.id
 )
-select 1 as n, case
-    when exists (select from done) then 'written'
+select 'written' as outcome from done
+union all
+select case
     when m.status = 1 and m.epoch = $4 then 'written' -- by an earlier try of this commit
     when not exists (select from held) then 'fenced'
     when m.status is distinct from 0 then 'gone'
     else coterie.overtaken()
-end as outcome
+end
 from (select) as one
-    left join (select status, epoch from coterie.messages where cluster = $1 and id = $5) as m on true;
+    left join (select status, epoch from coterie.messages where cluster = $1 and id = $5) as m on true
+where not exists (select from done);
 
 -- name: commit_handlers
 -- End messages, change states and send, as handlers leave them behind. Per member, by number, what became of it.

@@ -118,24 +118,20 @@ returning unit, branch, position, at, due_at;
 -- As `add_steps`, for one: a step of a unit that runs alone is alone in its group. Without arrays and looks of their own it
 -- takes half the time.
 with held as materialized (
-    select clock_timestamp() as now
+    select clock_timestamp() as now -- not while the fence waits
     from (
-        select from coterie.runners as r cross join coterie.seats as s
+        select from coterie.runners as r cross join coterie.seats as s cross join coterie.units as u
         where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-        for key share of r for share of s
+            and u.cluster = $1 and u.unit = $5 and u.seat = $3 and u.ended_at is null
+        for key share of r for share of s for key share of u
     ) as fence
 )
 insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error)
 select
-    $1, $6, $7, $8::bigint, $9, $10, $11, $12::boolean, held.now, held.now + make_interval(secs => $15::float8),
-    $13::bytea, $14::bytea
-from held cross join (
-    select from coterie.units
-    where cluster = $1 and unit = $6 and seat = $3 and ended_at is null and $5::text is not null
-    for key share
-) as u
+    $1, $5, $6, $7::bigint, $8, $9, $10, $11::boolean, now, now + make_interval(secs => $14::float8), $12::bytea, $13::bytea
+from held
 on conflict (cluster, unit, branch, position) do nothing
-returning unit, branch, position, at, due_at;
+returning at, due_at;
 
 -- name: end_units
 -- End units, once each, and tell those that wait for them. Per unit: whether the seat was held, whether it went on until
