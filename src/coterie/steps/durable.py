@@ -477,7 +477,7 @@ class DurableWork:
             try:
                 loaded = await self._open()
             except PersistenceError as error:
-                log.info("%s waits for the database: %s", self.unit, error)
+                tell_waiting(self.unit, error)
                 await asyncio.sleep(_AWAY_S)
                 continue
             self._dial.hear(loaded.now, asked=asked)
@@ -528,7 +528,7 @@ class DurableWork:
             try:
                 told = await self._units().step(write)
             except PersistenceError as failure:
-                log.info("%s waits for the database: %s", self._what(place), failure)
+                tell_waiting(self._what(place), failure)
                 await asyncio.sleep(_AWAY_S)
                 continue
             if told.row is None or told.told in ("fenced", "over"):
@@ -543,7 +543,7 @@ class DurableWork:
             try:
                 await write()
             except PersistenceError as failure:
-                log.info("%s waits for the database: %s", self.unit, failure)
+                tell_waiting(self.unit, failure)
                 await asyncio.sleep(_AWAY_S)
             else:
                 return
@@ -645,6 +645,12 @@ class Deferred(Generic[T]):
         timeout_s = seconds_or_none(timeout, what=f"timeout of deferred {self._name!r}")
         place = self._work.places.take("deferred", self._name)
         return self._work.wait_for(self._name, self._type, timeout_s, place)
+
+
+def tell_waiting(what: str, error: PersistenceError) -> None:
+    """Say that the database did not do something, and is asked again. What it refuses it may refuse for ever."""
+    level = logging.WARNING if error.outcome == "refused" else logging.INFO
+    log.log(level, "%s waits for the database: %s", what, error)
 
 
 def _named(name: Any, what: str) -> str:

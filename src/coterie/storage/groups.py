@@ -129,14 +129,12 @@ class GroupWriter(Service):
                 await chaos.point("groups.before_commit")
             most = 1 if chaos.on and chaos.flip("groups.of_one") else self._most
             members = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-            await self._write(Group(members, queue=self._queue, most=most))
-
-    async def _write(self, group: Group) -> None:
-        try:
-            await self._commit_and_tell(group)
-        except asyncio.CancelledError:
-            _fail(group, PersistenceError(doing="write", problem="the process is shutting down", outcome="unknown"))
-            raise
+            group = Group(members, queue=self._queue, most=most)
+            try:
+                await self._commit_and_tell(group)
+            except asyncio.CancelledError:
+                _fail(group, PersistenceError(doing="write", problem="the process is shutting down", outcome="unknown"))
+                raise
 
     async def _commit_and_tell(self, group: Group) -> None:
         self.groups += 1

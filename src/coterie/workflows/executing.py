@@ -22,7 +22,7 @@ from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, S
 from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.context import ClusterContext, enter
 from coterie.steps import failures
-from coterie.steps.durable import TRANSIENT, DurableWork
+from coterie.steps.durable import TRANSIENT, DurableWork, tell_waiting
 from coterie.storage.units import UnitEnd
 from coterie.workflows.workflow import Compensation, Outcome, Workflow, waited_as_of
 
@@ -202,7 +202,7 @@ class Execution:
             try:
                 return await self._desk.start_child(workflow, payload, id, parent=parent, waited_as=waited_as)
             except PersistenceError as error:
-                log.info("%s waits for the database: %s", parent, error)
+                tell_waiting(parent, error)
                 await asyncio.sleep(_AWAY_S)
 
     # Suspension
@@ -329,7 +329,7 @@ class Execution:
             try:
                 told = await self._desk.storage.units.end(write)
             except PersistenceError as failure:
-                log.info("%s waits for the database: %s", self._row.unit, failure)
+                tell_waiting(self._row.unit, failure)
                 await asyncio.sleep(_AWAY_S)
                 continue
             if told.told == "fenced":
