@@ -266,3 +266,60 @@ async def test_stopping_tells_those_who_joined_late_too(joins: str) -> None:
         results = await asyncio.gather(*tasks, return_exceptions=True)
     outcomes = [getattr(result, "outcome", None) for result in results]
     assert outcomes == ["unknown", "unknown" if joins == "before" else "unreachable"]
+
+
+async def test_a_lone_write_may_be_committed_in_the_task_of_its_caller() -> None:
+    engine, seen = Engine(), []
+    commit = engine.commit
+
+    async def watched(writes: Sequence[Write]) -> list[Any]:
+        seen.append(asyncio.current_task())
+        return await commit(writes)
+
+    async with GroupWriter(watched) as writer:
+        await asyncio.sleep(0)
+        assert await writer.write_here(put("a")) == "A"
+        assert await writer.write(put("b")) == "B"
+        with pytest.raises(PersistenceError, match="bad"):
+            await writer.write_here(put("bad"))
+    here = asyncio.current_task()
+    assert [each is here for each in seen] == [True, False, True]
+    assert (writer.groups, writer.members) == (3, 2)
+
+
+async def test_what_queues_while_somebody_commits_in_its_own_task_comes_after_it_in_one_commit() -> None:
+    engine = Engine()
+    engine.open.clear()
+    async with writing(engine) as writer:
+        await asyncio.sleep(0)
+        tasks = [asyncio.create_task(writer.write_here(put(key))) for key in "abc"]
+        tasks.append(asyncio.create_task(writer.write(put("d"))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert engine.groups == [["a"]], "one at a time"
+        engine.open.set()
+        assert await asyncio.gather(*tasks) == list("ABCD")
+    assert engine.groups == [["a"], ["b", "c", "d"]]
+
+
+async def test_one_that_is_cancelled_in_its_own_task_lets_the_others_go_on() -> None:
+    engine = Engine()
+    engine.open.clear()
+    async with writing(engine) as writer:
+        await asyncio.sleep(0)
+        tasks = [asyncio.create_task(writer.write_here(put(key))) for key in "ab"]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        engine.open.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1] == "B"
+
+
+async def test_a_writer_that_has_stopped_commits_in_nobodys_task() -> None:
+    engine = Engine()
+    async with writing(engine) as writer:
+        await asyncio.sleep(0)
+    with pytest.raises(ShuttingDown):
+        await writer.write_here(put("a"))
+    assert engine.groups == []

@@ -12,6 +12,8 @@ import msgspec
 from coterie.errors import WorkflowError
 
 _MAC_BYTES = 16
+_MARK = "t"
+"""What they begin with: a dash would be taken for an option on a command line."""
 _decoder = msgspec.msgpack.Decoder(tuple[str, str])
 
 
@@ -35,7 +37,7 @@ class Tokens:
     def make(self, unit: str, name: str) -> str:
         """The token of a deferred. Always the same, so that it exists before its row."""
         told = msgspec.msgpack.encode((unit, name))
-        return base64.urlsafe_b64encode(self._mac(told) + told).decode().rstrip("=")
+        return _MARK + base64.urlsafe_b64encode(self._mac(told) + told).decode().rstrip("=")
 
     def read(self, token: str) -> tuple[str, str]:
         """Unit and name.
@@ -43,9 +45,12 @@ class Tokens:
         Raises:
             MalformedToken: It is none of ours.
         """
+        if not isinstance(token, str) or not token.startswith(_MARK):
+            raise MalformedToken
+        text = token.removeprefix(_MARK)
         try:
-            data = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError, TypeError, AttributeError):
+            data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
             raise MalformedToken from None
         mac, told = data[:_MAC_BYTES], data[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(told)):

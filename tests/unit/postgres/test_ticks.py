@@ -17,7 +17,7 @@ from coterie.storage.ticks import Take, TickClaim, TickNote, Verdict
 from tests.unit.postgres.conftest import new_storage, stranger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     import asyncpg
 
@@ -282,7 +282,7 @@ async def test_options_that_two_crons_exchange_are_seen(storage: PostgresStorage
         assert renewed.stamp == after.stamp
 
 
-def values_of(write: TickClaim | TickNote) -> list[Any]:
+def values_of(write: TickClaim | TickNote) -> Sequence[Any]:
     """What the statement takes after the cluster's name."""
     (bucket,) = folding.fold([write])
     return folding.values(bucket, [write])

@@ -20,6 +20,7 @@ def test_a_token_is_read_as_it_was_made(unit: str, name: str) -> None:
     assert OURS.read(token) == (unit, name)
     assert OURS.make(unit, name) == token
     assert token.replace("-", "").replace("_", "").isalnum(), "it may stand in an address"
+    assert token[0].isalpha(), "and on a command line: a dash would be taken for an option"
     with pytest.raises(MalformedToken):
         THEIRS.read(token)
 

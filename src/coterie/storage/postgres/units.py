@@ -35,7 +35,7 @@ class PostgresUnits:
     async def step(self, write: StepWrite) -> Stepped:
         """Durable when it returns "written"."""
         self._check()
-        return cast("Stepped", await self._writer.write(write))
+        return cast("Stepped", await self._writer.write_here(write))
 
     async def end(self, write: UnitEnd) -> UnitEnded:
         """Durable when it returns "written"."""
