@@ -1,7 +1,8 @@
 """Persisted calls from one process to a runner in another: answered per second, one at a time, on time.
 
 RAW is the barest prototype of the durable path on the same database (`durable_prototype`: an insert and an end under
-the fence, group committed, no wires, no handlers, no keys); for a lone call it is one durable commit of one row.
+the fence, group committed, no wires, no handlers, no keys); for a lone call it is one durable commit of one row, and
+beside messages that are finished it is our own storage without these.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import apsw
 import asyncpg
 from tests.postgres import Server
 
-from bench import durable_prototype, peers
+from bench import durable_prototype, finished, peers
 from bench.measure import Row, compare, compare_alone
 from bench.ownership import Limit
 from coterie import Cluster, Entity, rpc
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = 500
 ENTITIES = 500
 BODY = b"b" * 100
+FINISHED, FEW_ROUNDS = 1_000_000, 3
 SCHEDULED, OVER_S, LATE_MOST_MS = 1_000, 60, 50
 
 
@@ -65,9 +67,9 @@ class Counter(Entity[Count]):
 
 
 async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
-    """Both engines: in flight, with state, alone, and on time."""
-    for engine, database in (("postgres", _postgres), ("sqlite", _sqlite)):
-        async with database() as url, _client(url) as cluster:
+    """Both engines: in flight, with state, alone, on time, and beside many that are done."""
+    for engine in ("postgres", "sqlite"):
+        async with _databases(engine) as (url, _), _client(url) as cluster:
             many = partial(compare, callers=IN_FLIGHT, rounds=rounds, seconds=seconds * 2)
             async with durable_prototype.opened(_beside(url)) as raw:
                 numbers = itertools.count()
@@ -84,19 +86,31 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
                 p50, p99 = (1e3 * taken[len(taken) * part // 100] for part in (50, 99))
                 yield Limit(f"lone persisted call, {engine}", 1, 0, 0, 1, None, p50, p99, "ms")
             yield await _on_time(cluster, engine)
+        yield await _beside_finished(engine, rounds=rounds, seconds=seconds)
+
+
+async def _beside_finished(engine: str, *, rounds: int, seconds: float) -> Row:
+    """Inserts and ends, without wires, on a table full of what is done; RAW is the same on an empty one."""
+    count = FINISHED if rounds > FEW_ROUNDS else FINISHED // 10
+    async with (
+        _databases(engine) as (url, other),
+        finished.opened(url, count=count) as full,
+        finished.opened(other, count=0) as empty,
+    ):
+        beside = partial(compare, callers=IN_FLIGHT, rounds=rounds, seconds=seconds * 2)
+        return await beside(f"{count:,} finished, {engine}", ours=full, raw=empty, goal=0.8)
 
 
 @asynccontextmanager
-async def _postgres() -> AsyncIterator[str]:
+async def _databases(engine: str) -> AsyncIterator[tuple[str, str]]:
+    """Two new databases of an engine."""
+    if engine == "sqlite":
+        with tempfile.TemporaryDirectory() as folder:
+            yield f"sqlite:///{folder}/bench.db", f"sqlite:///{folder}/other.db"
+        return
     with closing(Server(options={"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"})) as server:
         server.start()
-        yield server.url(server.create_database())
-
-
-@asynccontextmanager
-async def _sqlite() -> AsyncIterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield f"sqlite:///{folder}/bench.db"
+        yield server.url(server.create_database()), server.url(server.create_database())
 
 
 def _beside(url: str) -> str:

@@ -7,8 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,10 +26,10 @@ PROGRAMS = [
 ]
 
 
-def run(arguments: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-    command = [sys.executable, "-W", "error", *arguments]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
+def run(arguments: Sequence[str | Path], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")} | more
+    line = [sys.executable, "-W", "error", *arguments]
+    return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -35,10 +39,35 @@ def test_a_program_in_the_docs_runs(program: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+SOME_SEEDS = """
+import under_faults as example
+assert example.first_failure(example.naive), "the mistake was not found"
+assert example.first_failure(example.atomic, seeds=5) is None
+"""
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SIMULATED = [path for path in EXAMPLES if path.name.startswith("test_") or path.name == "under_faults.py"]
+
+
+def command(example: Path) -> list[str | Path]:
+    """How an example is run by those who read it."""
     is_test = example.name.startswith("test_")
-    done = run([*(["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []), example], tmp_path)
+    return [*(["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []), example]
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[pytest.mark.nightly] * (path in SIMULATED), id=path.name) for path in EXAMPLES],
+)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    """At night those with many seeds too, as they stand there; for each change a few of these, see below."""
+    done = run(command(example), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("example", SIMULATED, ids=lambda path: path.name)
+def test_a_few_seeds_of_an_example_run(example: Path, tmp_path: Path) -> None:
+    few = ["-c", SOME_SEEDS] if example.name == "under_faults.py" else [*command(example), "--seeds", "5"]
+    done = run(few, tmp_path, PYTHONPATH=str(ROOT / "examples"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -181,7 +181,9 @@ def _stepped(run: Run, side: str) -> list[Stepped]:
     if added is None or rest is None:
         return []
     if added:
-        return [alone.result(written, [list(added[0].values())])] if is_lone else stepping.results("add_steps", [written], added)
+        if is_lone:
+            return [alone.result(written, [list(added[0].values())])]
+        return stepping.results("add_steps", [written], added)
     return stepping.results("write_steps", [written], rest)
 
 

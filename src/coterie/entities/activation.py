@@ -142,11 +142,9 @@ async def _on_activate(resident: Resident, entity: Any, work: Work) -> None:
     """In a context of its own: what it sets there, no handler sees."""
     context = resident.shard.context.copy()
     coroutine = coroutine_of(entity.on_activate())
-    try:
-        waits_for = context.run(first_step, work, coroutine)
-    except StopIteration:
-        return
-    await remaining_steps(context, coroutine, waits_for)
+    has_ended, waits_for = context.run(first_step, work, coroutine)
+    if not has_ended:
+        await remaining_steps(context, coroutine, waits_for)
 
 
 def _begin(resident: Resident, entity: Any) -> None:

@@ -60,7 +60,8 @@ class Arrivals:
             envelope.trace_id or envelope.message_id,
         )
         work.request, work.arrivals = request, self  # faster than by keyword
-        if is_stream or not self._serve(work, request.arrived_s):
+        serve = self._serve
+        if is_stream or not serve(work, request.arrived_s):
             self.works[request] = work
             self._deliver(work)
         elif work.is_open:  # it waits

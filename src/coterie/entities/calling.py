@@ -43,7 +43,7 @@ from coterie.kernel.service import State
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
     from coterie.entities.calls import Call, Stream
     from coterie.entities.definitions import EntityType
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     Lineage = tuple[str | None, Chain]
     Items = interface.Stream | Pipe | AsyncGenerator[bytes, None]
 
+_handled_here = handling.get
 _CALL = int(Route.CALL)  # an enum's member costs more to find, and to encode
 _SEQUENCE_BITS = 16
 _RANDOM_BITS = 64
@@ -93,17 +94,16 @@ class CallIds:
         self._wall_ns = clock.wall_ns
         sender = f"{chance.bits(_RANDOM_BITS):016x}"
         self._ends = [f"{number:02x}{sender}" for number in range(_IDS_PER_READING)]
-        self._begin = ""
-        self._last = -1
-
-    def draw(self) -> str:
+        self.draw = self._ids().__next__
         """A new id, greater than all before."""
-        last = self._last = self._last + 1
-        end = last % _IDS_PER_READING
-        if not end:
-            self._last = max(last, self._wall_ns() // 1_000_000 << _SEQUENCE_BITS)
-            self._begin = f"{self._last // _IDS_PER_READING:014x}"
-        return self._begin + self._ends[end]
+
+    def _ids(self) -> Iterator[str]:
+        reading = 0
+        while True:
+            reading = max(reading + 1, (self._wall_ns() // 1_000_000 << _SEQUENCE_BITS) // _IDS_PER_READING)
+            begin = f"{reading:014x}"
+            for end in self._ends:
+                yield begin + end
 
 
 class Calling:
@@ -189,12 +189,13 @@ class Calling:
         """Send a call and wait for its result. This is the hot path: whatever is rare is in `_again`."""
         rpc, name, entity_id, payload = call.rpc, entity_type.name, call.address.id, call.payload
         within_s = left_s = self._default_s if call.timeout_s is None else call.timeout_s
-        message_id = self._draw()
-        outer = handling.get()
+        draw, time = self._draw, self._time  # as methods they would cost double
+        message_id = draw()
+        outer = _handled_here()
         trace_id, chain = (trace_here() or message_id, ()) if outer is None else (outer.trace_id, outer.onward())
         if tracing.on:
             trace_id = trace_of(outer) or message_id
-        routing, now_s = self.routing, self._time()
+        routing, now_s = self.routing, time()
         shard = routing.find(name, entity_id, entity_type.group)
         if now_s > routing.fresh_until_s:
             routing.doubt()

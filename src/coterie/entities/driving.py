@@ -19,16 +19,21 @@ if TYPE_CHECKING:
 
     from coterie.entities.work import Work
 
+_handle = handling.set
 
-def first_step(work: Work, coroutine: Coroutine[Any, Any, Any]) -> Any:
+
+def first_step(work: Work, coroutine: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
     """Run a coroutine, in the context of a work that was just made, until it waits or ends.
 
     Returns:
-        What it waits for. That it has ended is told by `StopIteration`, as coroutines do.
+        Whether it has ended; its result then, and else what it waits for.
     """
-    handling.set(work)
+    _handle(work)
     enter(work)
-    return coroutine.send(None)
+    try:
+        return False, coroutine.send(None)
+    except StopIteration as ended:
+        return True, ended.value
 
 
 @types.coroutine

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coterie.entities.work import Work
     from coterie.storage.messages import Message, Messages
 
+_LEAST_S = SECONDS[0]
 _TRUST_S = 0.05
 """How often to look whether work may be started again, while the runner has lost its session [M2]."""
 
@@ -230,13 +231,14 @@ class Handlers:
         counted = rpc.counted
         counted.ok.value += 1
         took, took_s = counted.took, (now_ns - work.began_ns) / 1e9
-        took.counts[bisect_left(SECONDS, took_s)] += 1  # as `took.see` does
+        took.counts[0 if took_s <= _LEAST_S else bisect_left(SECONDS, took_s)] += 1  # as `took.see` does
         took.total += took_s
         shard.busy -= 1
         resident.current = None
         resident.running -= 1
         if not resident.running and not resident.is_kept:
-            self._rest(resident)
+            rest = self._rest
+            rest(resident)
         work.reply(body)
 
     def _returned(self, work: Work, value: Any) -> None:

@@ -63,12 +63,13 @@ class Arguments:
             TypeError: Too many, too few or unknown arguments, as for a plain method.
             MalformedMessage: One does not fit its annotation; which one, and why.
         """
+        make, checked = self._make, self._checked
         try:
-            values = self._make(*args, **kwargs)
+            values = make(*args, **kwargs) if kwargs else make(*args)
         except TypeError:
             self._refuse_binding(args, kwargs)
             raise
-        return self._checked(values, what=self._what)
+        return checked(values, what=self._what)
 
     def from_json(self, data: bytes) -> bytes:
         """The same of a JSON map by the names of the parameters, for callers that do not have the method.
@@ -96,7 +97,8 @@ class Arguments:
         Raises:
             MalformedMessage: They do not fit.
         """
-        values = _astuple(self._decode(data, what=self._what))
+        decode = self._decode
+        values = _astuple(decode(data, what=self._what))
         if not self._keywords:
             return values, _NONE
         split = len(values) - len(self._keywords)

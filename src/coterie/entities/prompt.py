@@ -48,8 +48,9 @@ class Prompt:
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._read_s = -1.0
-        self._until_ns = 0  # when the others of that read have to queue; zero: nobody has looked at the clock yet
-        self._more = 0  # so many may begin before somebody does
+        self._more = 0  # so many of that read may begin before somebody looks at the clock
+        self._timed_s = -1.0  # the last read for which somebody has
+        self._until_ns = 0  # when the others of that one have to queue
         self._steady_ns = host.clock.steady_ns
 
     def serve(self, work: ArrivedCall | ArrivedStream, arrived_s: float) -> bool:
@@ -67,11 +68,11 @@ class Prompt:
         shard, serving = resident.shard, self._serving
         spare = serving.spare or serving.prepare(shard.context)
         if arrived_s != self._read_s:
-            self._read_s, self._more, self._until_ns = arrived_s, _FEW, 0
+            self._read_s, self._more = arrived_s, _FEW
         elif not self._more and not self._has_time():
             return False
-        now_ns = shard.tenure.may_start_at()
-        if now_ns is None or not spare.is_ready or work.deadline_s <= self._time():
+        now_ns, time, make = shard.tenure.may_start_at(), self._time, self._make
+        if now_ns is None or not spare.is_ready or work.deadline_s <= time():
             return False
         loop, task = self._loop, spare.task
         try:
@@ -86,29 +87,30 @@ class Prompt:
         resident.running = 1
         shard.busy += 1
         try:
-            coroutine = self._make(work)
+            coroutine = make(work)
         except BaseException as error:  # noqa: BLE001 a decorator's own code
             self._raised(work, error, spare)
             return True
         context = shard.context.copy()
         try:
-            waits_for = context.run(first_step, work, coroutine)
-        except StopIteration as ended:
-            _leave_task(loop, task)
-            if task.cancelling():
-                serving.drop(spare)
-            self._handlers.returned(work, ended.value)
+            has_ended, value = context.run(first_step, work, coroutine)
         except BaseException as error:  # noqa: BLE001 as in `Serving`
             self._raised(work, error, spare)
-        else:
-            _leave_task(loop, task)
-            serving.suspend(work, context, coroutine, waits_for)
+            return True
+        _leave_task(loop, task)
+        if not has_ended:
+            serving.suspend(work, context, coroutine, waits_for=value)
+            return True
+        if task.cancelling():
+            serving.drop(spare)
+        self._handlers.returned(work, value)
         return True
 
     def _has_time(self) -> bool:
         """Whether some more calls of this read may begin at once."""
         now_ns = self._steady_ns()
-        self._until_ns = self._until_ns or now_ns + _MOST_NS
+        if self._timed_s != self._read_s:
+            self._timed_s, self._until_ns = self._read_s, now_ns + _MOST_NS
         self._more = _FEW if now_ns < self._until_ns else 0
         return self._more > 0
 

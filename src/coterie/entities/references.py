@@ -22,7 +22,7 @@ class Reference:
     it only calls one.
     """
 
-    __slots__ = ("_address", "_sender", "_timeout_s")
+    __slots__ = ("_address", "_aim")
 
     _type_name: ClassVar[str]
     _rpcs: ClassVar[Mapping[str, Rpc]]
@@ -31,8 +31,7 @@ class Reference:
         if not isinstance(id, str):
             raise TypeError(f"the id of {self._type_name} is {id!r}: ids are text, write str(…)")
         self._address = EntityAddress(self._type_name, id)
-        self._sender = sender
-        self._timeout_s = timeout_s
+        self._aim = (self._address, sender, timeout_s)  # at one look: on a class with __getattr__ each one costs
 
     @property
     def id(self) -> str:
@@ -80,7 +79,7 @@ def _method(rpc: Rpc) -> Callable[..., Any]:
     encode, declared_s = rpc.arguments.encode, rpc.timeout_s
 
     def method(self: Reference, /, *args: Any, **kwargs: Any) -> Any:
-        timeout_s = declared_s if self._timeout_s is None else self._timeout_s
-        return make(self._address, rpc, encode(args, kwargs), self._sender, timeout_s)
+        address, sender, timeout_s = self._aim
+        return make(address, rpc, encode(args, kwargs), sender, declared_s if timeout_s is None else timeout_s)
 
     return update_wrapper(method, rpc.fn, assigned=WRAPPER_ASSIGNMENTS, updated=())

@@ -194,7 +194,8 @@ class TypedSender:
 
     def call(self, call: Call[Any], /) -> Coroutine[Any, Any, Any]:
         """Send a call and wait for its result."""
-        calling = self._acting().calling
+        acting = self._acting
+        calling = acting().calling
         call_it = calling.posting.call if call.rpc.persisted else calling.call
         if tracing.on:
             return sent("cluster.call", "CLIENT", facts_of(call), call_it, call, self._type)

@@ -122,16 +122,17 @@ class Serving:
                 continue
             context = work.resident.shard.context.copy()
             try:
-                waits_for = context.run(first_step, work, coroutine)
-            except StopIteration as ended:
-                handles.returned(work, ended.value)
+                has_ended, value = context.run(first_step, work, coroutine)
             except BaseException as error:  # noqa: BLE001 what a handler raises is its own, SystemExit too
                 handles.raised(work, error)
                 raise_if_meant_for_us(error)
-            else:
-                work.task = task
-                handles.waits(work)
-                return work, context, coroutine, waits_for
+                continue
+            if has_ended:
+                handles.returned(work, value)
+                continue
+            work.task = task
+            handles.waits(work)
+            return work, context, coroutine, value
         return None
 
     async def _wait(

@@ -72,8 +72,9 @@ class Answers:
         )
         if (len(waiting) > self._most or len(body) > SMALL_BYTES or is_stream) and not self._weighed(request):
             return
+        on_request = self._on_request
         try:
-            self._on_request(request)
+            on_request(request)
         except Exception as error:  # a bug above must not cost the other requests their connection
             log.exception("the handler of route %d failed", frame.route)
             if request.is_open:

@@ -155,12 +155,10 @@ class Connection(asyncio.Protocol):
         transport.write(self._handshake.begin())
 
     def data_received(self, data: bytes) -> None:
-        if self.is_lost:
-            return
-        out = self._out
+        out, read = self._out, self._read
         was_holding, out.is_holding = out.is_holding, True  # what this causes leaves together, at its end
         try:
-            self._read(data)
+            read(data)
         except (ProtocolError, Refused) as error:
             self._broken(error)
         out.is_holding = was_holding
@@ -248,9 +246,9 @@ class Connection(asyncio.Protocol):
             self._take(verified)
 
     def _take(self, data: bytes) -> None:
-        self._answers.now_s = self._time()
+        time, dispatch, count = self._time, self._dispatch, 0
+        self._answers.now_s = time()
         self._pulse.heard = True
-        dispatch, count = self._dispatch, 0
         for body in self._frames.feed(data):
             count += 1
             try:
@@ -313,6 +311,7 @@ class Connection(asyncio.Protocol):
         if self.is_lost:
             return
         self.is_lost = self.is_leaving = True
+        self._read = _ignore
         if self._established is not None:
             self._pulse.stop()
         if self._transport is not None:
@@ -335,4 +334,4 @@ def _too_soon(frame: object) -> None:
 
 
 def _ignore(_: object) -> None:
-    """A pong: that it was heard is all."""
+    """A pong: that it was heard is all. What is read after the loss: nobody wants it."""

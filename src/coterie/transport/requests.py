@@ -47,14 +47,15 @@ class Request(Struct, eq=False, gc=False):
         return self.state < LEFT
 
     def reply(self, body: bytes) -> None:
-        answers = self.answers()
+        answers_of = self.answers
+        answers = answers_of()
         if self.state or answers is None or len(body) > answers.small_bytes:
             self._reply(body)
             return
         self.state = ANSWERED  # the hot path: what `Answers.reply` comes to
-        waiting = answers.waiting
-        del waiting[self.id]
-        answers.queue(Reply(self.id, body), not waiting)
+        waiting, queue, number = answers.waiting, answers.queue, self.id
+        del waiting[number]
+        queue(Reply(number, body), not waiting)
 
     def _reply(self, body: bytes) -> None:
         assert not self.is_stream, "a stream is answered by send and end"

@@ -12,7 +12,7 @@ from coterie.errors import PersistenceError
 from coterie.storage.groups import Group
 from coterie.storage.interface import Claim, KvPut, Registration, StateSave
 from coterie.storage.messages import Commit, Filter, Insert, Message, Setback, StateChange
-from coterie.storage.sqlite import seats, states, together
+from coterie.storage.sqlite import rows, seats, states, together
 from coterie.storage.sqlite.kv import Scope
 
 if TYPE_CHECKING:
@@ -65,8 +65,11 @@ def message(number: int, *, key: str | None = None, delay_s: float = 0.0) -> Mes
     )
 
 
-def end(number: int, *, version: int | None = None, claim: Claim | None = None) -> Commit:
-    state = None if version is None else StateChange(f"state-{number}", b"%d" % version, version)
+def end(
+    number: int, *, version: int | None = None, state: StateChange | None = None, claim: Claim | None = None
+) -> Commit:
+    if version is not None:
+        state = StateChange(f"state-{number}", b"%d" % version, version)
     return Commit(claim or CLAIMS[number % 3], id_of(number), b"reply %d" % number, state)
 
 
@@ -78,6 +81,12 @@ async def committed(storage: SqliteStorage, *group: Write) -> list[Any]:
     """As the group writer does, but with a group that is known."""
     loop = asyncio.get_running_loop()
     return list(await storage._commit(Group([(write, loop.create_future()) for write in group])))
+
+
+async def with_states(storage: SqliteStorage, *, count: int) -> None:
+    """Store the first states of so many, and for each of them one more message."""
+    await committed(storage, *(Insert(message(number)) for number in range(2 * count)))
+    assert await committed(storage, *(end(number, version=0) for number in range(count))) == ["written"] * count
 
 
 def is_forbidden(*_: object) -> Any:
@@ -155,6 +164,42 @@ async def test_groups_of_any_size_are_stored_and_ended_as_they_are(
     assert all((row.due_at - row.sent_at).total_seconds() == int(row.id, 16) % 2 for row in rows)
 
 
+@pytest.mark.parametrize("count", [2, 63, 64, 65, 150])
+async def test_the_states_of_groups_of_any_size_change_as_they_should(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    await with_states(storage, count=count)
+    monkeypatch.setattr(storage, "_run", is_forbidden)
+    changes = [
+        end(count + number, state=StateChange(f"state-{number}", b"new %d" % number, 1)) for number in range(count)
+    ]
+    assert await committed(storage, *changes) == ["written"] * count
+    asked = "select key, value, version, epoch, seat from states"
+    stored = await storage._main.read(lambda c: c.execute(asked).fetchall(), doing="look")
+    assert sorted(stored) == sorted(
+        (f"state-{n}", b"new %d" % n, 2, 1, CLAIMS[(count + n) % 3].seat) for n in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "claimed"), [(2, 1), (1, 2)], ids=["of another version", "claimed by a newer epoch"]
+)
+async def test_a_state_that_is_stale_is_not_written_and_its_neighbours_are_once(
+    storage: SqliteStorage, version: int, claimed: int
+) -> None:
+    """M3: also those that stand before it."""
+    await with_states(storage, count=3)
+    claim = "update states set epoch = ? where key = 'state-1'"
+    await storage._main.transact(lambda c: c.execute(claim, (claimed,)), doing="claim it")
+    versions = [1, version, 1]
+    changes = [end(3 + n, state=StateChange(f"state-{n}", b"new", versions[n])) for n in range(3)]
+    assert await committed(storage, *changes) == ["written", "stale", "written"]
+    asked = "select value, version from states order by key"
+    stored = await storage._main.read(lambda c: c.execute(asked).fetchall(), doing="look")
+    assert stored == [(b"new", 2), (b"0", 1), (b"new", 2)]
+    assert await statuses(storage) == {**dict.fromkeys([0, 1, 2, 3, 5], "done"), 4: "pending"}
+
+
 async def test_a_row_that_the_table_refuses_undoes_its_whole_group(storage: SqliteStorage) -> None:
     """M3: then the group writer runs them one by one, and nobody sees a neighbour's error."""
     wrong: Any = "no bytes"
@@ -220,3 +265,11 @@ async def test_the_fence_of_many_finds_its_rows_by_their_keys(storage: SqliteSto
         "SEARCH s USING PRIMARY KEY (cluster=? AND name=?)",
         "SEARCH r USING PRIMARY KEY (id=?)",
     ]
+
+
+async def test_the_changes_of_many_states_find_their_rows_by_their_keys(storage: SqliteStorage) -> None:
+    """None is walked along, however many there are."""
+    asked = f"explain query plan {rows.repeated(states.SQL['update_all'], 2)}"
+    values = ("default", *("key", 1, 1, "seat", b"") * 2)
+    steps = await storage._main.read(lambda c: [str(row[3]) for row in c.execute(asked, values)], doing="explain")
+    assert steps == ["SCAN 2-ROW VALUES CLAUSE", "SEARCH states USING PRIMARY KEY (cluster=? AND key=?)"]

@@ -83,8 +83,8 @@ def commit(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) ->
     ended = [(end.message, end.reply, end.claim.epoch) for end in ends]
     if rows.write(connection, SQL["complete_all"], completions.same(scope), ended) != len(ended):
         return None
-    changes = [states.row(scope.cluster, end.claim, end.state) for end in ends if end.state is not None]
-    if _changed(connection, states.SQL["update"], changes) != len(changes):
+    changes = [_change(end) for end in ends if end.state is not None]
+    if rows.write(connection, states.SQL["update_all"], (scope.cluster,), changes) != len(changes):
         return None
     return dict.fromkeys(places, "written")
 
@@ -136,7 +136,8 @@ def _is_plain(write: Commit) -> bool:
     return write.state is None or bool(write.state.version and write.state.value is not None)
 
 
-def _changed(connection: apsw.Connection, statement: str, rows: Sequence[Any]) -> int:
-    before = connection.total_changes()
-    connection.executemany(statement, rows)
-    return connection.total_changes() - before
+def _change(end: Commit) -> tuple[Any, ...]:
+    """The parameters of its state's row in `update_all`."""
+    claim, state = end.claim, end.state
+    assert state is not None, "asked before"
+    return state.key, state.version, claim.epoch, claim.seat, state.value

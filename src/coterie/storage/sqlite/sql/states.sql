@@ -21,6 +21,16 @@ on conflict (cluster, key) do nothing;
 update states set value = :value, version = version + 1, epoch = :epoch, seat = :seat
 where cluster = :cluster and key = :key and version = :version and epoch <= :epoch;
 
+-- name: update_all
+-- The same for many at once: key, version, epoch, seat and value of each.
+update or rollback states
+set value = next.column6, version = states.version + 1, epoch = next.column4, seat = next.column5
+from (
+    values
+        (?1, ?, ?, ?, ?, ?) -- each
+) as next
+where cluster = next.column1 and key = next.column2 and version = next.column3 and epoch <= next.column4;
+
 -- name: claim
 -- The state of a key for a new holder, marked with its epoch.
 update states set epoch = :epoch, seat = :seat
