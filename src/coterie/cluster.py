@@ -72,6 +72,8 @@ if TYPE_CHECKING:
 acting: ContextVar[tuple[Cluster, Connection] | None] = ContextVar("coterie_acting", default=None)
 """For whom the cluster's methods act inside work, so that several runners can share one `Cluster` in a process."""
 
+_STOPPED = State.STOPPED  # for what each call asks: a member of an enum takes longer to find
+
 
 class Cluster:
     """A cluster as this program sees it: its settings, its definitions, and one running runner or client.
@@ -433,7 +435,7 @@ class Cluster:
         running = self._present()
         if running is None:
             return
-        running.require_same_process()
+        running.origin.require_same()
         if not isinstance(running, Runner):
             raise RuntimeError(  # noqa: TRY004 no argument is wrong
                 f"{running.what} is connected as a client, which ends with its `async with cluster.connect():` block"
@@ -772,9 +774,9 @@ class Cluster:
         """Each call asks this, so it is written out."""
         inside = acting.get()
         running = inside[1] if inside is not None and inside[0] is self else self._running
-        if running is None or running.state is State.STOPPED:
+        if running is None or running.state is _STOPPED:
             raise NotStarted(what=f"cluster {self.settings.name!r}")
-        running.require_same_process()
+        running.origin.require_same()
         return running
 
 
@@ -799,7 +801,7 @@ class Runners:
 
 def _is_of_this_process(connection: Connection) -> bool:
     try:
-        connection.require_same_process()
+        connection.origin.require_same()
     except Forked:
         return False
     return True

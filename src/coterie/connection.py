@@ -100,7 +100,8 @@ class Connection(Service):
         self.gathering = Gathering(self, doors.clock)
         self.tokens: Tokens
         self._doors = doors
-        self._origin = Origin(self.what)
+        self.origin = Origin(self.what)
+        """The process that has started it: in a child it is refused [P13]."""
         self._transport: Transport | None = None
 
     @property
@@ -118,10 +119,6 @@ class Connection(Service):
     def facts(self) -> LocalFacts | None:
         """What it knows of itself; None: it is no runner."""
         return None
-
-    def require_same_process(self) -> None:
-        """Raise `Forked` in a child of the process that started it [P13]."""
-        self._origin.require_same()
 
     async def ready(self, *, within_s: float | None = None) -> None:
         """Return when it can do its work.
@@ -207,7 +204,7 @@ class Connection(Service):
         await self._close()
 
     async def _open(self) -> None:
-        self._origin.set()
+        self.origin.set()
         tracing.look()
         await self.storage.start()
         self.tokens = Tokens(await self.storage.secret())

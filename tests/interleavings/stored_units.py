@@ -23,6 +23,8 @@ MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})
 """A statement that somebody was faster than comes to nothing, and is run again [M3]."""
 
+_THERE = frozenset({"23505"})
+"""A step stands there already."""
 STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
 OTHER = StepWrite(MINE, "u", "", 0, "step", "n", value=b"b")
 DONE = UnitEnd(MINE, "u", "done", value=b"v")
@@ -208,8 +210,9 @@ def _steps(s: Steps, name: str = "steps", *, write: StepWrite = STEP) -> Script:
 
 def _lone(s: Steps, name: str = "lone step", *, write: StepWrite = STEP) -> Script:
     """The same of one that is, each in a transaction of its own."""
-    (bucket,) = folding.fold([write])
-    add = s.step(bucket.shape, *folding.values(bucket, [write]), step="add")
+    bucket = folding.lone(write)
+    assert bucket is not None
+    add = replace(s.step(bucket.shape, *folding.values(bucket, [write]), step="add"), nothing=_THERE)
     return Script(name, (*atomic(add), *atomic(_rest(s, write))))
 
 

@@ -182,7 +182,7 @@ def _stepped(run: Run, side: str) -> list[Stepped]:
         return []
     if added:
         if is_lone:
-            return [alone.result(written, [list(added[0].values())])]
+            return [alone.result("add_step", written, [list(added[0].values())])]
         return stepping.results("add_steps", [written], added)
     return stepping.results("write_steps", [written], rest)
 

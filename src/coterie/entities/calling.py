@@ -227,7 +227,7 @@ class Calling:
                 trouble: bytes | CoterieError = error
             else:
                 if answer[0] != MARK:
-                    return rpc.result.decode(answer, what=rpc.result_what)
+                    return rpc.result.decode(answer, rpc.result_what)
                 trouble = answer
             trip = trip or Trip(call, shard, until_s, within_s)
             trip.asked = self.here.incarnation if peer is None else peer.incarnation

@@ -216,7 +216,7 @@ class Handlers:
             self._returned(work, value)
             return
         try:
-            body = rpc.result.checked(value, what=rpc.result_what)
+            body = rpc.result.checked(value, rpc.result_what)
         except MalformedMessage as error:  # it does not fit the annotation: the handler's mistake
             self.raised(work, error)
             return

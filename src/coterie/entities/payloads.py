@@ -69,7 +69,7 @@ class Arguments:
         except TypeError:
             self._refuse_binding(args, kwargs)
             raise
-        return checked(values, what=self._what)
+        return checked(values, self._what)
 
     def from_json(self, data: bytes) -> bytes:
         """The same of a JSON map by the names of the parameters, for callers that do not have the method.
@@ -98,7 +98,7 @@ class Arguments:
             MalformedMessage: They do not fit.
         """
         decode = self._decode
-        values = _astuple(decode(data, what=self._what))
+        values = _astuple(decode(data, self._what))
         if not self._keywords:
             return values, _NONE
         split = len(values) - len(self._keywords)
@@ -110,7 +110,7 @@ class Arguments:
         Promise:
             Arguments at their default are left out. Those in `names` count by their place there, not by name [m9].
         """
-        values = self._decode(data, what=self._what)
+        values = self._decode(data, self._what)
         chosen = tuple(getattr(values, name) for name in names)
         for name in names:
             setattr(values, name, msgspec.UNSET)

@@ -71,7 +71,7 @@ class Codec(Generic[T]):
             raise MalformedMessage(what=what or self.name, problem=TOO_DEEP)
         return data
 
-    def decode(self, data: bytes, *, what: str | None = None) -> T:
+    def decode(self, data: bytes, what: str | None = None) -> T:
         """The value that the bytes hold."""
         if not self._is_flat and _too_deep(data):
             raise MalformedMessage(what=what or self.name, problem=TOO_DEEP)
@@ -96,7 +96,7 @@ class Codec(Generic[T]):
             raise MalformedMessage(what=what or self.name, problem=misfit(error, plain)) from error
         return decoded
 
-    def checked(self, value: T, *, what: str | None = None) -> bytes:
+    def checked(self, value: T, what: str | None = None) -> bytes:
         """The value as bytes that are known to decode: for what is stored, or sent to somebody else."""
         if self._is_flat:
             try:
@@ -109,6 +109,11 @@ class Codec(Generic[T]):
         data = self.encode(value, what=what)
         self.decode(data, what=what)
         return data
+
+    def settled(self, value: T, what: str | None = None) -> tuple[bytes, T]:
+        """The same, and the value as whoever reads them gets it."""
+        data = self.encode(value, what=what)
+        return data, self.decode(data, what)
 
     def copy(self, value: T, *, what: str | None = None) -> T:
         """The value as the other side would get it, sharing nothing with this one."""

@@ -42,22 +42,18 @@ class Service:
     def __init__(self, *, what: str) -> None:
         self.what = what
         self.tasks = Tasks(what)
-        self._state = State.NEW
+        self.state = State.NEW
+        """Where this service is in its life. It alone changes it."""
         self._starting: asyncio.Task[None] | None = None
         self._start_entered = False
         self._ending: asyncio.Task[None] | None = None
         self._lifecycle = Tasks(what)
 
-    @property
-    def state(self) -> State:
-        """Where this service is in its life."""
-        return self._state
-
     def require_running(self) -> None:
         """Raise unless the service runs: `NotStarted` before, `ShuttingDown` after."""
-        if self._state is State.RUNNING:
+        if self.state is State.RUNNING:
             return
-        if self._state in (State.NEW, State.STARTING):
+        if self.state in (State.NEW, State.STARTING):
             raise NotStarted(what=self.what)
         raise ShuttingDown(what=self.what)
 
@@ -70,9 +66,9 @@ class Service:
         """
         if self._starting is not None:
             raise RuntimeError(f"{self.what} was started before: a service lives once")
-        if self._state is not State.NEW:
+        if self.state is not State.NEW:
             raise ShuttingDown(what=self.what)
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._starting = self._lifecycle.spawn(self._begin(), name="start", report=False)
         await self._started(self._starting)
 
@@ -81,12 +77,12 @@ class Service:
 
         A task of the service itself may call this too: it is cancelled here, like all of them.
         """
-        if self._state is State.NEW:
-            self._state = State.STOPPED
-        if self._state is State.STOPPED:
+        if self.state is State.NEW:
+            self.state = State.STOPPED
+        if self.state is State.STOPPED:
             return
         if self._ending is None:
-            self._state = State.STOPPING
+            self.state = State.STOPPING
             # Reported in any case: those who wait for it may all be cancelled before it fails.
             self._ending = self._lifecycle.spawn(self._end(), name="stop")
         if not self._is_waited_for(asyncio.current_task()):
@@ -118,7 +114,7 @@ class Service:
         except BaseException:
             await self._stop_for_another_reason()
             raise
-        if self._state is not State.RUNNING:  # stopped between the last step of _start and here
+        if self.state is not State.RUNNING:  # stopped between the last step of _start and here
             await self._stop_for_another_reason()
             raise ShuttingDown(what=self.what)
 
@@ -130,8 +126,8 @@ class Service:
     async def _begin(self) -> None:
         self._start_entered = True
         await self._start()
-        if self._state is State.STARTING:
-            self._state = State.RUNNING
+        if self.state is State.STARTING:
+            self.state = State.RUNNING
 
     async def _end(self) -> None:
         try:
@@ -145,7 +141,7 @@ class Service:
             try:
                 await self.tasks.stop()  # what _stop began
             finally:
-                self._state = State.STOPPED
+                self.state = State.STOPPED
 
     def _is_waited_for(self, task: asyncio.Task[object] | None) -> bool:
         """Whether the end waits for this task, which then cannot wait for the end: it must be let go.

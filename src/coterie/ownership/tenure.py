@@ -88,13 +88,15 @@ class Tenure:
     def held_at(self) -> int | None:
         """The time on the steady clock, if it is held; None if not. For those who want to know both, at one reading."""
         trust = self._trust
-        now_ns = trust.steady_ns()
+        steady_ns = trust.steady_ns  # no method of it, and so quicker in two steps
+        now_ns = steady_ns()
         return None if self.ended or now_ns >= trust.until_ns or trust.ended else now_ns
 
     def may_start_at(self) -> int | None:
         """The same for `may_start`."""
         trust = self._trust
-        now_ns = trust.steady_ns()
+        steady_ns = trust.steady_ns  # no method of it, and so quicker in two steps
+        now_ns = steady_ns()
         usable = trust.connected and not self.ended and now_ns < trust.until_ns and not trust.ended
         return now_ns if usable else None
 

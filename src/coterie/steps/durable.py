@@ -59,7 +59,7 @@ _TURNS = 100
 """Of the loop, in which branches come to where they were: several for each group of tasks inside of another."""
 _TRANSIENT = Retry(attempts=1_000_000, base="100ms", max="10s")
 """Pauses between tries of what failed because somebody could not be reached: that is no result."""
-_UNLIMITED = contextlib.nullcontext()
+_UNREAD: Any = object()
 TRANSIENT = (RunnerUnavailable, ShuttingDown, PersistenceError)
 
 
@@ -259,22 +259,24 @@ class DurableWork:
         """Run what stands at a place, unless that is stored. Without `keep` nobody asks for its result again."""
         if not self._is_loaded:
             await self.opened()
-        row = self._found(place)
+        row, value = self._found(place), _UNREAD
         if row is None or not row.done:
             if keep and (self.halted is not None or self.stop_at_frontier or self.closed):
                 await self.may_go_on()
             self.require_held()
-            row = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
+            row, value = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
         if row.error is not None:
             raise await self.after_others(failures.unpack(row.error))
         if not keep:
             return cast("T", None)
+        return cast("T", self._read(place, fn, row) if value is _UNREAD else value)
+
+    def _read(self, place: Place, fn: Callable[..., Any], row: StepRow) -> Any:
         try:
-            value: T = results.decoded(fn, row.value or b"", what=self._what(place))
+            return results.decoded(fn, row.value or b"", what=self._what(place))
         except MalformedMessage as error:  # it could be read when it was stored: the code has changed
             found = f"{place.name}, whose result is another one now ({error.problem})"
             raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
-        return value
 
     async def _ran(
         self,
@@ -286,21 +288,24 @@ class DurableWork:
         retry: Retry | None,
         timeout_s: float | None,
         keep: bool,
-    ) -> StepRow:
+    ) -> tuple[StepRow, Any]:
+        """What is stored then, and the value in it, if that is known without reading it."""
+        data = error = None
         with self.at_work:
             try:
                 value = await self._tried(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s)
-                data, error = results.encoded(fn, value, what=self._what(place)) if keep else None, None
+                if keep:
+                    data, value = results.encoded(fn, value, what=self._what(place))
             except (LeadershipLost, StepDiverged) as reason:
                 raise self.halt(reason) from None
             except Exception as failure:
                 log.info("%s has failed for good", self._what(place), exc_info=failure)
-                data, error = None, failures.pack(failure)
+                data, value, error = None, _UNREAD, failures.pack(failure)
             if chaos.on:
                 await chaos.point("workflows.before_step")
             row = await self._stored(place, value=data, error=error)
             meters.STEPS.of("ok" if row.error is None else "failed").value += 1
-            return row
+            return row, value if row.value is data else _UNREAD  # an earlier try may have been faster
 
     async def _tried(
         self,
@@ -315,12 +320,10 @@ class DurableWork:
         attempt = unreached = 0
         while True:
             try:
-                async with _UNLIMITED if timeout_s is None else asyncio.timeout(timeout_s):
-                    with self.places.inside():
-                        if not tracing.on:
-                            return await fn(*args, **kwargs)
-                        with tracing.span(f"step.{place.name}", self._facts(attempt + unreached + 1)):
-                            return await fn(*args, **kwargs)
+                with self.places.inside():
+                    if timeout_s is None and not tracing.on:
+                        return await fn(*args, **kwargs)
+                    return await self._limited(place, fn(*args, **kwargs), timeout_s, attempt + unreached + 1)
             except (LeadershipLost, StepDiverged):
                 raise
             except asyncio.CancelledError:
@@ -341,6 +344,13 @@ class DurableWork:
             self.require_held()
             await asyncio.sleep(pause_s or 0.0)
             self.require_held()  # whoever was frozen here must not run what its successor has stored
+
+    async def _limited(self, place: Place, work: Awaitable[Any], timeout_s: float | None, attempt: int) -> Any:
+        async with asyncio.timeout(timeout_s):
+            if not tracing.on:
+                return await work
+            with tracing.span(f"step.{place.name}", self._facts(attempt)):
+                return await work
 
     def _facts(self, attempt: int) -> dict[str, str | int]:
         claim = self._tenure.claim

@@ -21,15 +21,15 @@ _PLAIN = (str, int, float, bool, bytes, datetime, type(None))
 _UNTOLD = object()
 
 
-def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> bytes:
-    """The result of a step as bytes that are known to decode.
+def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, Any]:
+    """The result of a step as bytes that are known to decode, and what they decode to.
 
     Raises:
         MalformedMessage: It does not fit the annotation; or there is none, and it is no plain value.
     """
     codec = _codec(_function(fn))
     if codec is not None:
-        return codec.checked(value, what=what)
+        return codec.settled(value, what)
     if not _is_plain(value):
         name = getattr(fn, "__name__", "the function")
         raise MalformedMessage(
@@ -37,7 +37,7 @@ def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> bytes:
             problem=f"{name} returned {type(value).__name__}, and has no return annotation by which to read it again",
             hint=f"annotate it: async def {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
         )
-    return PLAIN.checked(value, what=what)
+    return PLAIN.settled(value, what)
 
 
 def decoded(fn: Callable[..., Any], data: bytes, *, what: str) -> Any:

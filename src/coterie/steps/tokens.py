@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
@@ -39,7 +40,7 @@ class Tokens:
         told = msgspec.msgpack.encode((unit, name))
         return _MARK + base64.urlsafe_b64encode(self._mac(told) + told).decode().rstrip("=")
 
-    def read(self, token: str) -> tuple[str, str]:
+    def read(self, token: Any) -> tuple[str, str]:
         """Unit and name.
 
         Raises:

@@ -15,6 +15,8 @@ from tests.unit.postgres.conftest import SHORT, new_storage, stranger
 from tests.unit.postgres.test_states_plans import nodes, plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import asyncpg
 
 pytestmark = pytest.mark.postgres
@@ -209,10 +211,18 @@ def read_by(node: dict[str, Any], plan: dict[str, Any]) -> set[str]:
     found = {"CTE clock"}
     ahead = [node]
     while ahead:
-        names = {f"CTE {each['CTE Name']}" for each in nodes(ahead.pop()) if "CTE Name" in each} - found
+        names = {f"CTE {each['CTE Name']}" for each in own_nodes(ahead.pop()) if "CTE Name" in each} - found
         found |= names
         ahead += [parts[name] for name in names]
     return found
+
+
+def own_nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A part of a statement without the other parts that are made below it."""
+    yield node
+    for each in node.get("Plans", []):
+        if not each.get("Subplan Name", "").startswith("CTE "):
+            yield from own_nodes(each)
 
 
 async def test_a_take_of_a_thousand_crons_with_nothing_new_neither_writes_nor_locks(postgres_url: str) -> None:

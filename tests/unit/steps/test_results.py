@@ -61,7 +61,10 @@ def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def there_and_back(fn: Callable[..., Any], value: Any) -> Any:
-    return results.decoded(fn, results.encoded(fn, value, what="x"), what="x")
+    data, told = results.encoded(fn, value, what="x")
+    read = results.decoded(fn, data, what="x")
+    assert read == told, "the first run gets what later ones get"
+    return read
 
 
 @pytest.mark.parametrize("fn", [item, Shop().method, Shop(), partial(partial(item, {}), 5), wrapped(item)])

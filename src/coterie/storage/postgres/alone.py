@@ -6,62 +6,64 @@ do we.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from coterie.storage.interface import StateSave
 from coterie.storage.messages import Commit, Insert, Receipt
 from coterie.storage.units import Stepped, StepRow, StepWrite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from coterie.storage.interface import Write, Written
 
 Shape = Literal["save_state", "insert_message", "end_message", "add_step"]
 """The statement that carries a write which is alone."""
 
-INSTEAD: dict[str, Shape] = {
-    "save_states": "save_state",
-    "insert_messages": "insert_message",
-    "end_messages": "end_message",
-    "add_steps": "add_step",
-}
-"""The statements for several, and those for one."""
-
 LONGEST_S = 9e9
 """What lives longer would end after the last day that the database knows."""
 
-_SHAPES = frozenset(get_args(Shape))
+
+def shape_of(write: Write) -> Shape | None:
+    """The statement for a write that is alone; None: there is none, and that for several is for one, too."""
+    kind = type(write)
+    if kind is StepWrite:
+        return "add_step"
+    if kind is Insert:
+        return "insert_message"
+    if isinstance(write, Commit):
+        return "end_message" if write.message and write.state is None and not write.sends else None
+    if isinstance(write, StateSave):  # one that follows another, and has a history or an end
+        return "save_state" if write.version and (write.keep or write.ttl_s is not None) else None
+    return None
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
     """Whether it is a statement for one."""
-    return shape in _SHAPES
+    return shape in _WAYS
 
 
-def values(write: Any) -> tuple[Any, ...]:
+def values(shape: Shape, write: Any) -> tuple[Any, ...]:
     """What the statement takes after the cluster's name."""
-    if isinstance(write, Insert):
-        return _message(write)
-    claim = write.claim
-    return (claim.runner, claim.seat, claim.epoch, *_fenced(write))
+    return _WAYS[shape][0](write)
 
 
-def result(write: Any, rows: Sequence[Sequence[Any]]) -> Any:
+def result(shape: Shape, write: Any, rows: Sequence[Sequence[Any]]) -> Any:
     """What became of it, from the statement's row; None: it does not tell."""
-    if isinstance(write, StateSave):
-        _, held, written = rows[0]
-        return "fenced" if not held else "written" if written else "conflict"
-    if isinstance(write, Commit):
-        return rows[0][0]
-    if not rows:
-        return None
-    if isinstance(write, Insert):
-        due_at, now = rows[0]
-        return Receipt(write.message.id, True, due_at, now, "pending", write.message.digest)
-    at, due_at = rows[0]
-    return Stepped("written", _step(write, due_at), at)
+    return _WAYS[shape][1](write, rows[0]) if rows else None
 
 
-def _message(write: Insert) -> tuple[Any, ...]:
+def _save(write: StateSave) -> tuple[Any, ...]:
+    claim, ttl_s = write.claim, None if write.ttl_s is None else min(write.ttl_s, LONGEST_S)
+    return claim.runner, claim.seat, claim.epoch, write.key, write.value, write.version, ttl_s, write.keep
+
+
+def _saved(_: StateSave, row: Sequence[Any]) -> Written:
+    _, held, written = row
+    return "fenced" if not held else "written" if written else "conflict"
+
+
+def _insert(write: Insert) -> tuple[Any, ...]:
     message = write.message
     return (
         message.id,
@@ -78,13 +80,26 @@ def _message(write: Insert) -> tuple[Any, ...]:
     )
 
 
-def _fenced(write: StateSave | Commit | StepWrite) -> tuple[Any, ...]:
-    if isinstance(write, Commit):
-        return write.message, write.reply
-    if isinstance(write, StateSave):
-        ttl_s = None if write.ttl_s is None else min(write.ttl_s, LONGEST_S)
-        return write.key, write.value, write.version, ttl_s, write.keep
+def _inserted(write: Insert, row: Sequence[Any]) -> Receipt:
+    due_at, now = row
+    return Receipt(write.message.id, True, due_at, now, "pending", write.message.digest)
+
+
+def _end(write: Commit) -> tuple[Any, ...]:
+    claim = write.claim
+    return claim.runner, claim.seat, claim.epoch, write.message, write.reply
+
+
+def _ended(_: Commit, row: Sequence[Any]) -> Any:
+    return row[0]
+
+
+def _step(write: StepWrite) -> tuple[Any, ...]:
+    claim = write.claim
     return (
+        claim.runner,
+        claim.seat,
+        claim.epoch,
         write.unit,
         write.branch,
         write.position,
@@ -98,8 +113,9 @@ def _fenced(write: StateSave | Commit | StepWrite) -> tuple[Any, ...]:
     )
 
 
-def _step(write: StepWrite, due_at: Any) -> StepRow:
-    return StepRow(
+def _stepped(write: StepWrite, row: Sequence[Any]) -> Stepped:
+    at, due_at = row
+    stored = StepRow(
         branch=write.branch,
         position=write.position,
         kind=write.kind,
@@ -110,3 +126,13 @@ def _step(write: StepWrite, due_at: Any) -> StepRow:
         error=write.error,
         due_at=due_at,
     )
+    return Stepped("written", stored, at)
+
+
+_WAYS: dict[Shape, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Sequence[Any]], Any]]] = {
+    "save_state": (_save, _saved),
+    "insert_message": (_insert, _inserted),
+    "end_message": (_end, _ended),
+    "add_step": (_step, _stepped),
+}
+"""What each statement takes, and how it is read."""

@@ -121,10 +121,17 @@ class Committer:
         # A group that meets a stranger's lock is not tried again as a whole: its members are, one by one.
         return tries < AGAIN_MOST and (verdict == "again" or alone)
 
-    async def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> list[Any]:
+    def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> Awaitable[list[Any]]:
+        if len(writes) == 1 and not self._audit and (lone := folding.lone(writes[0])) is not None:
+            return self._written(partial(session.fetch, over=over), lone, writes)
         buckets = folding.fold(writes)
         if len(buckets) == 1 and not (self._audit and buckets[0].shape in folding.FENCED):
-            return await self._written(partial(session.fetch, over=over), buckets[0], writes)  # in their order
+            return self._written(partial(session.fetch, over=over), buckets[0], writes)  # in their order
+        return self._run_all(session, buckets, writes, over=over)
+
+    async def _run_all(
+        self, session: Session, buckets: Sequence[folding.Bucket], writes: Sequence[Write], *, over: float
+    ) -> list[Any]:
         outcome: list[Any] = [None] * len(writes)
 
         async def fill(fetch: Fetch) -> None:
@@ -138,7 +145,12 @@ class Committer:
 
     async def _written(self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write]) -> list[Any]:
         """The results of one statement's writes."""
-        rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
+        try:
+            rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
+        except asyncpg.UniqueViolationError:
+            if bucket.shape != "add_step":
+                raise
+            rows = []  # something stands there
         found = folding.results(bucket, writes, rows)
         if bucket.shape in _UNTOLD and None in found:
             await self._after(self._completed(fetch, bucket, writes, found))

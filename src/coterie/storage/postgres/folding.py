@@ -89,11 +89,15 @@ def fold(writes: Sequence[Write]) -> list[Bucket]:
     return [_bucket(spot[1], buckets[spot], writes) for spot in sorted(buckets)]
 
 
+def lone(write: Write) -> Bucket | None:
+    """The statement of a write that is a transaction by itself, if there is one for such."""
+    shape = alone.shape_of(write)
+    return None if shape is None else Bucket(shape, [0])
+
+
 def _bucket(shape: Shape, places: list[int], writes: Sequence[Write]) -> Bucket:
-    write = writes[places[0]]
-    if len(places) > 1 or shape not in alone.INSTEAD or (isinstance(write, StateSave) and not write.version):
-        return Bucket(shape, places)
-    return Bucket(alone.INSTEAD[shape], places)
+    shorter = alone.shape_of(writes[places[0]]) if len(places) == 1 else None
+    return Bucket(shape if shorter in (None, "add_step") else shorter, places)  # that one would fail what is beside it
 
 
 def _spot(write: Write, before: Sequence[tuple[_Spot, Write]]) -> _Spot:
@@ -144,7 +148,7 @@ def shape_of(write: Write) -> Shape:
 def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
     """What the statement takes after the cluster's name: arrays, under the fence after the runner."""
     if alone.is_shape(bucket.shape):
-        return alone.values(writes[bucket.places[0]])
+        return alone.values(bucket.shape, writes[bucket.places[0]])
     if posting.is_shape(bucket.shape):
         posts = _posts(bucket, writes)
         claims = _claims(posts) if bucket.shape in FENCED else []
@@ -171,7 +175,7 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
 def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any]]) -> list[Any]:
     """One result per write of the bucket, from the statement's rows."""
     if alone.is_shape(bucket.shape):
-        return [alone.result(writes[bucket.places[0]], rows)]
+        return [alone.result(bucket.shape, writes[bucket.places[0]], rows)]
     if posting.is_shape(bucket.shape):
         return posting.results(bucket.shape, _posts(bucket, writes), rows)
     if ticking.is_shape(bucket.shape):

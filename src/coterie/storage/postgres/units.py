@@ -9,7 +9,7 @@ from coterie.storage.postgres.commits import SQL
 from coterie.storage.units import DeferredRow, Loaded, Resolved, Started, StepRow, Taken, UnitRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
     from typing import Literal
 
     import asyncpg
@@ -32,10 +32,10 @@ class PostgresUnits:
         self._writer = writer
         self._origin = origin
 
-    async def step(self, write: StepWrite) -> Stepped:
+    def step(self, write: StepWrite) -> Coroutine[Any, Any, Stepped]:
         """Durable when it returns "written"."""
         self._check()
-        return cast("Stepped", await self._writer.write_here(write))
+        return self._writer.write_here(write)
 
     async def end(self, write: UnitEnd) -> UnitEnded:
         """Durable when it returns "written"."""

@@ -44,6 +44,7 @@ class Step:
         values: Its parameters, likewise.
         opens: A transaction begins with it, which `COMMIT` ends; otherwise the statement is one by itself.
         then: What its rows mean for the script.
+        nothing: Errors (SQLSTATE) that mean no rows, and no failure: it was a transaction by itself.
         act: "run" a statement; the others are made by `losses`.
     """
 
@@ -52,6 +53,7 @@ class Step:
     values: Sequence[Any] | Callable[[Reads], Sequence[Any]] = ()
     opens: bool = False
     then: Callable[[Rows], Verdict] = go
+    nothing: frozenset[str] = frozenset()
     act: Act = "run"
 
     def given(self, reads: Reads) -> tuple[str, Sequence[Any]]:

@@ -108,7 +108,10 @@ class Track:
             self.told.end = "lost"
             return f"{step.name}: connection lost"
         except asyncpg.PostgresError as error:
-            await self._refused(error.sqlstate or "")
+            if error.sqlstate in step.nothing:
+                await self._came_to_nothing(step)
+            else:
+                await self._refused(error.sqlstate or "")
             return f"{step.name}: refused, {error.sqlstate} {error.args[0]}"
         await self._answered(step, rows)
         return f"{step.name}: " + ("done" if step is COMMIT else ", ".join(str(dict(row)) for row in rows) or "no rows")
@@ -131,6 +134,14 @@ class Track:
             self._opened = None
         if self._place == len(self._script.steps):
             self.told.end = "done"
+
+    async def _came_to_nothing(self, step: Step) -> None:
+        if self._opened is not None:
+            self._opened = None
+            await self.session.run("rollback", ())
+            if self.next is COMMIT:
+                self._place += 1
+        await self._answered(step, [])
 
     async def _refused(self, state: str) -> None:
         self.told.failures.append(state)

@@ -1,0 +1,63 @@
+"""Writes that are alone: a shorter statement, and what it leaves open is found out by the longer one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coterie.storage.interface import Claim, StateSave
+from coterie.storage.messages import Commit, Insert, Message, StateChange
+from coterie.storage.postgres import alone, folding
+from coterie.storage.units import StepWrite, UnitEnd
+from tests.unit.postgres.conftest import new_storage
+from tests.unit.postgres.test_ownership import S1, A, runner
+
+if TYPE_CHECKING:
+    from coterie.storage.interface import Write
+
+MINE = Claim("me", "s", 1)
+MESSAGE = Message(id="m", seat="s", entity_type="E", entity_id="e", method="m", payload=b"")
+STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
+
+
+@pytest.mark.parametrize(
+    ("write", "shape"),
+    [
+        (STEP, "add_step"),
+        (Insert(MESSAGE), "insert_message"),
+        (Commit(MINE, "m", b"r"), "end_message"),
+        (Commit(MINE, "m", b"r", StateChange("k", b"v", 1)), None),
+        (Commit(MINE, "m", b"r", None, (MESSAGE,)), None),
+        (Commit(MINE, None, b"r"), None),
+        (StateSave(MINE, "k", b"v", 1, None, 20), "save_state"),
+        (StateSave(MINE, "k", b"v", 0, None, 20), None),
+        (StateSave(MINE, "k", b"v", 1), None),
+        (UnitEnd(MINE, "u", "done"), None),
+    ],
+)
+def test_which_writes_have_a_statement_of_their_own(write: Write, shape: str | None) -> None:
+    found = folding.lone(write)
+    assert (found and found.shape) == shape
+    assert shape is None or alone.is_shape(shape)
+
+
+def test_a_step_inside_of_a_transaction_takes_the_statement_that_does_not_fail() -> None:
+    """A failed one would take its neighbours with it."""
+    assert [bucket.shape for bucket in folding.fold([STEP])] == ["add_steps"]
+    both = [bucket.shape for bucket in folding.fold([STEP, Insert(MESSAGE)])]
+    assert sorted(both) == ["add_steps", "insert_message"]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("audit", [False, True])
+async def test_a_lone_step_that_stands_there_already_is_told_so(postgres_url: str, audit: bool) -> None:
+    async with new_storage(postgres_url, audit=audit) as storage, runner(storage, A) as a:
+        (granted,) = await a.acquire([S1])
+        claim = Claim(A, S1, granted.epoch)
+        assert await storage.units.open(claim, unit="u", kind="leader", name="one", id="1") is not None
+        first = await storage.units.step(StepWrite(claim, "u", "", 0, "step", "n", value=b"a"))
+        again = await storage.units.step(StepWrite(claim, "u", "", 0, "step", "n", value=b"b"))
+        later = await storage.units.step(StepWrite(claim, "u", "", 1, "step", "n", value=b"c"))
+    assert (first.told, again.told, later.told) == ("written", "there", "written")
+    assert again.row == first.row
