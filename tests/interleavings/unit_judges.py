@@ -175,7 +175,7 @@ def _stepped(run: Run, side: str) -> list[Stepped]:
     if not adds:
         return []
     told, is_lone = run.a if side == "A" else run.b, isinstance(adds[0][2], str)
-    value = adds[0][11] if is_lone else adds[0][12][0]
+    value = adds[0][9] if is_lone else adds[0][12][0]
     written = StepWrite(Claim("a", "s1", 1), "u", "", 0, "step", "n", value=value)
     added, rest = told.rows("add"), told.rows("rest")
     if added is None or rest is None:

@@ -25,6 +25,10 @@ STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
     ("write", "shape"),
     [
         (STEP, "add_step"),
+        (StepWrite(MINE, "u", "", 0, "step", "n", error=b"e"), None),
+        (StepWrite(MINE, "u", "", 0, "sleep", "n"), None),
+        (StepWrite(MINE, "u", "", 0, "deferred", "n", done=False), None),
+        (StepWrite(MINE, "u", "", 0, "step", "n", due_s=1.0), None),
         (Insert(MESSAGE), "insert_message"),
         (Commit(MINE, "m", b"r"), "end_message"),
         (Commit(MINE, "m", b"r", StateChange("k", b"v", 1)), None),

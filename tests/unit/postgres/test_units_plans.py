@@ -27,7 +27,7 @@ KINDS = "array['step', 'step']::text[]"
 STEPS = f"{MINE}, {UNITS}, {UNITS}, {TEXTS}, {WHOLE}, {KINDS}, {TEXTS}, array['', '']::bytea[]"
 HOT = {
     "add_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}",
-    "add_step": f"{ONE}, 'u1', '', 0, 'step', 'n', '', true, 'a', null, null",
+    "add_step": f"{ONE}, 'u1', '', 0, 'n', '', 'a'",
     "write_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}",
     "end_units": f"{MINE}, {UNITS}, array['done', 'failed']::text[], {BYTES}, {BYTES}, array['', '']::bytea[]",
     "open_unit": f"{ONE}, 'u1', 'leader', 'n', 'i'",

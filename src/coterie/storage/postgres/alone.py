@@ -26,10 +26,10 @@ LONGEST_S = 9e9
 
 def shape_of(write: Write) -> Shape | None:
     """The statement for a write that is alone; None: there is none, and that for several is for one, too."""
-    kind = type(write)
-    if kind is StepWrite:
-        return "add_step"
-    if kind is Insert:
+    if isinstance(write, StepWrite):  # one that has ended well, as nearly all do
+        is_plain = write.kind == "step" and write.done and write.error is None and write.due_s is None
+        return "add_step" if is_plain else None
+    if isinstance(write, Insert):
         return "insert_message"
     if isinstance(write, Commit):
         return "end_message" if write.message and write.state is None and not write.sends else None
@@ -103,30 +103,23 @@ def _step(write: StepWrite) -> tuple[Any, ...]:
         write.unit,
         write.branch,
         write.position,
-        write.kind,
         write.name,
         write.digest,
-        write.done,
         write.value,
-        write.error,
-        write.due_s,
     )
 
 
 def _stepped(write: StepWrite, row: Sequence[Any]) -> Stepped:
-    at, due_at = row
     stored = StepRow(
         branch=write.branch,
         position=write.position,
-        kind=write.kind,
+        kind="step",
         name=write.name,
         digest=write.digest,
-        done=write.done,
+        done=True,
         value=write.value,
-        error=write.error,
-        due_at=due_at,
     )
-    return Stepped("written", stored, at)
+    return Stepped("written", stored, row[0])
 
 
 _WAYS: dict[Shape, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Sequence[Any]], Any]]] = {

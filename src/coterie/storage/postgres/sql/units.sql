@@ -115,12 +115,11 @@ on conflict (cluster, unit, branch, position) do nothing
 returning unit, branch, position, at, due_at;
 
 -- name: add_step
--- As `add_steps`, for one: a step of a unit that runs alone is alone in its group. Without arrays and looks of their own it
--- takes half the time. Its only row comes through the lock of the fence. Where something stands already it fails, which is rare:
--- to look for that first would take longer. So it is for no transaction that does more.
-insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error)
-select
-    $1, $5, $6, $7::bigint, $8, $9, $10, $11::boolean, now, now + make_interval(secs => $14::float8), $12::bytea, $13::bytea
+-- As `add_steps`, for one that has ended well: a step of a unit that runs alone is alone in its group. Without arrays and looks
+-- of their own it takes half the time. Its only row comes through the lock of the fence. Where something stands already it
+-- fails, which is rare: to look for that first would take longer. So it is for no transaction that does more.
+insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, value)
+select $1, $5, $6, $7::bigint, 'step', $8, $9, true, now, $10::bytea
 from (
     select clock_timestamp() as now -- not while the fence waits
     from (
@@ -131,7 +130,7 @@ from (
     ) as fence
     offset 0
 ) as held
-returning at, due_at;
+returning at;
 
 -- name: end_units
 -- End units, once each, and tell those that wait for them. Per unit: whether the seat was held, whether it went on until
