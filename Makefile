@@ -9,6 +9,9 @@ FRAMES ?= 1000000
 WORKLOAD ?= kv fenced seats calls messages leaders crons cron_deploys flows
 MINUTES ?= 15
 
+# Each process of each stage would compile the tests anew, with pytest's own rewriting: most of what collecting them takes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit simulation interleavings processes sim fuzz plants chaos nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
 
