@@ -528,3 +528,15 @@ def test_the_canonical_encoding_does_not_know_the_hash_seed_m4() -> None:
         done = subprocess.run([sys.executable, "-c", SEEDED], capture_output=True, text=True, check=True, env=environ)
         seen.add(done.stdout)
     assert len(seen) == 1
+
+
+@given(st.binary() | st.text() | st.booleans() | st.floats(allow_nan=False))
+def test_what_is_not_checked_decodes_all_the_same(value: bytes | str | bool | float) -> None:
+    codec: Any = codec_for(type(value))
+    assert codec.decode(codec.checked(value)) == value
+
+
+@pytest.mark.parametrize(("kind", "value"), [(str, "\ud800"), (str, b"a"), (bytes, "a"), (bool, 1), (float, "1.0")])
+def test_what_is_of_another_type_is_still_refused(kind: type, value: Any) -> None:
+    with pytest.raises(MalformedMessage):
+        codec_for(kind).checked(value)

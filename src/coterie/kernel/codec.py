@@ -53,6 +53,7 @@ class Codec(Generic[T]):
         self.type = type
         self.name = _type_name(type)
         self._decoder, self._open, self._is_flat = _decoder(type, self.name)
+        self._exact = next((each for each in _EXACT if each is type), None)
 
     def encode(self, value: T, *, what: str | None = None) -> bytes:
         """The value as bytes. Not checked against the type: see `checked`.
@@ -101,7 +102,8 @@ class Codec(Generic[T]):
         if self._is_flat:
             try:
                 data = _ENCODER.encode(value)
-                self._decoder.decode(data)
+                if type(value) is not self._exact:
+                    self._decoder.decode(data)
             except Exception:  # noqa: BLE001 S110 whatever it is, it is found again below, and told
                 pass
             else:
@@ -194,6 +196,9 @@ def _refuse_extension(code: int, _: object) -> NoReturn:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
+
+_EXACT = (bytes, str, bool, float)
+"""Types of which every value that can be encoded can be decoded: there is nothing to check."""
 _FULL = Walk(_ENCODER.encode, bare=False)
 _BARE = Walk(_ENCODER.encode, bare=True)
 

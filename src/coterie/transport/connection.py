@@ -334,4 +334,4 @@ def _too_soon(frame: object) -> None:
 
 
 def _ignore(_: object) -> None:
-    """A pong: that it was heard is all. What is read after the loss: nobody wants it."""
+    """A pong: that it was heard is all. Or what is read after the loss, which nobody wants."""
