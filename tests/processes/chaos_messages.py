@@ -139,6 +139,7 @@ class Chaos:
     async def _freeze_server(self) -> None:
         assert self._server is not None, "or this is not called"
         self.done["freeze server"] += 1
+        self._server.thaw()  # as above
         self._server.freeze()
         try:
             await asyncio.sleep(self._chance.uniform(0, LONGEST_S / 2))
