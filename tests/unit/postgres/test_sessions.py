@@ -13,6 +13,8 @@ import pytest
 from coterie.errors import Forked, PersistenceError, ShuttingDown
 from coterie.storage.interface import KvPut
 from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres.failures import Lost
+from coterie.storage.postgres.sessions import deadline
 from tests.unit.postgres.conftest import SHORT, new_storage, until
 from tests.unit.postgres.proxies import Proxy
 
@@ -56,6 +58,34 @@ async def test_a_session_on_which_a_call_was_cancelled_is_dropped(postgres_url: 
         assert session.closed
         assert storage.pool.open == 0
         assert (await storage.pool.read("select 'fresh'"))[0][0] == "fresh"
+
+
+@pytest.mark.parametrize("before_s", [60.0, 0.5], ids=["after one with more time", "after one with less"])
+async def test_each_call_ends_in_its_own_time_though_one_timer_serves_them_all(
+    postgres_url: str, before_s: float
+) -> None:
+    async with new_storage(postgres_url, pool_size=1) as storage:
+        over = asyncio.get_running_loop().time() + 60
+        async with storage.pool.session(over=over) as session:
+            await session.fetch("select pg_sleep(0)", over=over)
+            session._silence()  # as if it were new
+            await session.fetch("select pg_sleep(0)", over=deadline(before_s))
+            assert session._alarm is not None
+            with pytest.raises(Lost, match="no answer within"):
+                await session.fetch("select pg_sleep(20)", over=deadline(1.0))
+            assert session.closed
+
+
+async def test_a_session_that_was_closed_leaves_no_timer(postgres_url: str) -> None:
+    async with new_storage(postgres_url, pool_size=1) as storage:
+        over = asyncio.get_running_loop().time() + 60
+        async with storage.pool.session(over=over) as session:
+            await session.fetch("select 1", over=over)
+            session.abort()
+            assert session._alarm is None
+            with pytest.raises(Lost, match="closed"):
+                await session.fetch("select 1", over=over)
+            assert session._alarm is None
 
 
 async def test_a_refused_statement_leaves_the_session_in_the_pool(postgres_url: str) -> None:
