@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Protocol
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,9 +27,11 @@ class Clock(Protocol):
 class SystemClock:
     """The clocks of this machine."""
 
-    def __init__(self) -> None:
-        self.wall_ns = time.time_ns
-        self.steady_ns = partial(time.clock_gettime_ns, _STEADY)  # each call reads it twice: without a frame of ours
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    def steady_ns(self) -> int:
+        return time.clock_gettime_ns(_STEADY)
 
 
 class ManualClock:
