@@ -7,6 +7,7 @@ import importlib.util
 import sys
 import traceback
 from difflib import get_close_matches
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -18,6 +19,8 @@ from coterie.cluster import Cluster
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
+
+    from typing_extensions import Buffer
 
 _FORMS = "write app.py, app.py:cluster or package.module:cluster"
 
@@ -75,12 +78,21 @@ def _module_of_file(target: Target) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         refuse(f"{target.place} is no Python file", hint=_FORMS, code=WRONG)
+    if isinstance(spec.loader, SourceFileLoader):
+        spec.loader = _Program(name, spec.loader.path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 whatever a program may raise
         _blame(target, error)
     return module
+
+
+class _Program(SourceFileLoader):
+    """Loads a program's own file: as with `python app.py`, nothing is left beside it."""
+
+    def set_data(self, path: str, data: Buffer, *, _mode: int = 0o666) -> None:
+        """Where others keep what they have compiled."""
 
 
 def _module_of_name(target: Target) -> ModuleType:

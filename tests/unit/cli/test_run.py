@@ -48,6 +48,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # Loading
 
 
+def test_nothing_is_left_beside_a_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (folder / "app.py").write_text(ONE)
+    load(parse("app.py:cluster"))
+    assert [path.name for path in folder.iterdir()] == ["app.py"]
+
+
 def test_a_file_and_a_module_lead_to_their_cluster(folder: Path) -> None:
     (folder / "shop").mkdir()
     (folder / "shop" / "app.py").write_text("from shop.base import cluster, twice\n")
