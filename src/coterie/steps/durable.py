@@ -261,7 +261,7 @@ class DurableWork:
             await self.opened()
         row, value = self._found(place), _UNREAD
         if row is None or not row.done:
-            if keep and (self.halted is not None or self.stop_at_frontier or self.closed):
+            if keep:
                 await self.may_go_on()
             self.require_held()
             row, value = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)

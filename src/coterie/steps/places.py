@@ -77,7 +77,7 @@ class Places:
 
     def begin(self) -> None:
         """The task that runs here is the root: what it begins are branches, also those that call a step before it."""
-        self._stand(Branch("", asyncio.current_task()))
+        self.stand(Branch("", asyncio.current_task()))
 
     def inside(self) -> AbstractContextManager[None]:
         """A step runs here."""
@@ -150,10 +150,11 @@ class Places:
         inherited.children += 1
         self.is_branched = True
         branch = Branch(path, task)
-        self._stand(branch)
+        self.stand(branch)
         return branch
 
-    def _stand(self, branch: Branch) -> Token[Mapping[Places, Branch]]:
+    def stand(self, branch: Branch) -> Token[Mapping[Places, Branch]]:
+        """Go on here in a branch."""
         return _here.set({**_here.get(_NONE), self: branch})
 
     def leave(self) -> None:
@@ -170,7 +171,7 @@ class _Inside:
         self._places = places
 
     def __enter__(self) -> None:
-        self._token = _here.set({**_here.get(_NONE), self._places: _INSIDE})
+        self._token = self._places.stand(_INSIDE)
 
     def __exit__(self, *exc: object) -> None:
         _here.reset(self._token)

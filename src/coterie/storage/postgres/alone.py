@@ -6,22 +6,27 @@ do we.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from coterie.storage.interface import StateSave
 from coterie.storage.messages import Commit, Insert, Receipt
+from coterie.storage.postgres import posting
 from coterie.storage.units import Stepped, StepRow, StepWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from coterie.storage.interface import Write, Written
+    from coterie.storage.messages import Message
 
 Shape = Literal["save_state", "insert_message", "end_message", "add_step"]
 """The statement that carries a write which is alone."""
 
 LONGEST_S = 9e9
 """What lives longer would end after the last day that the database knows."""
+
+_message: Callable[[Message], tuple[Any, ...]] = attrgetter(*posting.MESSAGE)
 
 
 def shape_of(write: Write) -> Shape | None:
@@ -53,31 +58,23 @@ def result(shape: Shape, write: Any, rows: Sequence[Sequence[Any]]) -> Any:
     return _WAYS[shape][1](write, rows[0]) if rows else None
 
 
+def written(*, held: bool, was_written: bool) -> Written:
+    """What became of a save: whether its seat was held, and whether it was written."""
+    return "fenced" if not held else "written" if was_written else "conflict"
+
+
 def _save(write: StateSave) -> tuple[Any, ...]:
     claim, ttl_s = write.claim, None if write.ttl_s is None else min(write.ttl_s, LONGEST_S)
     return claim.runner, claim.seat, claim.epoch, write.key, write.value, write.version, ttl_s, write.keep
 
 
 def _saved(_: StateSave, row: Sequence[Any]) -> Written:
-    _, held, written = row
-    return "fenced" if not held else "written" if written else "conflict"
+    _, held, was_written = row
+    return written(held=held, was_written=was_written)
 
 
 def _insert(write: Insert) -> tuple[Any, ...]:
-    message = write.message
-    return (
-        message.id,
-        message.seat,
-        message.entity_type,
-        message.entity_id,
-        message.method,
-        message.payload,
-        message.key,
-        message.digest,
-        message.trace_id,
-        message.due_at,
-        message.delay_s,
-    )
+    return _message(write.message)
 
 
 def _inserted(write: Insert, row: Sequence[Any]) -> Receipt:

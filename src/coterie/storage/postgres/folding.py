@@ -20,7 +20,7 @@ from coterie.storage.units import UnitEnd
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from coterie.storage.interface import Claim, Written
+    from coterie.storage.interface import Claim
 
 Shape = (
     Literal[
@@ -185,7 +185,7 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any
     if bucket.shape == "put":
         return [None] * len(bucket.places)
     if bucket.shape in _LEADING:
-        told = {key: _written(held=held, written=written) for key, held, written in rows}
+        told = {key: alone.written(held=held, was_written=written) for key, held, written in rows}
         return [told[_keyed(writes[place]).key] for place in bucket.places]
     if bucket.shape in FENCED:
         return _fenced_results(bucket, writes, rows)
@@ -217,12 +217,6 @@ def refused(bucket: Bucket, writes: Sequence[Write], found: Sequence[Any]) -> li
 
 def _is_fenced(result: Any) -> bool:
     return stepping.is_fenced(result) or (result.told if isinstance(result, Claimed) else result) == "fenced"
-
-
-def _written(*, held: bool, written: bool) -> Written:
-    if not held:
-        return "fenced"
-    return "written" if written else "conflict"
 
 
 def _winners(bucket: Bucket, writes: Sequence[Write]) -> dict[int, None]:

@@ -20,7 +20,7 @@ Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
 """By the numbers that stand in the table."""
 
-_MESSAGE = (
+MESSAGE = (
     "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
 )  # fmt: skip
 _KEY = attrgetter("entity_type", "entity_id", "method", "key")
@@ -108,7 +108,7 @@ def _sends(writes: Sequence[Commit]) -> list[list[Any]]:
 
 
 def _messages(messages: Sequence[Message]) -> list[list[Any]]:
-    return _columns(messages, *_MESSAGE)
+    return _columns(messages, *MESSAGE)
 
 
 def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:
