@@ -38,7 +38,7 @@ async def test_a_message_comes_back_as_it_was_given(storage: Storage) -> None:
     assert row.due_at == row.sent_at == receipt.due_at
     (delivery,) = await storage.messages.fetch([given.id])
     assert (delivery.id, delivery.seat, delivery.payload, delivery.key) == (given.id, S1, payload, "s:k")
-    assert (delivery.due_at, delivery.attempts, delivery.trace_id) == (receipt.due_at, 0, "t1")
+    assert (delivery.due_s, delivery.attempts, delivery.trace_id) == (receipt.due_at.timestamp(), 0, "t1")
 
 
 async def test_a_message_without_key_and_trace_has_none(storage: Storage) -> None:

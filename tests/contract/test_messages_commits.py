@@ -381,3 +381,14 @@ async def test_under_hand_overs_all_the_time_every_message_is_applied_once(
     last = await take(a, A)
     applied = b"".join(b"%04x" % n for n in range(count))
     assert await storage.states.load(last, "e") == StateLoaded(applied, count)
+
+
+async def test_whoever_needs_no_future_is_told_the_same(storage: Storage, a: Ownership) -> None:
+    claim = await take(a, A)
+    for number in (1, 2):
+        await storage.messages.insert(message(number))
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))  # as good as anybody who is told
+    storage.messages.save(Commit(claim, id_of(1), b"reply"), first)
+    storage.messages.save(Commit(Claim(A, S1, claim.epoch + 1), id_of(2), b"reply"), second)
+    assert (await first, await second) == ("written", "fenced")
+    assert await statuses(storage, 1, 2) == ["done", "pending"]

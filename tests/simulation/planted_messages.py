@@ -23,6 +23,7 @@ from .workloads import messages as workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
+    from coterie.entities.stored import Shelf
     from coterie.entities.work import Work
     from coterie.storage.messages import Commit, Delivery, Message, Receipt
 
@@ -97,7 +98,7 @@ def _sent_before_the_handler_has_ended() -> Iterator[None]:
 
 @contextmanager
 def _doubt_about_a_send_forgotten() -> Iterator[None]:
-    right = Posting._stored
+    right = Posting._insist
 
     async def sure(self: Posting, *args: Any, **more: Any) -> Receipt:
         try:
@@ -105,21 +106,21 @@ def _doubt_about_a_send_forgotten() -> Iterator[None]:
         except PersistenceError as error:
             raise PersistenceError(doing="store it", problem=str(error), outcome="refused") from error
 
-    with patch.object(Posting, "_stored", sure):
+    with patch.object(Posting, "_insist", sure):
         yield
 
 
 @contextmanager
 def _unknown_commit_taken_as_success() -> Iterator[None]:
-    right = Committing._failed
+    right = Committing.failed
 
     def sure(self: Committing, work: Work, write: Commit, error: BaseException) -> None:
         if isinstance(error, PersistenceError) and error.outcome == "unknown":
-            self._written(work, write)
+            self.written(work, write)
         else:
             right(self, work, write, error)
 
-    with patch.object(Committing, "_failed", sure):
+    with patch.object(Committing, "failed", sure):
         yield
 
 
@@ -180,15 +181,14 @@ def _old_hand_over_believed() -> Iterator[None]:
 
 @contextmanager
 def _hand_over_overtakes_what_was_left() -> Iterator[None]:
-    right = Deliveries.arrived
+    right = Deliveries._take
 
-    def hasty(self: Deliveries, delivery: Delivery, *, swept: bool = False, is_due: bool = False) -> None:
-        shelf = self.shelves.get(delivery.seat)
-        if shelf is not None and not swept:
+    def hasty(self: Deliveries, delivery: Delivery, shelf: Shelf, *, swept: bool, is_due: bool) -> None:
+        if not swept:
             shelf.left, shelf.blocked = set(), set()
-        right(self, delivery, swept=swept, is_due=is_due)
+        right(self, delivery, shelf, swept=swept, is_due=is_due)
 
-    with patch.object(Deliveries, "arrived", hasty):
+    with patch.object(Deliveries, "_take", hasty):
         yield
 
 

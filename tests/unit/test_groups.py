@@ -323,3 +323,67 @@ async def test_a_writer_that_has_stopped_commits_in_nobodys_task() -> None:
     with pytest.raises(ShuttingDown):
         await writer.write_here(put("a"))
     assert engine.groups == []
+
+
+class Listener:
+    """Hears what becomes of a write, without a future."""
+
+    def __init__(self, engine: Engine, *, fails: bool = False) -> None:
+        self.heard: list[tuple[object, int]] = []
+        self._engine, self._fails = engine, fails
+
+    def set_result(self, result: Any) -> None:
+        self._hear(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._hear(error)
+
+    def _hear(self, what: object) -> None:
+        self.heard.append((what, len(self._engine.groups)))
+        if self._fails:
+            raise ZeroDivisionError
+
+
+async def test_the_next_group_is_under_way_before_the_last_one_is_told() -> None:
+    """To tell them may take a while, in which the database would stand idle."""
+    engine = Engine()
+    async with writing(engine, most=2) as writer:
+        listeners = [Listener(engine) for _ in "abcd"]
+        for key, listener in zip("abcd", listeners, strict=True):
+            writer.post(put(key), listener)
+        await writer.write(put("e"))
+    heard = [each for listener in listeners for each in listener.heard]
+    assert [result for result, _ in heard] == list("ABCD")
+    assert [groups > before for (_, groups), before in zip(heard, (1, 1, 2, 2), strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("key", ["a", "bad"])
+async def test_one_that_fails_when_it_is_told_costs_its_neighbours_nothing(key: str) -> None:
+    engine = Engine()
+    engine.outcome = "unknown"
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with writing(engine) as writer:
+        wrong, right = Listener(engine, fails=True), Listener(engine)
+        writer.post(put(key), wrong)
+        writer.post(put("b"), right)
+        await asyncio.gather(writer.write(put("c")), return_exceptions=True)
+        assert await writer.write(put("d")) == "D"
+    assert len(wrong.heard) == len(right.heard) == 1
+    assert [type(each["exception"]) for each in reported] == [ZeroDivisionError]
+
+
+async def test_one_that_waits_without_a_future_is_told_that_the_process_stops_and_is_refused_afterwards() -> None:
+    engine = Engine()
+    engine.open.clear()
+    writer = GroupWriter(engine.commit, most=1)
+    await writer.start()
+    listeners = [Listener(engine) for _ in "ab"]
+    for key, listener in zip("ab", listeners, strict=True):
+        writer.post(put(key), listener)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await writer.stop()
+    assert [getattr(listener.heard[0][0], "outcome", None) for listener in listeners] == ["unknown", "unreachable"]
+    with pytest.raises(ShuttingDown):
+        writer.post(put("c"), listeners[0])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Storage
     from coterie.storage.messages import Message, MessageRow
 
-_MESSAGE = int(Route.MESSAGE)
+_MESSAGE, _NEW = int(Route.MESSAGE), int(Kind.NEW)
 _SLICE_S, _SLICE_MOST_S = 0.5, 2.0
 """How long to wait for an owner, at first and later, before storage is asked: it may have frozen or be cut off, and
 another one may have answered since. Most answers come sooner, and cost no look."""
@@ -38,31 +38,63 @@ class Awaiting:
         self._calling = calling
         self._seeking = Seeking(storage)
 
+    async def first_reply(self, rpc: Rpc, message: Message, *, due_s: float, until_s: float, within_s: float) -> Any:
+        """The reply to a message that was stored just now, and that nobody else has brought to its owner."""
+        calling = self._calling
+        routing, wires = calling.routing, calling.wires
+        shard = routing.of_seat(message.seat)
+        left_s = min(until_s - calling.time(), _SLICE_S)
+        if shard.peer is None or wires is None:
+            body = await self._ask(message, Kind.NEW, due_s=due_s, within_s=left_s)
+        else:  # the hot path: what `_ask` and `request` come to
+            packed = pack(_NEW, message, epoch=calling.here.directory.epoch(message.seat), due_s=due_s)
+            try:
+                body = await wires.request(shard.peer, _MESSAGE, packed, within_s=left_s, target=message.id)
+            except SendTimeout:
+                body = b""
+            except CoterieError:
+                body = LOOK
+            if not body or body == LOOK:
+                routing.doubt()
+        if body and body != LOOK:
+            return read_reply(body, rpc)
+        return await self.reply(rpc, message, due_s=due_s, until_s=until_s, within_s=within_s, answer=body)
+
     async def reply(
-        self, rpc: Rpc, message: Message, *, is_new: bool, due_s: float, until_s: float, within_s: float
+        self,
+        rpc: Rpc,
+        message: Message,
+        *,
+        due_s: float,
+        until_s: float,
+        within_s: float,
+        answer: bytes | None = None,
     ) -> Any:
         """The reply, as its caller gets it.
 
         Args:
             rpc: How it is read.
-            message: What was stored.
-            is_new: Whether it was stored just now, and nobody else has brought it to its owner.
+            message: What was stored, and may have been brought to its owner before.
             due_s: When it may run.
             until_s: When the caller stops waiting.
             within_s: How long it was ready to wait, for the error.
+            answer: What its owner has answered, if it was asked: nothing, or `LOOK`.
 
         Raises:
             SendTimeout: It took too long. The message stays.
             MessageDead: It was set aside.
             MessageExpired: It is not there any more: purged, or cancelled.
         """
+        time = self._calling.time
         pause_s, slice_s = _PAUSE_S, _SLICE_S
         while True:
-            kind, left_s = Kind.NEW if is_new else Kind.AGAIN, min(slice_s, until_s - _now_s())
-            body = await self._ask(message, kind, due_s=due_s, within_s=left_s) if left_s > 0 else LOOK
+            body, answer = answer, None
+            if body is None:
+                left_s = min(slice_s, until_s - time())
+                body = await self._ask(message, Kind.AGAIN, due_s=due_s, within_s=left_s) if left_s > 0 else LOOK
             if body and body != LOOK:
                 return read_reply(body, rpc)
-            is_new, slice_s = False, min(slice_s * 2, _SLICE_MOST_S)
+            slice_s = min(slice_s * 2, _SLICE_MOST_S)
             try:
                 row = await self.seek(message.id, until_s=until_s)
             except PersistenceError as error:  # of the look, not of the message, which is stored
@@ -71,10 +103,10 @@ class Awaiting:
                 raise MessageExpired(message_id=message.id)
             if row.status != "pending":
                 return self.read(row, rpc)
-            if _now_s() >= until_s:
+            if time() >= until_s:
                 raise too_late(message, within_s)
             if body:  # the owner was not found, or knows less than storage; otherwise it is still at work
-                await asyncio.sleep(min(pause_s, until_s - _now_s()))
+                await asyncio.sleep(min(pause_s, until_s - time()))
                 pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
     def read(self, row: MessageRow, rpc: Rpc) -> Any:
@@ -90,7 +122,7 @@ class Awaiting:
             try:
                 return await self._seeking.find(message_id)
             except PersistenceError:
-                if _now_s() + pause_s >= until_s:
+                if self._calling.time() + pause_s >= until_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
@@ -143,7 +175,3 @@ async def _ask_here(deliveries: Deliveries, message: Message, kind: Kind, *, due
         return b""
     finally:
         deliveries.leave(message.id, told)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

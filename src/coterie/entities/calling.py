@@ -117,16 +117,16 @@ class Calling:
     """
 
     def __init__(self, here: Here, *, clock: Clock, chance: Chance, storage: Storage) -> None:
-        self.clock, self.chance = clock, chance
+        self.here, self.clock, self.chance = here, clock, chance
         self.ids = CallIds(clock, chance)
         self.routing = Routing(here, shards=here.settings.shards)
         self.host: Host | None = None
         self.broadcasts = Broadcasts(self)
         self.posting = Posting(self, storage)
-        self.here = here
         self.wires: Transport | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._time: Callable[[], float] = _no_loop
+        self.time: Callable[[], float] = _no_loop
+        """The loop's clock."""
         self._draw = self.ids.draw
         self._default_s = here.settings.call_timeout.total_seconds()
         self._arrivals: Arrivals | None = None
@@ -150,7 +150,7 @@ class Calling:
         """Calls to others go over this transport from now on; a runner answers what arrives on its routes."""
         self.wires = transport
         self._loop = asyncio.get_running_loop()
-        self._time = self._loop.time
+        self.time = self._loop.time
         self.routing.keeps_itself = routes is None
         if routes is not None and self._arrivals is not None:
             routes.take(Route.CALL, self._arrivals)
@@ -189,7 +189,7 @@ class Calling:
         """Send a call and wait for its result. This is the hot path: whatever is rare is in `_again`."""
         rpc, name, entity_id, payload = call.rpc, entity_type.name, call.address.id, call.payload
         within_s = left_s = self._default_s if call.timeout_s is None else call.timeout_s
-        draw, time = self._draw, self._time  # as methods they would cost double
+        draw, time = self._draw, self.time  # as methods they would cost double
         message_id = draw()
         outer = _handled_here()
         trace_id, chain = (trace_here() or message_id, ()) if outer is None else (outer.trace_id, outer.onward())

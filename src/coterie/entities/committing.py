@@ -11,13 +11,14 @@ Until the commit is known the call counts as running: the next one of its entity
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from coterie.entities.envelopes import FAILED, MARK
 from coterie.entities.failures import pack_failure
 from coterie.entities.keys import shown_key
-from coterie.entities.ledgers import ENDED, ledger_of
+from coterie.entities.ledgers import BARE, ENDED, ledger_of
 from coterie.entities.outcomes import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
 from coterie.kernel import chaos, meters
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.entities.answers import Answers
+    from coterie.entities.ledgers import Ledger
     from coterie.entities.residents import Resident
     from coterie.entities.work import Work
     from coterie.storage.messages import Committed, Message, Messages, StateChange, Transaction
@@ -80,14 +82,20 @@ class Committing:
 
     def returned(self, work: Work, value: Any) -> None:
         """The handler has ended well."""
+        rpc, resident = work.rpc, work.resident
         try:
-            body = b"" if work.rpc.is_stream else work.rpc.encode_result(value)
-            change = _change(work)
-            self._require_small(work, body, change)
+            body = b"" if rpc.is_stream else rpc.result.checked(value, rpc.result_what)
+            change = None if resident.kept is None else _change(work)
+            if change is not None or len(body) > self._most_bytes:
+                self._require_small(work, body, change)
         except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler's mistake
             self._handles.raised(work, error)
             return
-        self._save(work, body, change)
+        if work.ledger is BARE:  # the usual end of a stored message
+            work.ledger = ENDED
+            self._submit(work, Commit(resident.shard.tenure.claim, work.message_id, body, change))
+        else:
+            self._save(work, body, change)
 
     def declared(self, work: Work, error: BaseException) -> None:
         """The handler has ended by a declared error: nothing of what it did stays, but the error is its result [M7]."""
@@ -123,13 +131,13 @@ class Committing:
             require_small(change.value, what=f"the state of {work.address}", most_bytes=self._most_bytes)
 
     def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
-        ledger = work.ledger
+        ledger: Ledger | None = None if work.ledger is BARE else work.ledger
         if ledger is None:
             work.ledger = ENDED
         else:
             ledger.is_open = False
         transaction = None if ledger is None else ledger.transaction
-        if transaction is not None and ledger.in_block:
+        if ledger is not None and transaction is not None and ledger.in_block:
             problem = f"{work.target} has ended inside of its transaction: leave the block before"
             self._handles.raised(work, RuntimeError(problem))
             return
@@ -140,27 +148,19 @@ class Committing:
         if transaction is not None:
             self._tasks.spawn(self._with_transaction(work, write, transaction), name=f"commit {work.target}")
         elif self._messages is None or not (work.is_stored or change or sends):
-            self._written(work, write)
+            self.written(work, write)
         else:
             self._submit(work, write)
 
     def _submit(self, work: Work, write: Commit) -> None:
         assert self._messages is not None, "a probe writes nothing"
         try:
-            saving = self._messages.commit(write)
+            self._messages.save(write, Saving(self, work, write))
         except PersistenceError as error:
-            self._failed(work, write, error)
-            return
-        saving.add_done_callback(partial(self._told, work, write))
+            self.failed(work, write, error)
 
-    def _told(self, work: Work, write: Commit, saving: asyncio.Future[Committed]) -> None:
-        error = asyncio.CancelledError() if saving.cancelled() else saving.exception()
-        if error is None:
-            self._judge(work, write, saving.result())
-        else:
-            self._failed(work, write, error)
-
-    def _failed(self, work: Work, write: Commit, error: BaseException) -> None:
+    def failed(self, work: Work, write: Commit, error: BaseException) -> None:
+        """Its commit was refused, or is not known."""
         if isinstance(error, PersistenceError) and error.outcome == "refused":
             self._handles.raised(work, error)
         elif isinstance(error, PersistenceError):
@@ -176,7 +176,7 @@ class Committing:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
             try:
-                self._judge(work, write, await self._messages.commit(write), is_new=False)
+                self.judge(work, write, await self._messages.commit(write), is_new=False)
             except PersistenceError as error:
                 if error.outcome != "refused":
                     continue
@@ -196,11 +196,12 @@ class Committing:
         except Exception as error:  # noqa: BLE001 our own errors, and a user's statement that failed
             self._handles.raised(work, error)
         else:
-            self._judge(work, write, told)
+            self.judge(work, write, told)
 
-    def _judge(self, work: Work, write: Commit, told: Committed, *, is_new: bool = True) -> None:
+    def judge(self, work: Work, write: Commit, told: Committed, *, is_new: bool = True) -> None:
+        """Its commit is known."""
         if told == "written":
-            self._written(work, write, is_new=is_new)
+            self.written(work, write, is_new=is_new)
         elif told == "stale":
             problem = "its state is of another version than the one that was loaded"
             self._handles.raised(work, PersistenceError(doing=f"save the state of {work.address}", problem=problem))
@@ -209,7 +210,8 @@ class Committing:
         else:
             self._lost(work, "it lost the shard before the reply was saved")
 
-    def _written(self, work: Work, write: Commit, *, is_new: bool = True) -> None:
+    def written(self, work: Work, write: Commit, *, is_new: bool = True) -> None:
+        """Its commit is durable."""
         resident, change = work.resident, write.state
         if change is not None and resident.kept is not None:
             resident.kept.committed(change)
@@ -235,10 +237,29 @@ class Committing:
         self._handles.ended(work.resident, work)
 
 
+class Saving(Struct, eq=False, gc=False):
+    """What waits for the commit of a handler that has ended (`groups.Waiter`): no future, no task."""
+
+    committing: Any
+    work: Any
+    write: Commit
+
+    def set_result(self, told: Committed) -> None:
+        """What became of it is known."""
+        if told == "written":
+            self.committing.written(self.work, self.write)
+        else:
+            self.committing.judge(self.work, self.write, told)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It is not."""
+        self.committing.failed(self.work, self.write, error)
+
+
 def _change(work: Work) -> StateChange | None:
     resident = work.resident
     kept = resident.kept
-    if kept is None or resident.entity is None:
+    if resident.entity is None:
         return None
     if work.ledger is not None and work.ledger.forgets:
         removal: StateChange = kept.removal()

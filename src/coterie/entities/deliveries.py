@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.envelopes import LOOK
 from coterie.entities.failures import described
-from coterie.entities.ledgers import Ledger
+from coterie.entities.ledgers import BARE
 from coterie.entities.stored import Shelf, StoredWork
 from coterie.errors import MailboxFull, MalformedMessage, PersistenceError, RunnerFull, UnknownEntity
 from coterie.kernel import meters
@@ -32,6 +32,7 @@ from coterie.storage.messages import Setback
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from coterie.entities.handovers import Handover
     from coterie.entities.hosting import Host
     from coterie.errors import CoterieError
     from coterie.kernel.chance import Chance
@@ -79,6 +80,7 @@ class Deliveries:
         self._chance = chance
         self._wake = wake
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._waiters: dict[str, list[Waiter]] = {}
         self._ended: dict[str, None] = {}
         self._ended_before: dict[str, None] = {}
@@ -134,9 +136,6 @@ class Deliveries:
     def _has_ended(self, message_id: str) -> bool:
         return message_id in self._ended or message_id in self._ended_before
 
-    def _is_doubted(self, message_id: str) -> bool:
-        return message_id in self._doubted or message_id in self._doubted_before
-
     def forget_ended(self) -> None:
         """A sweep begins: what ended before the last one began cannot be in its answer any more.
 
@@ -149,7 +148,7 @@ class Deliveries:
             self._doubted_before, self._doubted = self._doubted, set()
 
     def hand_over(
-        self, delivery: Delivery, *, epoch: int, again: bool, waiter: Waiter | None, is_due: bool = False
+        self, delivery: Delivery | Handover, *, epoch: int, again: bool, waiter: Waiter | None, is_due: bool = False
     ) -> None:
         """A sender brings a message that it has stored.
 
@@ -160,25 +159,26 @@ class Deliveries:
             waiter: Told the reply; or `LOOK`, if storage knows more than we.
             is_due: It was due when it was stored, so the database's clock is past that.
         """
-        shelf = self.shelves.get(delivery.seat)
+        message_id, shelf = delivery.id, self.shelves.get(delivery.seat)
         if (
             shelf is None
-            or not shelf.tenure.held
-            or epoch not in (0, shelf.tenure.epoch)
-            or self._has_ended(delivery.id)
+            or shelf.tenure.ended  # whether it is trusted is asked when it begins
+            or (epoch and epoch != shelf.tenure.claim.epoch)
+            or message_id in self._ended
+            or message_id in self._ended_before
         ):
             _tell(waiter, LOOK)
             return
         if waiter is not None:
-            self._waiters.setdefault(delivery.id, []).append(waiter)
-        if delivery.id in self.inbox:
+            self._waiters.setdefault(message_id, []).append(waiter)
+        if message_id in self.inbox:
             return
         if again:
             if waiter is None:  # one before it was left in storage: those that follow wait for the sweep, too [M5]
                 shelf.blocked.add((delivery.entity_type, delivery.entity_id))
             self._wake()
         elif shelf.is_read:
-            self.arrived(delivery, is_due=is_due)
+            self._take(delivery, shelf, swept=False, is_due=is_due)
         else:
             shelf.wait(delivery)
 
@@ -190,21 +190,23 @@ class Deliveries:
             if not waiting:
                 del self._waiters[message_id]
 
-    def arrived(self, delivery: Delivery, *, swept: bool = False, is_due: bool = False) -> None:
-        """A message that is not in memory yet, handed over or read from storage."""
+    def arrived(self, delivery: Delivery | Handover, *, swept: bool = False) -> None:
+        """A message that may be in memory already, handed over a while ago or read from storage."""
         shelf = self.shelves.get(delivery.seat)
-        address = (delivery.entity_type, delivery.entity_id)
-        if shelf is None or self.knows(delivery.id):
-            return
-        due_s = delivery.due_at.timestamp()
-        if is_due:  # else it would wait for what our idea of that clock is behind it: as long as a sweep takes
-            self._offset_s = max(self._offset_s, due_s - self._loop.time())
-        late_s = self.now_s() - due_s
-        if not swept and shelf.leaves(address):
+        if shelf is not None and not self.knows(delivery.id):
+            self._take(delivery, shelf, swept=swept, is_due=False)
+
+    def _take(self, delivery: Delivery | Handover, shelf: Shelf, *, swept: bool, is_due: bool) -> None:
+        """One that is not."""
+        address, due_s, time = (delivery.entity_type, delivery.entity_id), delivery.due_s, self._time
+        late_s = time() + self._offset_s - due_s
+        if is_due and late_s < 0:  # our idea of that clock is behind, and it would wait for as long as a sweep takes
+            self._offset_s, late_s = self._offset_s - late_s, 0.0
+        if not swept and (address in shelf.left or address in shelf.blocked):
             shelf.later.add(address)  # those behind it stay, too, until a whole round has passed
         elif address in shelf.blocked:
             return
-        elif not swept and (late_s > _FRESH_S or self._is_doubted(delivery.id)):
+        elif not swept and (late_s > _FRESH_S or delivery.id in self._doubted or delivery.id in self._doubted_before):
             shelf.blocked.add(address)  # it may have run since, by a sweep: storage knows
             self._wake()
         elif late_s < -AHEAD_S or len(self.inbox) >= MEMORY_MOST:
@@ -227,7 +229,7 @@ class Deliveries:
         while shelf.early:
             self.arrived(shelf.early.popleft())
 
-    def _work(self, delivery: Delivery, shelf: Shelf) -> StoredWork:
+    def _work(self, delivery: Delivery | Handover, shelf: Shelf) -> StoredWork:
         work = StoredWork(
             delivery.entity_type,
             delivery.entity_id,
@@ -236,15 +238,16 @@ class Deliveries:
             math.inf,
             math.inf,
             delivery.id,
-            key=delivery.key,
-            trace_id=delivery.trace_id or delivery.id,
-            attempt=delivery.attempts + 1,
+            (),
+            delivery.key,
+            delivery.trace_id or delivery.id,
+            delivery.attempts + 1,
         )
         return self._put(shelf, work)
 
     def _put(self, shelf: Shelf, work: StoredWork) -> StoredWork:
         """A work for an attempt, into memory."""
-        work.ledger, work.deliveries, work.shelf = Ledger(), self, shelf
+        work.ledger, work.deliveries, work.shelf = BARE, self, shelf
         self.inbox[work.message_id] = shelf.works[work.message_id] = work
         return work
 
@@ -301,12 +304,18 @@ class Deliveries:
 
     def completed(self, work: StoredWork, body: bytes) -> None:
         """Its end is committed."""
+        message_id, shelf = work.message_id, work.shelf
         self._forget(work)
-        self._remember_ended(work.message_id)
-        if work.shelf.leaves((work.entity_type, work.entity_id)) and not work.resident.mailbox:
-            self._wake()  # it was the last one that there was room for: fetch those that were left
-        for waiter in self._waiters.pop(work.message_id, ()):
+        self._remember_ended(message_id)
+        if shelf.left or shelf.blocked:
+            self._has_left(work)
+        for waiter in self._waiters.pop(message_id, ()):
             waiter(body)
+
+    def _has_left(self, work: StoredWork) -> None:
+        """If it was the last one of its entity that there was room for, have those fetched that were left."""
+        if work.shelf.leaves((work.entity_type, work.entity_id)) and not work.resident.mailbox:
+            self._wake()
 
     def dropped(self, work: StoredWork) -> None:
         """It has not run to its end here, or not in our name: storage knows what comes of it."""

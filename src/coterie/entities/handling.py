@@ -313,7 +313,10 @@ class Handlers:
         resident.running -= 1
         resident.shard.busy -= 1
         if not resident.running:
-            self._lives.rests(resident)
+            if resident.is_leaving or resident.is_kept:
+                self._lives.rests(resident)
+            else:  # what that comes to
+                self._rest(resident)
 
     # Deadlines
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -15,7 +14,7 @@ from coterie.kernel.tasks import Tasks
 from coterie.storage.messages import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from coterie.entities.hosting import Host
     from coterie.storage.messages import Message
@@ -36,7 +35,10 @@ class Kind(IntEnum):
 
 
 class Handover(Struct, array_like=True, gc=False):
-    """A stored message on its way to its owner. Fields are only ever added at the end, with a default."""
+    """A stored message on its way to its owner. Fields are only ever added at the end, with a default.
+
+    The owner takes it as it would take a `Delivery`.
+    """
 
     kind: Annotated[int, Meta(ge=0)]
     seat: Name
@@ -52,17 +54,20 @@ class Handover(Struct, array_like=True, gc=False):
     trace_id: str | None = None
     is_immediate: bool = False
     """Whether it was due when it was stored: then the database's clock is past `due_s`, whatever is believed here."""
+    attempts: ClassVar[int] = 0
+    """That failed: none, as far as its sender knows."""
 
 
 _decode = msgspec.msgpack.Decoder(Handover).decode
+_NEW, _CANCEL = int(Kind.NEW), int(Kind.CANCEL)  # an enum's member costs more to find
 _YES, _NO = encode(True), encode(False)
 
 
-def pack(kind: Kind, message: Message, *, epoch: int, due_s: float) -> bytes:
-    """A message for its owner."""
+def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
+    """A message for its owner: what a `Handover` would come to, without making one."""
     return encode(
-        Handover(
-            int(kind),
+        (
+            kind,
             message.seat,
             epoch,
             message.id,
@@ -73,24 +78,24 @@ def pack(kind: Kind, message: Message, *, epoch: int, due_s: float) -> bytes:
             due_s,
             message.key,
             message.trace_id,
-            message.is_immediate,
+            message.due_at is None and message.delay_s <= 0,
         )
     )
 
 
-def delivery_of(message: Message | Handover, due_s: float) -> Delivery:
-    """A message as its owner takes it."""
+def delivery_of(message: Message, due_s: float) -> Delivery:
+    """A message of this process as its owner takes it."""
     return Delivery(
-        id=message.id,
-        seat=message.seat,
-        entity_type=message.entity_type,
-        entity_id=message.entity_id,
-        method=message.method,
-        payload=message.payload,
-        key=message.key,
-        due_at=datetime.fromtimestamp(due_s, UTC),
-        attempts=0,
-        trace_id=message.trace_id,
+        message.id,
+        message.seat,
+        message.entity_type,
+        message.entity_id,
+        message.method,
+        message.payload,
+        message.key,
+        due_s,
+        0,
+        message.trace_id,
     )
 
 
@@ -103,62 +108,45 @@ class Handovers:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._waiting: dict[Request, tuple[str, Callable[[bytes], None]]] = {}
         self._tasks = Tasks("handovers")
 
     def on_request(self, request: Request) -> None:
         """A sender that waits for the reply."""
-        handover = self._opened(request.body)
-        if handover is None:
+        deliveries = self._host.deliveries
+        try:
+            handover = _decode(request.body)
+        except MALFORMED:
             request.fail(*MalformedMessage(what="a message", problem="its envelope cannot be read").to_wire())
-        elif handover.kind == Kind.CANCEL:
+            return
+        if handover.kind == _CANCEL:
             self._tasks.spawn(self._cancel(request, handover), name=f"cancel {handover.id}")
-        elif self._host.deliveries is None:
+        elif deliveries is None:
             request.reply(LOOK)
         else:
-            self._take(request, handover)
+            again, is_due = handover.kind != _NEW, handover.is_immediate
+            deliveries.hand_over(handover, epoch=handover.epoch, again=again, waiter=request.reply, is_due=is_due)
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
         """A sender that does not wait."""
         del peer, route, headers
-        handover, deliveries = self._opened(body), self._host.deliveries
+        handover, deliveries = _opened(body), self._host.deliveries
         if handover is None or deliveries is None:
             return
         if handover.kind == Kind.LOOK:
             self._host.wake()
         else:
-            deliveries.hand_over(
-                delivery_of(handover, handover.due_s),
-                epoch=handover.epoch,
-                again=handover.kind != Kind.NEW,
-                waiter=None,
-                is_due=handover.is_immediate,
-            )
+            again, is_due = handover.kind != Kind.NEW, handover.is_immediate
+            deliveries.hand_over(handover, epoch=handover.epoch, again=again, waiter=None, is_due=is_due)
 
     def on_cancel(self, request: Request) -> None:
         """Whoever waited has left; the message stays."""
-        found = self._waiting.pop(request, None)
-        if found is not None and self._host.deliveries is not None:
-            self._host.deliveries.leave(*found)
+        handover, deliveries = _opened(request.body), self._host.deliveries
+        if handover is not None and deliveries is not None:
+            deliveries.leave(handover.id, request.reply)
 
     async def stop(self) -> None:
         """Answer nothing more."""
         await self._tasks.stop()
-
-    def _take(self, request: Request, handover: Handover) -> None:
-        def told(body: bytes) -> None:
-            self._waiting.pop(request, None)
-            request.reply(body)
-
-        self._waiting[request] = (handover.id, told)
-        assert self._host.deliveries is not None, "asked before"
-        self._host.deliveries.hand_over(
-            delivery_of(handover, handover.due_s),
-            epoch=handover.epoch,
-            again=handover.kind != Kind.NEW,
-            waiter=told,
-            is_due=handover.is_immediate,
-        )
 
     async def _cancel(self, request: Request, handover: Handover) -> None:
         try:
@@ -168,11 +156,12 @@ class Handovers:
         else:
             request.reply(LOOK if taken_back is None else _YES if taken_back else _NO)
 
-    def _opened(self, body: bytes) -> Handover | None:
-        try:
-            return _decode(body)
-        except MALFORMED:
-            return None
+
+def _opened(body: bytes) -> Handover | None:
+    try:
+        return _decode(body)
+    except MALFORMED:
+        return None
 
 
 def read_cancelled(body: bytes) -> bool | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 class Ledger:
     """Of one call of one handler.
 
-    Most volatile calls have none. A stored message has one from the beginning, since it has an end to commit.
+    Most volatile calls have none, most stored messages only `BARE`: it is made at its first use (`ledger_of`).
     """
 
     __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "transaction")
@@ -36,6 +36,10 @@ class Ledger:
         return self.calls
 
 
+BARE = Ledger()
+"""Of a stored message, until its handler leaves something behind: it has an end to commit in any case."""
+
+
 def has_ended(work: Any) -> bool:
     """Whether the handler of a work that has begun runs no more: what asks now is something that it left running."""
     if work.ledger is None:  # a volatile call: it is closed when it has ended, or when nobody waits and it is stopped
@@ -44,13 +48,13 @@ def has_ended(work: Any) -> bool:
 
 
 ENDED = Ledger()
-"""Of a volatile call that has ended and left nothing behind but its state: closed while that is committed."""
+"""Of a call that has ended and left nothing behind but its end and its state: closed while these are committed."""
 ENDED.is_open = False
 
 
 def ledger_of(work: Any) -> Ledger:
     """The ledger of a work whose handler runs, made at its first use."""
-    if work.ledger is None:
+    if work.ledger is None or work.ledger is BARE:
         work.ledger = Ledger()
     ledger: Ledger = work.ledger
     return ledger

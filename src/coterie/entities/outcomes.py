@@ -25,7 +25,7 @@ _LATEST_YEAR, _DELAY_MOST_S = 2200, 36_525 * 86_400.0
 def read_reply(body: bytes, rpc: Rpc) -> Any:
     """The result that a stored reply holds, or the declared error that it is."""
     if not body or body[0] != MARK:
-        return rpc.decode_result(body)
+        return rpc.result.decode(body, rpc.result_what)
     told = read_marked(body)
     raise read_failure(told if isinstance(told, bytes) else b"", rpc.errors)
 

@@ -74,6 +74,7 @@ class Posting:
     def __init__(self, calling: Calling, storage: Storage) -> None:
         self._calling = calling
         self._storage = storage
+        self._most_bytes = calling.here.settings.frame_limit
         self._ids = MessageIds(calling.clock, calling.chance)
         self._awaiting = Awaiting(calling, storage)
         self._tasks = Tasks("messages/bring")
@@ -86,10 +87,15 @@ class Posting:
         if outer is not None:
             refuse_inside_transaction(repr(call), outer)
             refuse_waiting_for_itself(call, entity_type, outer)
-        within_s = self._calling.within_s(call.timeout_s)
-        until_s = _now_s() + within_s
+        calling = self._calling
+        within_s = calling.within_s(call.timeout_s)
+        until_s = calling.time() + within_s
         message = self._message(call, entity_type, outer, derives=True)
-        receipt = await self._stored(call, message, until_s=until_s)
+        refuse_in_transaction(call)
+        try:  # as in `_stored`, of which this is the hot path
+            receipt = await self._storage.messages.insert(message)
+        except PersistenceError as error:
+            receipt = await self._insist(message, error, until_s=until_s)
         if not receipt.fresh:
             require_same(call, message, receipt)
             message = msgspec.structs.replace(message, id=receipt.id)
@@ -99,10 +105,11 @@ class Posting:
                 raise dead(await self._row(receipt.id, until_s=until_s))
         if isinstance(outer, StoredWork):
             outer.deliveries.acquit(outer)  # it does nothing while it waits, maybe for a suspect behind it [C5]
-        due_s, is_new = receipt.due_at.timestamp(), receipt.fresh
-        return await self._awaiting.reply(
-            call.rpc, message, is_new=is_new, due_s=due_s, until_s=until_s, within_s=within_s
-        )
+        meters.MESSAGES_SENT.of(message.entity_type, message.method).value += receipt.fresh
+        due_s = receipt.due_at.timestamp()
+        if not receipt.fresh:
+            return await self._awaiting.reply(call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s)
+        return await self._awaiting.first_reply(call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s)
 
     async def send(
         self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
@@ -115,7 +122,7 @@ class Posting:
             collected = await self._collect(call, message, outer)
             if collected is not None:
                 return collected
-        until_s = _now_s() + self._calling.within_s(call.timeout_s)
+        until_s = self._calling.time() + self._calling.within_s(call.timeout_s)
         receipt = await self._stored(call, message, until_s=until_s)
         if receipt.fresh:
             if (receipt.due_at - receipt.now).total_seconds() <= AHEAD_S:
@@ -140,15 +147,13 @@ class Posting:
             raise RuntimeError(
                 f"message {message_id} is stored when {outer.target} has ended: its result cannot be awaited in there"
             )
-        until_s = _now_s() + within_s
+        until_s = self._calling.time() + within_s
         row = await self._row(message_id, until_s=until_s)
         rpc = rpc_of(row.entity_type, row.method)
         if row.status != "pending":
             return self._awaiting.read(row, rpc)
         due_s = row.due_at.timestamp()
-        return await self._awaiting.reply(
-            rpc, _named(row), is_new=False, due_s=due_s, until_s=until_s, within_s=within_s
-        )
+        return await self._awaiting.reply(rpc, _named(row), due_s=due_s, until_s=until_s, within_s=within_s)
 
     async def cancel(self, message_id: str) -> bool:
         """Take a message back, unless it has begun: by its owner; if there is none, out of storage."""
@@ -156,7 +161,7 @@ class Posting:
         if _taken_out(message_id):
             return True
         within_s = self._calling.within_s(None)
-        until_s = _now_s() + within_s
+        until_s = self._calling.time() + within_s
         while True:
             row = await self._awaiting.seek(message_id, until_s=until_s)
             if row is None or row.status != "pending":
@@ -164,7 +169,7 @@ class Posting:
             told = await self._taken_back(row)
             if told is not None:
                 return told
-            if _now_s() >= until_s:
+            if self._calling.time() >= until_s:
                 raise SendTimeout(target=f"the owner of message {message_id}", waited_s=within_s)
             await self._calling.routing.news(within_s=_PAUSE_MOST_S)
 
@@ -203,41 +208,42 @@ class Posting:
         at: datetime | None = None,
         delay_s: float = 0.0,
     ) -> Message:
-        require_small(call.payload, what=call, most_bytes=self._calling.here.settings.frame_limit)
-        message_id = self._ids.draw()
-        key, digest = key_of(call.rpc, call.payload, call.key)
+        rpc, payload, type_name, entity_id = call.rpc, call.payload, entity_type.name, call.address.id
+        if len(payload) > self._most_bytes:
+            require_small(payload, what=call, most_bytes=self._most_bytes)
+        key, digest = (None, b"") if call.key is None and not rpc.key else key_of(rpc, payload, call.key)
         if derives and key is None and outer is not None and outer.is_stored and outer.ledger.is_open:
-            number = outer.ledger.number_call()
-            key, digest = derived_key(call.rpc, call.payload, message_id=outer.message_id, number=number)
+            number = ledger_of(outer).number_call()
+            key, digest = derived_key(rpc, payload, message_id=outer.message_id, number=number)
+        seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
+        trace_id = trace_of(outer)
         return Message(
-            id=str(message_id),
-            seat=self._calling.routing.find(entity_type.name, call.address.id, entity_type.group).seat,
-            entity_type=entity_type.name,
-            entity_id=call.address.id,
-            method=call.rpc.name,
-            payload=call.payload,
-            key=key,
-            digest=digest,
-            due_at=at,
-            delay_s=delay_s,
-            trace_id=trace_of(outer),
+            self._ids.draw(), seat, type_name, entity_id, rpc.name, payload, key, digest, at, delay_s, trace_id
         )
 
     async def _stored(self, call: Call[Any], message: Message, *, until_s: float) -> Receipt:
         """Store a call's message; while the database is away again and again, under the same id, until the deadline."""
         refuse_in_transaction(call)
+        try:
+            receipt = await self._storage.messages.insert(message)
+        except PersistenceError as error:
+            receipt = await self._insist(message, error, until_s=until_s)
+        meters.MESSAGES_SENT.of(message.entity_type, message.method).value += receipt.fresh
+        return receipt
+
+    async def _insist(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:
+        """Store a message that could not be stored at first."""
         pause_s, doubt = _PAUSE_S, None
         while True:
-            try:
-                receipt = await self._storage.messages.insert(message)
-                meters.MESSAGES_SENT.of(message.entity_type, message.method).value += receipt.fresh
-                return receipt
-            except PersistenceError as error:
-                doubt = error if error.outcome == "unknown" else doubt
-                if error.outcome == "refused" or _now_s() + pause_s >= until_s:
-                    raise doubt or error from None  # an earlier try may have worked, whatever became of this one
+            doubt = error if error.outcome == "unknown" else doubt
+            if error.outcome == "refused" or self._calling.time() + pause_s >= until_s:
+                raise doubt or error from None  # an earlier try may have worked, whatever became of this one
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+            try:
+                return await self._storage.messages.insert(message)
+            except PersistenceError as problem:
+                error = problem
 
     async def _collect(self, call: Call[Any], message: Message, outer: Work) -> MessageId[Any] | None:
         """For the handler's commit; None: it has ended meanwhile, and this is something that it left running.
@@ -276,7 +282,7 @@ class Posting:
     def _bring(self, message: Message, due_s: float) -> None:
         calling = self._calling
         shard = calling.routing.of_seat(message.seat)
-        if (shard.peer is None and not shard.is_mine) or _now_s() > calling.routing.fresh_until_s:
+        if (shard.peer is None and not shard.is_mine) or calling.time() > calling.routing.fresh_until_s:
             calling.routing.doubt()  # who only sends is told by nobody that its picture is old
         address = (message.entity_type, message.entity_id)
         kind = Kind.AGAIN if address in self._left else Kind.NEW
@@ -349,7 +355,3 @@ def _named(row: MessageRow) -> Message:
         method=row.method,
         payload=b"",
     )
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

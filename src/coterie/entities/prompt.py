@@ -101,7 +101,7 @@ class Prompt:
         if not has_ended:
             serving.suspend(work, context, coroutine, waits_for=value)
             return True
-        if task.cancelling():
+        if spare.wake.done():  # cancelled by the handler: it must not reach the next one
             serving.drop(spare)
         self._handlers.returned(work, value)
         return True
@@ -116,7 +116,7 @@ class Prompt:
 
     def _raised(self, work: ArrivedCall | ArrivedStream, error: BaseException, spare: Spare) -> None:
         _leave_task(self._loop, spare.task)
-        if spare.task.cancelling():  # by the handler: it must not reach the next one
+        if spare.wake.done():  # as above
             self._serving.drop(spare)
         self._handlers.raised(work, error)
         raise_if_meant_for_us(error)

@@ -30,14 +30,15 @@ class Spare:
         What is given is carried on. A cancellation that strikes before that begins reaches the handler.
     """
 
-    __slots__ = ("_given", "_go_on", "_wake", "is_ready", "task")
+    __slots__ = ("_given", "_go_on", "is_ready", "task", "wake")
 
     def __init__(self, tasks: Tasks, context: Context, go_on: Callable[..., Awaitable[None]]) -> None:
         self.is_ready = False
         """Whether it waits: before that, a cancellation would end it without a word."""
         self._go_on = go_on
         self._given: Suspended | None = None
-        self._wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """What it waits for; done once it was given something, or was cancelled."""
         self.task: asyncio.Task[Any] = tasks.spawn(self._stand_by(), name="spare", context=context)
 
     def give(self, suspended: Suspended) -> None:
@@ -46,13 +47,13 @@ class Spare:
         self._given = suspended
         if hasattr(suspended[3], _AWAITED):
             setattr(suspended[3], _AWAITED, False)  # until the task is there to see it: nobody else could await it
-        if not self._wake.done():
-            self._wake.set_result(None)
+        if not self.wake.done():
+            self.wake.set_result(None)
 
     async def _stand_by(self) -> None:
         self.is_ready, error = True, None
         try:
-            await self._wake
+            await self.wake
         except asyncio.CancelledError as cancelled:
             if self._given is None:
                 raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from coterie.entities.work import Work
 
 if TYPE_CHECKING:
+    from coterie.entities.handovers import Handover
     from coterie.errors import CoterieError
     from coterie.ownership.tenure import Tenure
     from coterie.storage.messages import Delivery, Mark
@@ -58,7 +59,7 @@ class Shelf:
         """Whether a sweep has seen all that was pending when the seat was taken: hand-overs queue behind [M5]."""
         self.is_suspected = tenure.clean
         """Whether what the holder before may have died of was counted [C5]."""
-        self.early: deque[Delivery] = deque()
+        self.early: deque[Delivery | Handover] = deque()
         self.mark: Mark | None = None
         """How far the present round of sweeps has come."""
         self.left: set[tuple[str, str]] = set()
@@ -68,7 +69,7 @@ class Shelf:
         self.later: set[tuple[str, str]] = set()
         """The same, of hand-overs since the present round began, which it may have missed."""
 
-    def wait(self, delivery: Delivery) -> None:
+    def wait(self, delivery: Delivery | Handover) -> None:
         """Let a hand-over wait for the first read. There is room for some; the others are found by a sweep."""
         if len(self.early) < _EARLY_MOST:
             self.early.append(delivery)

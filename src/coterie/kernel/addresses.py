@@ -127,19 +127,20 @@ class MessageIds:
     """
 
     def __init__(self, clock: Clock, chance: Chance) -> None:
-        self._clock = clock
+        self._wall_ns = clock.wall_ns
         self._chance = chance
         self._last = -1  # milliseconds and sequence as one number, so that carrying over is plain addition
         self._random: list[str] = []
 
-    def draw(self) -> MessageId[Any]:
+    def draw(self) -> str:
         """A new id, greater than all before."""
-        now_ms = self._clock.wall_ns() // 1_000_000
-        self._last = max(self._last + 1, now_ms << _SEQUENCE_BITS)
-        if not self._random:
+        wall_ns, last, random = self._wall_ns, self._last + 1, self._random
+        first = wall_ns() // 1_000_000 << _SEQUENCE_BITS
+        self._last = last = max(last, first)
+        if not random:
             drawn = f"{self._chance.bits(_RANDOM_BITS * _DRAWN_AHEAD):0{16 * _DRAWN_AHEAD}x}"
-            self._random = [drawn[begin : begin + 16] for begin in range(0, len(drawn), 16)]
-        return MessageId(f"{self._last:016x}{self._random.pop()}")
+            random += [drawn[begin : begin + 16] for begin in range(0, len(drawn), 16)]
+        return f"{last:016x}{random.pop()}"
 
 
 def drawn_at(message_id: str) -> datetime:

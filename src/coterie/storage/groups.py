@@ -13,20 +13,32 @@ from __future__ import annotations
 import asyncio
 import threading  # noqa: TID251 a lock only: the thread that closes a group is its engine's
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos, meters
-from coterie.kernel.service import Service
+from coterie.kernel.service import Service, State
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     Commit = Callable[["Group"], Awaitable[Sequence[Any]]]
-    Member = tuple[Write, asyncio.Future[Any]]
+    Member = tuple[Write, "Waiter"]
 
 _took, _sizes, _fenced = meters.COMMIT_DURATION.spread(), meters.GROUP_SIZE.spread(), meters.FENCED.of()
+
+
+class Waiter(Protocol):
+    """Who is told what became of a write, on the loop: a future, or something that needs no turn of its own for it."""
+
+    def set_result(self, result: Any, /) -> None:
+        """It is durable. May raise `InvalidStateError`: nobody wants to know any more."""
+        ...
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """It is not, or nobody knows. The same."""
+        ...
 
 
 class Group(list[Write]):
@@ -99,7 +111,8 @@ class GroupWriter(Service):
         For those who are hardly ever cancelled in the middle: what they have begun is cancelled, too, and with some
         engines the connection goes with it.
         """
-        if self._idle is None or self._idle.done() or self._is_lent:
+        idle = self._idle
+        if idle is None or self._is_lent:
             return await self.submit(write)
         self.require_running()
         done = self._create_future()
@@ -108,39 +121,49 @@ class GroupWriter(Service):
             await self._commit_and_tell(Group([(write, done)]))
         finally:
             self._is_lent = False
-            self._wake()
+            if self._queue:
+                self._wake(idle)
         return done.result()
 
     def submit(self, write: Write) -> asyncio.Future[Any]:
         """Queue a write; what is returned has its result once it is durable. For those who need no task to wait."""
-        self.require_running()
-        if len(self._queue) >= self._waiting_most:
-            raise PersistenceError(
-                doing="queue a write",
-                problem=f"{len(self._queue)} writes are waiting already",
-                hint="slow down, or wait for earlier writes first",
-            )
+        if self.state is not State.RUNNING:
+            self.require_running()
         done = self._create_future()
-        self._queue.append((write, done))
-        self._wake()
+        self.post(write, done)
         return done
 
-    def _wake(self) -> None:
-        if self._queue and not self._is_lent and self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+    def post(self, write: Write, waiter: Waiter) -> None:
+        """Queue a write; `waiter` is told what became of it."""
+        if self.state is not State.RUNNING:
+            self.require_running()
+        queue, idle = self._queue, self._idle
+        if len(queue) >= self._waiting_most:
+            raise PersistenceError(
+                doing="queue a write",
+                problem=f"{len(queue)} writes are waiting already",
+                hint="slow down, or wait for earlier writes first",
+            )
+        queue.append((write, waiter))
+        if idle is not None and not self._is_lent:
+            self._wake(idle)
+
+    def _wake(self, idle: asyncio.Future[None]) -> None:
+        self._idle = None
+        if not idle.done():
+            idle.set_result(None)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         self._create_future: Callable[[], asyncio.Future[Any]] = loop.create_future
+        self._call_soon = loop.call_soon
         self._time = loop.time
         self.tasks.spawn(self._fold(), name="fold")
 
     async def _stop(self) -> None:
         stopped = PersistenceError(doing="write", problem="the process is shutting down", outcome="unreachable")
         while self._queue:
-            _, done = self._queue.popleft()
-            if not done.done():
-                done.set_exception(stopped)
+            _tell_failure(self._queue.popleft()[1], stopped)
 
     async def _fold(self) -> None:
         while True:
@@ -175,27 +198,51 @@ class GroupWriter(Service):
         except Exception as error:  # noqa: BLE001 a bug in an engine must not leave callers waiting for ever
             _fail(group, error)
         else:
-            took_s = self._time() - began_s
-            for (_, done), result in zip(group.members, results, strict=True):
-                if not done.done():
-                    done.set_result(result)
-            self._count(results, took_s)
+            self._count(results, self._time() - began_s)
+            if self._queue and len(results) > 1:  # the next group comes first: to tell them takes a while
+                self._call_soon(_tell, group.members, results)
+            else:
+                _tell(group.members, results)
 
     def _count(self, results: Sequence[Any], took_s: float) -> None:
         self.members += len(results)
         _took.see(took_s)
         _sizes.see(len(results))
-        _fenced.value += sum(map(is_fenced, results))
+        _fenced.value += fenced(results)
 
 
-def is_fenced(result: Any) -> bool:
-    """Whether a write was refused because its seat is somebody else's; some tell more than that word."""
-    told: object = getattr(result, "told", result)
-    return told == "fenced"
+def fenced(results: Sequence[Any]) -> int:
+    """How many writes were refused because their seat is somebody else's; some tell more than that word."""
+    if all(kind is str or not hasattr(kind, "told") for kind in set(map(type, results))):
+        return results.count("fenced")
+    return sum(getattr(result, "told", result) == "fenced" for result in results)
+
+
+def _tell(members: Sequence[Member], results: Sequence[Any]) -> None:
+    for (_, waiter), result in zip(members, results, strict=True):
+        try:
+            waiter.set_result(result)
+        except asyncio.InvalidStateError:
+            pass  # it has left
+        except Exception as error:  # noqa: BLE001 a bug above must not cost the neighbours their results
+            _report(error)
 
 
 def _fail(group: Group, error: Exception) -> None:
     group.seal()
-    for _, done in group.members:
-        if not done.done():
-            done.set_exception(error)
+    for _, waiter in group.members:
+        _tell_failure(waiter, error)
+
+
+def _tell_failure(waiter: Waiter, error: Exception) -> None:
+    try:
+        waiter.set_exception(error)
+    except asyncio.InvalidStateError:
+        pass  # it has left
+    except Exception as problem:  # noqa: BLE001 as above
+        _report(problem)
+
+
+def _report(error: Exception) -> None:
+    message = "whoever waited for a write failed"
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

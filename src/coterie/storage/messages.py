@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Mapping, Sequence
 
+    from coterie.storage.groups import Waiter
     from coterie.storage.interface import Claim
 
 Status = Literal["pending", "done", "dead"]
@@ -28,7 +29,7 @@ Mark = tuple[datetime, str]
 """A place in the order of a shard's messages: when it is due, then its id."""
 
 
-class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A stored call, as its sender gives it."""
 
     id: str
@@ -162,7 +163,7 @@ class Backlog(msgspec.Struct, frozen=True, gc=False):
     dead: int
 
 
-class Delivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """A pending message, to be run."""
 
     id: str
@@ -172,7 +173,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     method: str
     payload: bytes
     key: str | None
-    due_at: datetime
+    due_s: float
+    """When it may run, in seconds since 1970."""
     attempts: int
     """That failed, or were cut short by the death of their process."""
     trace_id: str | None
@@ -265,6 +267,10 @@ class Messages(Protocol):
 
     def commit(self, write: Commit) -> Future[Committed]:
         """Durable when it says "written". Concurrent ones share transactions; members are independent [M3]."""
+        ...
+
+    def save(self, write: Commit, waiter: Waiter) -> None:
+        """The same, for the end of each handler: `waiter` is told, without a future (`GroupWriter.post`)."""
         ...
 
     def setback(self, write: Setback) -> Future[Suffered]:

@@ -61,6 +61,9 @@ class FakeCalling:
         )
         self.routing = self
 
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def within_s(self, timeout_s: float | None) -> float:
         return 30.0 if timeout_s is None else timeout_s
 

@@ -7,6 +7,7 @@ import itertools
 from collections import defaultdict
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from coterie.entities.entity import Entity
     from coterie.entities.occupancy import ShardOccupant
     from coterie.entities.sweeping import Sweeping
+    from coterie.storage.groups import Waiter
     from coterie.storage.interface import Claim
     from coterie.storage.messages import Backlog, Commit, Mark, Policy, Setback
 
@@ -93,6 +95,9 @@ class FakeMessages:
 
     def commit(self, write: Commit) -> asyncio.Future[Any]:
         return self._submit("commit", write, self._commit)
+
+    def save(self, write: Commit, waiter: Waiter) -> None:
+        self.commit(write).add_done_callback(partial(_tell, waiter))
 
     def setback(self, write: Setback) -> asyncio.Future[Any]:
         return self._submit("setback", write, self._setback)
@@ -171,22 +176,7 @@ class FakeMessages:
         raise NotImplementedError("entities never ask for it")
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
-        found = [
-            Delivery(
-                id=row.id,
-                seat=row.seat,
-                entity_type=row.entity_type,
-                entity_id=row.entity_id,
-                method=row.method,
-                payload=row.payload,
-                key=row.key,
-                due_at=row.due_at,
-                attempts=row.attempts,
-                trace_id=row.trace_id,
-            )
-            for row in self._pending()
-            if row.id in ids
-        ]
+        found = [_delivery(row) for row in self._pending() if row.id in ids]
         await self._passing("fetch", tuple(ids))
         return found
 
@@ -359,10 +349,18 @@ def _delivery(row: MessageRow) -> Delivery:
         method=row.method,
         payload=row.payload,
         key=row.key,
-        due_at=row.due_at,
+        due_s=row.due_at.timestamp(),
         attempts=row.attempts,
         trace_id=row.trace_id,
     )
+
+
+def _tell(waiter: Waiter, answer: asyncio.Future[Any]) -> None:
+    error = answer.exception()
+    if error is None:
+        waiter.set_result(answer.result())
+    else:
+        waiter.set_exception(error)
 
 
 def _resolve(answer: asyncio.Future[Any], told: Any) -> None:

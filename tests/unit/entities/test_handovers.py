@@ -62,10 +62,10 @@ async def test_a_message_crosses_whole() -> None:
         message = ground.message("a", "wait", 7, key="k", trace_id="t")
         crossed = msgspec.msgpack.decode(pack(Kind.NEW, message, epoch=3, due_s=12.5), type=Handover)
         assert (crossed.kind, crossed.seat, crossed.epoch, crossed.due_s) == (Kind.NEW, message.seat, 3, 12.5)
-        delivery = delivery_of(crossed, crossed.due_s)
+        delivery = delivery_of(message, 12.5)
         for name in ("id", "seat", "entity_type", "entity_id", "method", "payload", "key", "trace_id"):
-            assert getattr(delivery, name) == getattr(message, name)
-        assert (delivery.due_at.timestamp(), delivery.attempts) == (12.5, 0)
+            assert getattr(crossed, name) == getattr(delivery, name) == getattr(message, name)
+        assert (crossed.due_s, crossed.attempts) == (delivery.due_s, delivery.attempts) == (12.5, 0)
 
 
 async def test_whoever_waits_is_answered_after_the_commit_and_once() -> None:

@@ -106,10 +106,12 @@ class Desk(Entity):
         return [task.result() for task in made]
 
     @rpc
-    async def cancel_its_task(self, wait: bool) -> str:
+    async def cancel_its_task(self, wait: bool, uncancel: bool = False) -> str:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
+        if uncancel:
+            task.uncancel()
         if wait:
             await asyncio.sleep(PROMPTLY_S)
         return "returned"
@@ -284,9 +286,10 @@ async def test_a_handler_can_have_a_task_group() -> None:
     await ground.host.stop()
 
 
-async def test_a_handler_that_cancels_its_own_task_cancels_nobody_else() -> None:
+@pytest.mark.parametrize("uncancel", [False, True])
+async def test_a_handler_that_cancels_its_own_task_cancels_nobody_else(uncancel: bool) -> None:
     ground = await ready("a", "b")
-    works = await prompt_all(ground, [("a", "cancel_its_task", (False,)), ("b", "task", (True,))], taken=None)
+    works = await prompt_all(ground, [("a", "cancel_its_task", (False, uncancel)), ("b", "task", (True,))], taken=None)
     assert [await work.future for work in works] == ["returned", True]
     await ground.host.stop()
 

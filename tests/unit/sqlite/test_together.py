@@ -208,7 +208,7 @@ async def test_a_row_that_the_table_refuses_undoes_its_whole_group(storage: Sqli
         await committed(storage, KvPut("k", b"v", 1), Insert(message(0)), bad, Insert(message(2)))
     assert caught.value.outcome == "refused"
     assert await statuses(storage) == {}
-    writes = [storage.submit(Insert(message(0))), storage.submit(bad), storage.submit(Insert(message(2)))]
+    writes = [storage.groups.submit(each) for each in (Insert(message(0)), bad, Insert(message(2)))]
     told = await asyncio.gather(*writes, return_exceptions=True)
     assert isinstance(told[1], PersistenceError)
     assert await statuses(storage) == dict.fromkeys([0, 2], "pending")

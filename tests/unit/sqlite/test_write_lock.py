@@ -105,9 +105,9 @@ async def test_what_queues_while_the_lock_is_waited_for_shares_the_transaction(n
     async with new(lock_limit_s=20) as storage:
         other = apsw.Connection(str(path))
         other.execute("begin immediate")
-        first = storage.submit(KvPut("first", b"v", 1))
+        first = storage.groups.submit(KvPut("first", b"v", 1))
         await begun(storage)
-        late = [storage.submit(KvPut(f"k{n}", b"v", n)) for n in range(20)]
+        late = [storage.groups.submit(KvPut(f"k{n}", b"v", n)) for n in range(20)]
         other.execute("commit")
         other.close()
         await asyncio.gather(first, *late)

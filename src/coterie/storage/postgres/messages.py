@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.kernel.forks import Origin
-    from coterie.storage.groups import GroupWriter
+    from coterie.storage.groups import GroupWriter, Waiter
     from coterie.storage.interface import Claim
     from coterie.storage.messages import (
         Commit,
@@ -55,6 +55,11 @@ class PostgresMessages:
         self._origin.require_same()
         return self._writer.submit(write)
 
+    def save(self, write: Commit, waiter: Waiter) -> None:
+        """The same; `waiter` is told."""
+        self._origin.require_same()
+        self._writer.post(write, waiter)
+
     def setback(self, write: Setback) -> Future[Suffered]:
         """An attempt has failed."""
         self._origin.require_same()
@@ -76,7 +81,7 @@ class PostgresMessages:
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
         """Those of these messages that are pending, in no order."""
-        return [Delivery(**row) for row in await self._read("fetch", ids)]
+        return [Delivery(*row) for row in await self._read("fetch", ids)]
 
     async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
         """Count an attempt for what may have been running when the holder before died [C5]."""

@@ -56,17 +56,17 @@ class Database(Service):
         if self.path is not None:
             self._reader = executors("reader", lambda: self._open(writes=False))
         self._memory: Desk | None = None
-        self._origin = Origin(self.what)
+        self.origin = Origin(self.what)
         self._chance = chance
         self._patience = self.patience(limit_s=limit_s)
 
     def require_same_process(self) -> None:
         """Raise in a forked child: it must neither use nor let go of what is its parent's [P13]."""
-        self._origin.require_same()
+        self.origin.require_same()
 
     def require_usable(self) -> None:
         """Raise unless it is started, here and not in the parent of this process."""
-        self._origin.require_same()
+        self.origin.require_same()
         self.require_running()
 
     async def transact(self, work: Callable[[apsw.Connection], T], *, doing: str) -> T:
@@ -121,7 +121,7 @@ class Database(Service):
         return None if self.leases_path is None else guard.lock_holder(self.leases_path)
 
     async def _start(self) -> None:
-        self._origin.set()
+        self.origin.set()
         require_library()
         if self.path is not None:
             guard.require_not_inherited(self.path)

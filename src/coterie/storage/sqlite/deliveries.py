@@ -71,18 +71,8 @@ def suspect(connection: apsw.Connection, scope: Scope, claim: Claim, policies: S
 
 def _delivery(message: Any, *row: Any) -> Delivery:
     seat, entity_type, entity_id, method, payload, key, due_at_ns, attempts, trace_id = row
-    return Delivery(
-        id=message,
-        seat=seat,
-        entity_type=entity_type,
-        entity_id=entity_id,
-        method=method,
-        payload=payload,
-        key=key,
-        due_at=to_datetime(due_at_ns),
-        attempts=attempts,
-        trace_id=trace_id,
-    )
+    due_s = to_datetime(due_at_ns).timestamp()
+    return Delivery(message, seat, entity_type, entity_id, method, payload, key, due_s, attempts, trace_id)
 
 
 def _past(mark: Mark | None) -> dict[str, object]:

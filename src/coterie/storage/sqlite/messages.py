@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from coterie.storage.messages import Insert
 from coterie.storage.sqlite import deliveries, records, states
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.clock import Clock
-    from coterie.storage.interface import Claim, Write
+    from coterie.storage.groups import GroupWriter, Waiter
+    from coterie.storage.interface import Claim
     from coterie.storage.messages import (
         Backlog,
         Commit,
@@ -44,28 +45,37 @@ class SqliteMessages:
         self,
         database: Database,
         *,
-        submit: Callable[[Write], Future[Any]],
+        writer: GroupWriter,
         cluster: str,
         clock: Clock,
         audit: bool = False,
     ) -> None:
         self._database = database
-        self._submit = submit
+        self._writer = writer
+        self._origin = database.origin
         self._cluster = cluster
         self._clock = clock
         self._audit = audit
 
     def insert(self, message: Message) -> Future[Receipt]:
         """Store a message."""
-        return self._submit(Insert(message))
+        self._origin.require_same()
+        return self._writer.submit(Insert(message))
 
     def commit(self, write: Commit) -> Future[Committed]:
         """Durable when it says "written"."""
-        return self._submit(write)
+        self._origin.require_same()
+        return self._writer.submit(write)
+
+    def save(self, write: Commit, waiter: Waiter) -> None:
+        """The same; `waiter` is told."""
+        self._origin.require_same()
+        self._writer.post(write, waiter)
 
     def setback(self, write: Setback) -> Future[Suffered]:
         """Count a failed attempt."""
-        return self._submit(write)
+        self._origin.require_same()
+        return self._writer.submit(write)
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
         """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""

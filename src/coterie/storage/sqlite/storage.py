@@ -27,7 +27,6 @@ from coterie.storage.ticks import TickClaim, TickNote
 from coterie.storage.units import StepWrite, UnitEnd
 
 if TYPE_CHECKING:
-    from asyncio import Future
     from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
@@ -93,7 +92,7 @@ class SqliteStorage(Storage):
         self.machines = SqliteMachines(self._main, cluster=settings.name, clock=clock)
         audit = settings.audit
         self.units = SqliteUnits(self._main, **named, audit=audit)
-        self.messages = SqliteMessages(self._main, submit=self.submit, cluster=settings.name, clock=clock, audit=audit)
+        self.messages = SqliteMessages(self._main, writer=self.groups, cluster=settings.name, clock=clock, audit=audit)
         self._handlers: dict[type, Handler] = {
             **{kind: partial(handler, audit=audit) for kind, handler in HANDLERS.items()},
             StateSave: partial(leading.save, audit=audit),
@@ -134,12 +133,8 @@ class SqliteStorage(Storage):
 
     async def write(self, write: Write) -> Any:
         """The result of a write, durable; concurrent ones share transactions."""
-        return await self.submit(write)
-
-    def submit(self, write: Write) -> Future[Any]:
-        """The same without a task: a future that has the result."""
         self._main.require_usable()
-        return self.groups.submit(write)
+        return await self.groups.submit(write)
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[SqliteOwnership]:
         """A session for a runner: a thread of its own, with connections that nothing else shares."""

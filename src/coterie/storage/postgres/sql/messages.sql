@@ -340,7 +340,9 @@ order by late.due_at, late.id;
 
 -- name: fetch
 -- Pending messages by their ids.
-select m.id, m.seat, m.entity_type, m.entity_id, m.method, m.payload, m.key, m.due_at, m.attempts, m.trace_id
+select
+    m.id, m.seat, m.entity_type, m.entity_id, m.method, m.payload, m.key, extract(epoch from m.due_at)::float8, m.attempts,
+    m.trace_id
 from unnest($2::text[]) as u (id) cross join lateral (
     select * from coterie.messages where cluster = $1 and id = u.id and completed_at is null offset 0
 ) as m;
