@@ -9,6 +9,12 @@ FRAMES ?= 1000000
 WORKLOAD ?= kv fenced seats calls messages leaders crons cron_deploys flows
 MINUTES ?= 15
 
+# Most tests make a database: hundreds of files, and many waits for the disk. Where nobody is killed it lies in memory, if that has
+# room and lets programs run (those of PostgreSQL may be copied there), in a folder that goes with the tests.
+MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {print "/dev/shm"}')
+MEMORY := $(shell test -w "$(MEMORY)" && ! grep -qs " $(MEMORY) .*noexec" /proc/mounts && echo $(MEMORY))
+IN_MEMORY := $(if $(MEMORY),export TMPDIR=$$(mktemp -d $(MEMORY)/test.XXXXXX) && trap 'rm -rf $$TMPDIR' EXIT INT TERM && chmod 755 $$TMPDIR &&)
+
 # Each process of each stage would compile the tests anew, with pytest's own rewriting: most of what collecting them takes.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -58,13 +64,13 @@ types: .venv/dev.stamp ## mypy strict
 	@$(PY) -m mypy --no-error-summary
 
 unit: .venv/dev.stamp ## unit and contract tests
-	@$(PY) -m pytest -q tests -m "$(QUICK)" -n 2
+	@$(IN_MEMORY) $(PY) -m pytest -q tests -m "$(QUICK)" -n 2
 
 simulation: .venv/dev.stamp ## a fixed sample of seeds, and the planted bugs that the simulator must find
 	@$(PY) -m pytest -q tests -m "simulation and not nightly" -n 2
 
 interleavings: .venv/dev.stamp ## a fixed sample of the orders of two transactions on a real PostgreSQL
-	@$(PY) -m pytest -q tests -m "interleavings and not nightly" -n 2
+	@$(IN_MEMORY) $(PY) -m pytest -q tests -m "interleavings and not nightly" -n 2
 
 processes: .venv/dev.stamp ## tests that start and kill real processes (a sample)
 	@$(PY) -m pytest -q tests -m "processes and not nightly" -n 2

@@ -9,12 +9,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from coterie.kernel.chance import Chance
+from coterie.storage.postgres.connections import Connector, Limits
+from coterie.storage.postgres.schema import PostgresSchema
 from coterie.testing.servers import Server, run_aside
 
 if TYPE_CHECKING:
     from coterie.testing.servers import Mode
 
-__all__ = ["ForeignServer", "Server", "open_server", "run_aside"]
+__all__ = ["ForeignServer", "Server", "open_server", "run_aside", "set_up"]
 
 
 class ForeignServer(Server):
@@ -62,3 +65,10 @@ def open_server() -> Server:
         server.close()
         raise
     return server
+
+
+def set_up(url: str) -> None:
+    """Make all tables in an empty database."""
+    limits = Limits()
+    connector = Connector(url, incarnation="0" * 32, chance=Chance(), limits=limits)
+    run_aside(PostgresSchema(connector, limits=limits).apply())

@@ -15,7 +15,6 @@ from coterie.kernel.clock import SystemClock
 from coterie.settings import Settings
 from coterie.storage.opening import open_storage
 from coterie.testing.pooler import Pooler
-from coterie.testing.servers import run_aside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -52,11 +51,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield "sqlite://"
     elif request.param == "file":
         yield f"sqlite:///{tmp_path}/contract.db"
-    elif request.param == "postgres":
-        is_empty = request.module.__name__.endswith("test_migrations")
-        yield request.getfixturevalue("postgres_url" if is_empty else "migrated_url")
     else:
-        with Pooler(request.getfixturevalue("swept_url")) as pooler:
+        is_empty = request.module.__name__.endswith("test_migrations")
+        direct: str = request.getfixturevalue("empty_postgres_url" if is_empty else "migrated_url")
+        if request.param == "postgres":
+            yield direct
+            return
+        with Pooler(direct) as pooler:
             yield pooler.url
 
 
@@ -78,14 +79,8 @@ _SWEEP = """
 
 
 @pytest.fixture(scope="session")
-def migrated_database(postgres_server: Server) -> Iterator[str]:
-    name = postgres_server.create_database()
-
-    async def migrate() -> None:
-        async with new_storage(postgres_server.url(name)):
-            pass
-
-    run_aside(migrate())
+def migrated_database(postgres_server: Server, postgres_template: str) -> Iterator[str]:
+    name = postgres_server.create_database(template=postgres_template)
     yield name
     postgres_server.drop_database(name)
 
@@ -95,26 +90,6 @@ def migrated_url(postgres_server: Server, migrated_database: str) -> str:
     """A database with all tables and no rows: it is emptied sooner than another one is made."""
     postgres_server.execute(_SWEEP, database=migrated_database)
     return postgres_server.url(migrated_database)
-
-
-@pytest.fixture(scope="session")
-def shared_database(postgres_server: Server) -> Iterator[str]:
-    name = postgres_server.create_database()
-    yield name
-    postgres_server.drop_database(name)
-
-
-@pytest.fixture
-def swept_url(postgres_server: Server, shared_database: str) -> str:
-    """A database that was emptied, which takes half the time of a new one."""
-    postgres_server.execute(
-        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"  # whose client is gone may still be at work
-        " where datname = current_database() and pid <> pg_backend_pid()",
-        "drop schema if exists coterie, public cascade",
-        "create schema public",
-        database=shared_database,
-    )
-    return postgres_server.url(shared_database)
 
 
 @asynccontextmanager

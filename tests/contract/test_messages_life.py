@@ -338,11 +338,13 @@ async def test_a_purge_walks_in_steps_and_stops_where_all_is_too_young(
     for number in range(6):
         await storage.messages.insert(message(number))
         await storage.messages.commit(Commit(claim, id_of(number)))
-    await passing(2.0)
+    over = await storage.now()
+    await passing(1.0)
     for number in range(6, 12):
         await storage.messages.insert(message(number))
         await storage.messages.commit(Commit(claim, id_of(number)))
-    total, steps = await purged(storage, retention_s=1.9, key_retention_s=1.9)
+    age_s = (await storage.now() - over).total_seconds()
+    total, steps = await purged(storage, retention_s=age_s, key_retention_s=age_s)
     assert total == 6
     assert steps <= 4, "it did not stop"
     count, after = await storage.messages.purge(after=id_of(7), retention_s=0, key_retention_s=0, most=2)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, Entity, MessageDead, PersistenceError, RemoteError, Retry, rpc
+from coterie.entities import sweeping
 from coterie.storage.undertakings import Undertaking
 from coterie.testing import probe
 from tests.contract import shops
@@ -29,6 +30,12 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
     monkeypatch.setattr(shops, "stage", stage)
     return stage
+
+
+@pytest.fixture
+def swept_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not handed over is found soon."""
+    monkeypatch.setattr(sweeping, "_EVERY_S", 0.1)
 
 
 @pytest.fixture(params=["memory", "file", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -200,6 +207,7 @@ async def test_a_caller_that_gives_up_takes_its_volatile_handler_with_it(cluster
     assert await audited(cluster) == [2]
 
 
+@pytest.mark.usefixtures("swept_often")
 @pytest.mark.parametrize("happened", [True, False], ids=["committed", "not committed"])
 @pytest.mark.parametrize("method", ["order", "order_volatile"])
 async def test_a_commit_whose_answer_is_lost_counts_once(

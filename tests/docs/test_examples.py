@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ assert example.first_failure(example.atomic, seeds=5) is None
 """
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SIMULATED = [path for path in EXAMPLES if path.name.startswith("test_") or path.name == "under_faults.py"]
+RUNNING = [path for path in EXAMPLES if path not in SIMULATED]
 
 
 def command(example: Path) -> list[str | Path]:
@@ -54,12 +56,24 @@ def command(example: Path) -> list[str | Path]:
     return [*(["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []), example]
 
 
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(path, marks=[pytest.mark.nightly] * (path in SIMULATED), id=path.name) for path in EXAMPLES],
-)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    """At night those with many seeds too, as they stand there; for each change a few of these, see below."""
+@pytest.mark.timeout(300)
+def test_the_examples_run(tmp_path: Path) -> None:
+    """All at once: each has processes of its own, and mostly waits for what these do."""
+
+    def ran(example: Path) -> str:
+        folder = tmp_path / example.stem
+        folder.mkdir()
+        done = run(command(example), folder)
+        return f"{example.name}: {done.stdout}{done.stderr}" if done.returncode else ""
+
+    with ThreadPoolExecutor(len(RUNNING)) as aside:
+        assert not "".join(aside.map(ran, RUNNING))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("example", SIMULATED, ids=lambda path: path.name)
+def test_an_example_with_many_seeds_runs(example: Path, tmp_path: Path) -> None:
+    """As they stand there; for each change a few of these, see below."""
     done = run(command(example), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 
+@pytest.fixture
+def postgres_url(empty_postgres_url: str) -> str:
+    """Nothing has been set up: that is for the processes, which come to it together."""
+    return empty_postgres_url
+
+
 @pytest.fixture(params=["sqlite", POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database of each kind that several processes can share."""

@@ -201,7 +201,7 @@ async def test_clocks_of_runners_are_wrong_each_in_its_own_way() -> None:
     async with simulate(cluster, runners=3) as sim:
         walls = [runner.clock.wall_ns() for runner in sim.runners]
         steady = [runner.clock.steady_ns() for runner in sim.runners]
-        await sim.advance("10m")
+        await sim.advance("1m")
         later = [runner.clock.steady_ns() for runner in sim.runners]
     assert len(set(walls)) == 3
     assert len({after - before for after, before in zip(later, steady, strict=True)}) == 3

@@ -146,11 +146,13 @@ def test_settings_that_break_a_promise_are_worth_a_remark_once(
 
 
 @pytest.mark.postgres
-def test_a_server_tells_its_version_and_connections(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert coterie(capsys, "migrate", "--url", postgres_url, "--apply").code == 0
-    said = coterie(capsys, "doctor", "--url", postgres_url)
+def test_a_server_tells_its_version_and_connections(
+    empty_postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert coterie(capsys, "migrate", "--url", empty_postgres_url, "--apply").code == 0
+    said = coterie(capsys, "doctor", "--url", empty_postgres_url)
     assert said.code == 0
-    assert redacted_url(postgres_url) in said.out
+    assert redacted_url(empty_postgres_url) in said.out
     assert re.search(r"database +PostgreSQL \d+[\d.]*, schema \d+ \(current\), \d+ of \d+ connections ours", said.out)
     assert "runners       none at all" in said.out
     assert said.out.count("fsync=off") <= 1, "what the log warns of is a remark, once"

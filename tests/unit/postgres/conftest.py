@@ -14,7 +14,7 @@ from coterie.settings import Settings
 from coterie.storage.postgres import Limits, PostgresStorage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from tests.postgres import Server
 
@@ -62,6 +62,38 @@ def own_server(postgres_server: Server) -> Server:
 async def storage(postgres_url: str) -> AsyncIterator[PostgresStorage]:
     async with new_storage(postgres_url) as storage:
         yield storage
+
+
+class Grown:
+    """Databases with many rows: they are made once, and copied, which takes a fifth of the time."""
+
+    def __init__(self, server: Server, template: str, first: Sequence[str], grow: Sequence[str]) -> None:
+        self._server = server
+        self._empty = server.create_database(template=template)
+        server.execute(*first, database=self._empty)
+        self._grown = server.create_database(template=self._empty)
+        server.execute(*grow, database=self._grown)
+        self._grow = list(grow)
+        self._made = [self._empty, self._grown]
+
+    def copy(self, steps: Sequence[str]) -> str:
+        """A database after these statements, which may begin with those that make it grow; its URL."""
+        count = len(self._grow)
+        is_grown = list(steps[:count]) == self._grow
+        name = self._server.create_database(template=self._grown if is_grown else self._empty)
+        self._made.append(name)
+        self._server.execute(*steps[count if is_grown else 0 :], database=name)
+        return self._server.url(name)
+
+    def drop(self, url: str) -> None:
+        """Take a copy away."""
+        self._made.remove(database_of(url))
+        self._server.drop_database(database_of(url))
+
+    def close(self) -> None:
+        """Take all of them away."""
+        for name in self._made:
+            self._server.drop_database(name)
 
 
 @pytest.fixture

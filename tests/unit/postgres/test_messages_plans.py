@@ -10,11 +10,15 @@ import pytest
 from coterie.storage.postgres import folding
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.postgres.connections import session_settings
-from tests.unit.postgres.conftest import SHORT, new_storage, stranger
+from tests.unit.postgres.conftest import SHORT, Grown, stranger
 from tests.unit.postgres.test_states_plans import nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import asyncpg
+
+    from tests.postgres import Server
 
 pytestmark = pytest.mark.postgres
 
@@ -55,32 +59,48 @@ FINDS = {
 }
 """By which index, and which of its columns, a statement may look for messages. By their place it always may."""
 
-FILL = """
-insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)
-select 'default', 'r' || i, '', '', '', '{}', 1, '', '{}' from generate_series(1, 10) as i;
-insert into coterie.seats (cluster, name, "group", holder, epoch)
-select 'default', 's' || i, 'default', 'r' || i % 10 + 1, 1 from generate_series(1, 300) as i;
-insert into coterie.states
-select 'default', 'k' || i, 's' || i % 300, 'value', 1, 1 from generate_series(1, 20000) as i;
-insert into coterie.messages
-    (cluster, id, seat, entity_type, entity_id, method, key, sent_at, due_at, digest, payload, attempts)
-select 'default', lpad(to_hex(i), 32, '0'), 's' || i % 300, 'Account', 'e' || i % 5000, 'add',
-    case when i % 3 = 0 then 'k' || i end, now(), now(), '', 'payload', case when i % 1000 = 0 then 1 else 0 end
-from generate_series(1, 100000) as i;
-"""
-END = "update coterie.messages set status = 1, completed_at = now();"
+OFF = ["alter table coterie.messages set (autovacuum_enabled = off)"]
+FILL = [
+    """insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)
+       select 'default', 'r' || i, '', '', '', '{}', 1, '', '{}' from generate_series(1, 10) as i""",
+    """insert into coterie.seats (cluster, name, "group", holder, epoch)
+       select 'default', 's' || i, 'default', 'r' || i % 10 + 1, 1 from generate_series(1, 300) as i""",
+    """insert into coterie.states
+       select 'default', 'k' || i, 's' || i % 300, 'value', 1, 1 from generate_series(1, 20000) as i""",
+    """insert into coterie.messages
+           (cluster, id, seat, entity_type, entity_id, method, key, sent_at, due_at, digest, payload, attempts)
+       select 'default', lpad(to_hex(i), 32, '0'), 's' || i % 300, 'Account', 'e' || i % 5000, 'add',
+           case when i % 3 = 0 then 'k' || i end, now(), now(), '', 'payload', case when i % 1000 = 0 then 1 else 0 end
+       from generate_series(1, 100000) as i""",
+]
+END = "update coterie.messages set status = 1, completed_at = now()"
 ANALYZE = "vacuum analyze"
 TABLES = {
     "empty": [],
     "empty and analyzed": [ANALYZE],
-    "100,000 pending, unknown to the planner": [FILL],
-    "100,000 pending": [FILL, ANALYZE],
-    "100,000 done": [FILL, END, ANALYZE],
-    "just bloated": [FILL, ANALYZE, END, "delete from coterie.messages where due_at > '-infinity' and key is null"],
-    "bloated and analyzed": [FILL, END, "delete from coterie.messages where id < lpad('18000', 32, '0')", "analyze"],
+    "100,000 pending, unknown to the planner": FILL,
+    "100,000 pending": [*FILL, ANALYZE],
+    "100,000 done": [*FILL, END, ANALYZE],
+    "just bloated": [*FILL, ANALYZE, END, "delete from coterie.messages where due_at > '-infinity' and key is null"],
+    "bloated and analyzed": [*FILL, END, "delete from coterie.messages where id < lpad('18000', 32, '0')", "analyze"],
 }
 WALKED = {"suspect", "revive_all", "remove_messages", "remove_dead", "purge_messages", "discard_messages"}
 """Those that find by `id = any(…)`: before 17 that may be a walk as long as the table looks empty, see kv.sql."""
+
+
+@pytest.fixture(scope="module")
+def grown(postgres_server: Server, postgres_template: str) -> Iterator[Grown]:
+    grown = Grown(postgres_server, postgres_template, OFF, FILL)
+    yield grown
+    grown.close()
+
+
+@pytest.fixture
+def filled_url(grown: Grown, tables: str) -> Iterator[str]:
+    """The URL of a database in which tables are like that."""
+    url = grown.copy(TABLES[tables])
+    yield url
+    grown.drop(url)
 
 
 async def plan_of(connection: asyncpg.Connection[Any], sql: str) -> dict[str, Any]:
@@ -108,14 +128,9 @@ def problems(name: str, plan: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("tables", TABLES)
-async def test_messages_are_found_by_key(postgres_url: str, tables: str) -> None:
+async def test_messages_are_found_by_key(filled_url: str, tables: str) -> None:
     """STACK's trap: an end is found by its id and never through what is pending, a sweep only there; M3."""
-    async with new_storage(postgres_url):
-        pass
-    async with stranger(postgres_url) as connection:
-        await connection.execute("alter table coterie.messages set (autovacuum_enabled = off)")
-        for statement in TABLES[tables]:
-            await connection.execute(statement)
+    async with stranger(filled_url) as connection:
         await connection.execute(session_settings("writer", application="plans", limits=SHORT))
         exempt = WALKED if tables.startswith("empty") and connection.get_server_version() < (17,) else set()
         for name in STATEMENTS:
@@ -124,13 +139,9 @@ async def test_messages_are_found_by_key(postgres_url: str, tables: str) -> None
 
 
 @pytest.mark.parametrize("tables", ["empty", "100,000 pending"])
-async def test_nothing_is_written_that_does_not_come_through_the_fence(postgres_url: str, tables: str) -> None:
+async def test_nothing_is_written_that_does_not_come_through_the_fence(filled_url: str) -> None:
     """C1, M3: each part that writes reads `held`, or what was made of it; both are locked, the runner first."""
-    async with new_storage(postgres_url):
-        pass
-    async with stranger(postgres_url) as connection:
-        for statement in TABLES[tables]:
-            await connection.execute(statement)
+    async with stranger(filled_url) as connection:
         await connection.execute(session_settings("writer", application="plans", limits=SHORT))
         for name in FENCED:
             plan = await plan_of(connection, SQL[name])
@@ -176,8 +187,6 @@ def unfenced(plan: dict[str, Any]) -> list[str]:
 
 async def test_a_part_that_joins_no_fence_and_a_walk_are_seen(postgres_url: str) -> None:
     """That the tests above can fail."""
-    async with new_storage(postgres_url):
-        pass
     async with stranger(postgres_url) as connection:
         await connection.execute(session_settings("writer", application="plans", limits=SHORT))
         careless = SQL["commit_handlers"].replace(

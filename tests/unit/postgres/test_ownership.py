@@ -176,13 +176,14 @@ async def test_a_silent_network_costs_a_call_its_limit_and_says_what_is_known_lo
         (lambda a: a.declare(SEATS), "unreachable"),  # lost before its commit
         (lambda a: a.evict(B, counter=1, expired=False), "unreachable"),
     ]
-    async with Proxy(own_server.port) as proxy:
-        url = f"postgresql://postgres@127.0.0.1:{proxy.port}/{database_of(postgres_url)}"
-        async with new_storage(url, limits=limits) as storage:
-            async with runner(storage, A):
-                pass
-            for call, outcome in calls:
-                async with storage.ownership(A) as a:
+
+    async def befalls(me: str, call: Callable[[Ownership], Awaitable[object]], outcome: str) -> None:
+        async with Proxy(own_server.port) as proxy:
+            url = f"postgresql://postgres@127.0.0.1:{proxy.port}/{database_of(postgres_url)}"
+            async with new_storage(url, limits=limits) as storage:
+                async with runner(storage, me):
+                    pass
+                async with storage.ownership(me) as a:
                     await call(a)  # what is prepared already is sent at once
                     proxy.silent = True
                     with pytest.raises(PersistenceError, match=r"no answer within 0\.[45]") as caught:
@@ -192,11 +193,15 @@ async def test_a_silent_network_costs_a_call_its_limit_and_says_what_is_known_lo
                         await a.renew(ttl_s=60)
                     assert caught.value.outcome == "unreachable"
                     with pytest.raises(PersistenceError, match="no answer within"):
-                        async with storage.ownership(A):
+                        async with storage.ownership(me):
                             pass
                     proxy.silent = False
-            async with storage.ownership(A) as a:
-                assert await a.renew(ttl_s=60) is not None
+                async with storage.ownership(me) as a:
+                    assert await a.renew(ttl_s=60) is not None
+
+    async with asyncio.TaskGroup() as together:
+        for number, (call, outcome) in enumerate(calls):
+            together.create_task(befalls(f"{number:032x}", call, outcome))
 
 
 async def test_a_server_that_is_down_refuses_the_opening_in_time(own_server: Server, postgres_url: str) -> None:

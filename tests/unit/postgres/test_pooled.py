@@ -71,10 +71,10 @@ async def client(pooler: Pooler) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 @pytest.mark.parametrize("sessions", [1, 2, 3, 5])
 async def test_gap_07_p28_a_pooler_is_found_at_start_and_it_is_said_once_what_degrades(
-    postgres_url: str, sessions: int, caplog: pytest.LogCaptureFixture
+    empty_postgres_url: str, sessions: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    with Pooler(postgres_url, sessions=sessions) as pooler:
+    with Pooler(empty_postgres_url, sessions=sessions) as pooler:
         async with new_storage(pooler.url) as storage:
             for number in range(20):
                 await storage.kv.put(KvPut("k", b"%d" % number, number))

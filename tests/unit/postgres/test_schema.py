@@ -24,6 +24,12 @@ NEXT = Migration(len(KNOWN) + 1, "pre", "next", "create table coterie.next (numb
 LATE = Migration(len(KNOWN) + 2, "post", "late", "drop table coterie.next")
 
 
+@pytest.fixture
+def postgres_url(empty_postgres_url: str) -> str:
+    """Nothing has been set up."""
+    return empty_postgres_url
+
+
 def schema(url: str, *, known: tuple[Migration, ...] = KNOWN) -> PostgresSchema:
     connector = Connector(url, incarnation="c" * 32, chance=Chance(1), limits=SHORT)
     return PostgresSchema(connector, limits=SHORT, known=known)

@@ -150,7 +150,7 @@ async def test_a_cancelled_call_on_a_silent_network_returns_at_once(own_server: 
 
 
 async def test_a_stopped_storage_refuses_and_leaves_no_connection(postgres_server: Server, postgres_url: str) -> None:
-    storage = new_storage(postgres_url, incarnation="gone")
+    storage = new_storage(postgres_url, incarnation="gone", limits=SHORT)
     async with storage:
         slow = asyncio.create_task(storage.pool.read("select pg_sleep(30)"))
         await until(lambda: len(storage.pool._lent) == 1)

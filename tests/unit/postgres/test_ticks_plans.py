@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,13 +12,15 @@ from coterie.storage.interface import Claim
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.postgres.connections import session_settings
 from coterie.storage.ticks import Take
-from tests.unit.postgres.conftest import SHORT, new_storage, stranger
+from tests.unit.postgres.conftest import SHORT, Grown, new_storage, stranger
 from tests.unit.postgres.test_states_plans import nodes, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     import asyncpg
+
+    from tests.postgres import Server
 
 pytestmark = pytest.mark.postgres
 
@@ -70,6 +73,7 @@ BLOAT = [
     "update coterie.ticks set note = 'x'",
     "delete from coterie.ticks where outcome is not null and name <> 'c1'",
 ]
+OFF = [f"alter table coterie.{name} set (autovacuum_enabled = off)" for name in NAMES]
 ANALYZE = ["vacuum analyze coterie." + name for name in NAMES]
 TABLES = {
     "empty": [],
@@ -122,21 +126,39 @@ def inside(node: dict[str, Any], index: str) -> bool:
     return any(each.get("Index Name") == index for each in nodes(node))
 
 
-async def prepared(connection: asyncpg.Connection[Any], tables: str) -> None:
-    for table in NAMES:
-        await connection.execute(f"alter table coterie.{table} set (autovacuum_enabled = off)")
-    for statement in TABLES[tables]:
-        await connection.execute(statement)
-    await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+@pytest.fixture(scope="module")
+def grown(postgres_server: Server, postgres_template: str) -> Iterator[Grown]:
+    grown = Grown(postgres_server, postgres_template, OFF, CRONS + HISTORY)
+    yield grown
+    grown.close()
+
+
+@pytest.fixture
+def tables() -> str:
+    """How they are where the test does not say."""
+    return "full"
+
+
+@pytest.fixture
+def filled_url(grown: Grown, tables: str) -> Iterator[str]:
+    """The URL of a database in which tables are like that."""
+    url = grown.copy(TABLES[tables])
+    yield url
+    grown.drop(url)
+
+
+@asynccontextmanager
+async def writer(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection set up as the writer's."""
+    async with stranger(url) as connection:
+        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        yield connection
 
 
 @pytest.mark.parametrize("tables", TABLES)
-async def test_crons_and_ticks_are_found_by_key(postgres_url: str, tables: str) -> None:
+async def test_crons_and_ticks_are_found_by_key(filled_url: str) -> None:
     """M3: never a walk over ticks that have ended, whatever the planner believes; and so it is when they are run."""
-    async with new_storage(postgres_url):
-        pass
-    async with stranger(postgres_url) as connection:
-        await prepared(connection, tables)
+    async with writer(filled_url) as connection:
         for name, values in HOT.items():
             plan = await plan_of(connection, SQL[name], values)
             assert problems(name, plan) == [], f"{name}: {json.dumps(plan, indent=1)}"
@@ -158,12 +180,9 @@ async def pages_of(connection: asyncpg.Connection[Any], sql: str, values: str) -
     return min(tries)
 
 
-async def test_a_walk_is_seen(postgres_url: str) -> None:
+async def test_a_walk_is_seen(filled_url: str) -> None:
     """That the test above can fail."""
-    async with new_storage(postgres_url):
-        pass
-    async with stranger(postgres_url) as connection:
-        await prepared(connection, "full")
+    async with writer(filled_url) as connection:
         for name, index in (("look_at_crons", "open"), ("list_crons", "latest"), ("purge_ticks", "ended")):
             await connection.execute(f"begin; drop index coterie.ticks_{index}")
             assert problems(name, await plan_of(connection, SQL[name], HOT[name])) != [], name
@@ -178,12 +197,9 @@ async def test_a_walk_is_seen(postgres_url: str) -> None:
 
 
 @pytest.mark.parametrize("tables", ["empty", "full"])
-async def test_nothing_is_locked_before_the_fence_has_given_its_row(postgres_url: str, tables: str) -> None:
+async def test_nothing_is_locked_before_the_fence_has_given_its_row(filled_url: str) -> None:
     """C1: every part that writes reads `held`, or what has read it, and `held` has locked the seats after `me`."""
-    async with new_storage(postgres_url):
-        pass
-    async with stranger(postgres_url) as connection:
-        await prepared(connection, tables)
+    async with writer(filled_url) as connection:
         plans = {name: await plan_of(connection, SQL[name], HOT[name]) for name in FENCED}
         careless = SQL["take_crons"].replace("join held on held.name = i.seat and held.epoch = i.epoch", "")
         walk = await plan_of(connection, careless.replace("held.runner", "'' as runner"), HOT["take_crons"])
@@ -225,11 +241,10 @@ def own_nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from own_nodes(each)
 
 
-async def test_a_take_of_a_thousand_crons_with_nothing_new_neither_writes_nor_locks(postgres_url: str) -> None:
+async def test_a_take_of_a_thousand_crons_with_nothing_new_neither_writes_nor_locks(filled_url: str) -> None:
     """It is what a sweep does every few seconds."""
     takes = [Take(Claim("r1", f"cron:c{number}", 1), f"c{number}", "{}") for number in range(1000)]
-    async with new_storage(postgres_url) as storage, stranger(postgres_url) as connection:
-        await prepared(connection, "full")
+    async with new_storage(filled_url) as storage, writer(filled_url) as connection:
         first = await storage.ticks.take(takes)
         assert sum(len(book.open) for book in first.values()) == 5
         before = await marks(connection)
