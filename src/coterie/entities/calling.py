@@ -38,7 +38,7 @@ from coterie.errors import (
     UnknownEntity,
 )
 from coterie.kernel import meters, tracing
-from coterie.kernel.context import trace_here
+from coterie.kernel.context import context_here, trace_here
 from coterie.kernel.service import State
 from coterie.transport.routes import Route
 
@@ -192,7 +192,9 @@ class Calling:
         draw, time = self._draw, self.time  # as methods they would cost double
         message_id = draw()
         outer = _handled_here()
-        trace_id, chain = (trace_here() or message_id, ()) if outer is None else (outer.trace_id, outer.onward())
+        trace_id, chain = (message_id, ()) if outer is None else (outer.trace_id, outer.onward())
+        if outer is None and context_here(None) is not None:
+            trace_id = trace_here() or message_id
         if tracing.on:
             trace_id = trace_of(outer) or message_id
         routing, now_s = self.routing, time()

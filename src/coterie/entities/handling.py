@@ -237,8 +237,10 @@ class Handlers:
         resident.current = None
         resident.running -= 1
         if not resident.running and not resident.is_kept:
-            rest = self._rest
-            rest(resident)
+            if resident.rested_ns:
+                resident.rested_ns = now_ns  # what `rest` comes to
+            else:
+                self._rest(resident)
         work.reply(body)
 
     def _returned(self, work: Work, value: Any) -> None:
@@ -313,10 +315,7 @@ class Handlers:
         resident.running -= 1
         resident.shard.busy -= 1
         if not resident.running:
-            if resident.is_leaving or resident.is_kept:
-                self._lives.rests(resident)
-            else:  # what that comes to
-                self._rest(resident)
+            self._lives.rests(resident)
 
     # Deadlines
 

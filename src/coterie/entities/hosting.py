@@ -84,7 +84,7 @@ class Host:
         self.tasks = Tasks("entities/resources")
         self.answers = Answers(name, self.counts)
         self._loop = asyncio.get_running_loop()
-        self.idling = Idling(self._loop, lambda: self._hosted.values(), self._evict)
+        self.idling = Idling(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
         messages = None if storage is None else storage.messages
         self.handlers = Handlers(
             self,
@@ -96,7 +96,7 @@ class Host:
             most_bytes=settings.frame_limit,
             steady_ns=clock.steady_ns,
         )
-        self._push = self.handlers.serving.push
+        self._serving = self.handlers.serving
         self.farewells = Farewells()
         self._types = types
         self._chance = chance
@@ -143,11 +143,13 @@ class Host:
         if resident is None or resident.running:
             self._place(hosted, work)
             return
-        work.resident = resident  # it lives here and is idle: what `_place` and `admit` come to
-        hosted.idle.pop(resident, None)
+        work.resident = resident  # it lives here and is idle: what `_place`, `admit` and `push` come to
         resident.running = 1
         resident.shard.busy += 1
-        self._push(work)
+        serving = self._serving
+        serving.ready.append(work)
+        if not serving.is_serving:
+            serving.serve_on()
 
     def cancel(self, work: Work) -> None:
         """The caller has left: work that waits never runs, a handler that runs is cancelled, nothing is answered.
@@ -273,8 +275,6 @@ class Host:
         if work.chain and _waits_for_itself(resident, work):
             self.answers.refuse(work, ReentrantCall(target=work.target, chain=_shown(work)))
         elif resident.running < resident.limit:
-            if not resident.running:
-                hosted.idle.pop(resident, None)
             self.handlers.admit(work)
         else:
             self._let_wait(resident, work)
@@ -320,7 +320,7 @@ class Host:
         resident.is_leaving = True
         resident.mailbox = None
         del hosted.entities[resident.id], resident.shard.residents[resident]
-        hosted.idle.pop(resident, None)
+        self.idling.forget(resident)
         self.counts.resident -= 1
         if not resident.running:
             self.farewells.begin(resident)

@@ -1,7 +1,13 @@
-"""Idling: who leaves when nobody calls. One timer for all entities of a runner, none for each."""
+"""Idling: who leaves when nobody calls. One timer for all entities of a runner, none for each.
+
+A call only notes when it ended (`Resident.rested_ns`). Each entity has one entry in a heap of its type, under a time at
+which it rested; whether it was called since is looked at when that entry comes first, and then it gets another place.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -11,71 +17,110 @@ if TYPE_CHECKING:
 
     from coterie.entities.residents import Hosted, Resident
 
+_LATE_S = 0.001
+"""Loops count in milliseconds: one that rings too early would find nobody, and ring again at once."""
+_AT_ONCE = 1_000
+"""Entries looked at before the loop gets its turn."""
+
 
 class Idling:
-    """Entities without calls, by type, the longest idle first.
+    """Entities by type, those that have been idle longest first.
 
     Args:
-        loop: Whose clock counts.
+        loop: Whose timers ring.
+        steady_ns: The clock that counts.
         types: All types that have entities here.
-        evict: Lets one leave.
+        evict: Lets one leave, by `Host.retire`.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        steady_ns: Callable[[], int],
         types: Callable[[], Iterable[Hosted]],
         evict: Callable[[Resident], object],
     ) -> None:
         self._loop = loop
+        self._steady_ns = steady_ns
         self._types = types
         self._evict = evict
-        self._next_s = math.inf
+        self._numbers = itertools.count()  # of entries: residents have no order
+        self._next_ns = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def rest(self, resident: Resident) -> None:
-        """An entity has nothing to do from now on. Its next call takes it out again (`hosted.idle.pop`)."""
-        hosted, now_s = resident.hosted, self._loop.time()
-        hosted.idle[resident] = now_s
-        if now_s + hosted.max_idle_s < self._next_s:
-            self._arm(now_s + hosted.max_idle_s)
+        """An entity has nothing to do from now on."""
+        now_ns, is_listed = self._steady_ns(), resident.rested_ns > 0
+        resident.rested_ns = now_ns
+        if not is_listed:
+            self._list(resident, now_ns)
+            if now_ns + resident.hosted.max_idle_ns < self._next_ns:
+                self._arm(now_ns + resident.hosted.max_idle_ns)
+
+    def forget(self, resident: Resident) -> None:
+        """It leaves. Its entry goes when it comes first, or when every other one is of somebody who has left."""
+        hosted = resident.hosted
+        if resident.rested_ns:
+            hosted.gone += 1
+        if hosted.gone > len(hosted.idle) // 2:
+            hosted.idle = [entry for entry in hosted.idle if not entry[2].is_leaving]
+            heapq.heapify(hosted.idle)
+            hosted.gone = 0
 
     def longest(self) -> Resident | None:
         """Who has been idle for the longest time, of all types."""
-        heads = [next(iter(hosted.idle.items())) for hosted in self._types() if hosted.idle]
-        return min(heads, key=lambda head: head[1])[0] if heads else None
+        now_ns = self._steady_ns()
+        heads = [head for hosted in self._types() if (head := self._first(hosted, now_ns)) is not None]
+        return min(heads, key=lambda head: head.rested_ns) if heads else None
 
     def stop(self) -> None:
         """Nobody is evicted any more."""
-        self._next_s = -math.inf
+        self._next_ns = -math.inf
         if self._timer is not None:
             self._timer.cancel()
 
-    def _arm(self, at_s: float) -> None:
+    def _list(self, resident: Resident, at_ns: int) -> None:
+        heapq.heappush(resident.hosted.idle, (at_ns, next(self._numbers), resident))
+
+    def _first(
+        self, hosted: Hosted, now_ns: int, *, until_ns: float = math.inf, most: float = math.inf
+    ) -> Resident | None:
+        """The one of a type that has been idle longest; None: nobody is, not since `until_ns`, or not among `most`."""
+        looked = 0
+        while hosted.idle and looked < most:
+            since_ns, _, resident = hosted.idle[0]
+            if since_ns > until_ns or since_ns > now_ns:
+                return None
+            if resident.is_leaving:
+                heapq.heappop(hosted.idle)
+                hosted.gone -= 1
+            elif resident.running or resident.is_kept or resident.rested_ns > since_ns:
+                heapq.heappop(hosted.idle)
+                is_idle = not (resident.running or resident.is_kept)
+                self._list(resident, resident.rested_ns if is_idle else now_ns + 1)  # behind all that are
+            else:
+                return resident
+            looked += 1
+        return None
+
+    def _arm(self, at_ns: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._next_s = at_s
-        self._timer = self._loop.call_at(at_s, self._ring)
+        self._next_ns = at_ns
+        self._timer = self._loop.call_later(max(0.0, (at_ns - self._steady_ns()) / 1e9) + _LATE_S, self._ring)
 
     def _ring(self) -> None:
-        self._timer, self._next_s = None, math.inf
-        now_s = self._loop.time()
+        self._timer, self._next_ns = None, math.inf
+        now_ns = self._steady_ns()
         for hosted in self._types():
-            for resident in _due(hosted, now_s):
+            until_ns = now_ns - hosted.max_idle_ns
+            for _ in range(_AT_ONCE):
+                resident = self._first(hosted, now_ns, until_ns=until_ns, most=_AT_ONCE)
+                if resident is None:
+                    break
                 self._evict(resident)
-        next_s = min((_first_s(hosted) for hosted in self._types() if hosted.idle), default=math.inf)
-        if next_s < self._next_s:
-            self._arm(next_s)
-
-
-def _due(hosted: Hosted, now_s: float) -> list[Resident]:
-    due = []
-    for resident, since_s in hosted.idle.items():
-        if since_s + hosted.max_idle_s > now_s:
-            break
-        due.append(resident)
-    return due
-
-
-def _first_s(hosted: Hosted) -> float:
-    return next(iter(hosted.idle.values())) + hosted.max_idle_s
+        next_ns = min(
+            (hosted.idle[0][0] + hosted.max_idle_ns for hosted in self._types() if hosted.idle), default=math.inf
+        )
+        if next_ns < self._next_ns:
+            self._arm(next_ns)

@@ -134,8 +134,8 @@ class Inquiries:
 
     def _life(self, resident: Resident) -> Life:
         hosted, work = resident.hosted, resident.current if resident.running else None
-        began_s = hosted.idle.get(resident)
-        idle_s = None if began_s is None else asyncio.get_running_loop().time() - began_s
+        is_idle = resident.rested_ns and not resident.running and not resident.is_kept
+        idle_s = self._since_s(resident.rested_ns) if is_idle else None
         return Life(
             id=resident.id,
             waiting=_calls(resident)[0],

@@ -24,8 +24,10 @@ class NearbyCall(Work, eq=False):
     answer: Any = None  # an asyncio.Future[bytes]
 
     def reply(self, body: bytes) -> None:
-        if not self.answer.done():
+        try:
             self.answer.set_result(body)
+        except asyncio.InvalidStateError:
+            return  # its caller was cancelled, and has not run since
 
     def failed(self, failure: bytes) -> None:
         self.reply(FAILED + failure)

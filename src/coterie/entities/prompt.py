@@ -81,7 +81,6 @@ class Prompt:
             return False
         self._more -= 1
         self._counts.delivered += 1
-        hosted.idle.pop(resident, None)
         work.rpc, work.resident, resident.current = rpc, resident, work
         work.began_ns = now_ns
         resident.running = 1

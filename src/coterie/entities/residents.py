@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,13 +62,16 @@ class Hosted:
         self.concurrency = entity_type.concurrency
         idle_s = entity_type.max_idle_s
         self.max_idle_s = settings.max_idle.total_seconds() if idle_s is None else idle_s
+        self.max_idle_ns = int(self.max_idle_s * 1e9)
         self.retry = entity_type.retry or settings.retry
         self.wakes = entity_type.cls.on_activate is not Entity.on_activate
         """Whether it has an `on_activate` of its own."""
         self.says_goodbye = entity_type.cls.on_deactivate is not Entity.on_deactivate
         self.entities: dict[str, Resident] = {}
-        self.idle: OrderedDict[Resident, float] = OrderedDict()
-        """Those without calls, since when, the longest idle first. Ordered, since a dict forgets its gaps slowly."""
+        self.idle: list[tuple[int, int, Resident]] = []
+        """A heap for `Idling`: all that have ever rested, by a time at which they did."""
+        self.gone = 0
+        """How many of those have left."""
         self.leaving: dict[str, asyncio.Future[Any]] = {}
         """Former lives whose farewell still runs, by id."""
         name = entity_type.name
@@ -97,6 +99,7 @@ class Resident:
         "mailbox",
         "not_before_s",
         "resources",
+        "rested_ns",
         "running",
         "shard",
     )
@@ -124,6 +127,8 @@ class Resident:
         """Activations that failed in a row."""
         self.not_before_s = 0.0
         """When the next activation may be tried."""
+        self.rested_ns = 0
+        """When its last call ended, on the steady clock; 0: `Idling` does not know it yet."""
 
     @property
     def address(self) -> str:
@@ -142,9 +147,7 @@ class Resident:
     def keep_alive(self, *, on: bool) -> None:
         """Whether it stays however long nobody calls."""
         self.is_kept = on
-        if on:
-            self.hosted.idle.pop(self, None)
-        elif not self.running and not self.is_leaving:
+        if not on and not self.running and not self.is_leaving:
             self.shard.rest(self)
 
     async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R:

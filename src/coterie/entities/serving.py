@@ -57,13 +57,14 @@ class Serving:
         self.ready: deque[Work] = deque()
         self.spare: Spare | None = None
         """For those who begin a call outside of any task: see `prompt`."""
-        self._serving = False
+        self.is_serving = False
+        """Whether a task runs, or will, that takes what is ready."""
 
     def push(self, work: Work) -> None:
         """Let a call run, after those that were pushed before."""
         self.ready.append(work)
-        if not self._serving:
-            self._serve_on()
+        if not self.is_serving:
+            self.serve_on()
 
     # Calls that were begun elsewhere
 
@@ -95,17 +96,18 @@ class Serving:
 
     # The queue
 
-    def _serve_on(self) -> None:
-        self._serving = True
+    def serve_on(self) -> None:
+        """Have a task take what is ready."""
+        self.is_serving = True
         self._tasks.spawn(self._serve(), name="handlers", context=self.ready[0].resident.shard.context.copy())
 
     async def _serve(self) -> None:
         try:
             suspended = self._run_ready(asyncio.current_task())
         finally:
-            self._serving = False
+            self.is_serving = False
             if self.ready:
-                self._serve_on()
+                self.serve_on()
         if suspended is not None:
             await self._wait(*suspended)
 

@@ -90,6 +90,10 @@ def current() -> ClusterContext:
     return found
 
 
+context_here = _current.get
+"""What tells the context of the work that runs here, or that context; what is given if there is neither."""
+
+
 def trace_here() -> str | None:
     """The trace to which what runs here belongs; None if there is none, or no context at all."""
     return None if _current.get(None) is None else current().trace_id

@@ -85,6 +85,13 @@ class Asked(Work):
             self.future.exception()  # tests may not look
 
 
+class LoopClock(ManualClock):
+    """Its steady clock goes with the loop's, and can be moved on besides."""
+
+    def steady_ns(self) -> int:
+        return super().steady_ns() + int(asyncio.get_running_loop().time() * 1e9) + 1
+
+
 class Ground:
     """A host on which all shards are held, with a trust that the test decides about."""
 
@@ -98,10 +105,10 @@ class Ground:
         hand_over: Callable[[Any], None] = lambda _: None,
         **settings: Any,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = LoopClock()
         self.trust = Trust(self.clock)
         self.trust.connected = True
-        self.trust.extend(10**15)
+        self.trust.extend(self.clock.steady_ns() + 10**15)
         settings = {"shards": 4, "drain": "1s"} | settings
         pairs = [each if isinstance(each, tuple) else (each, {}) for each in classes]
         types = [define(cls, **options) for cls, options in pairs]

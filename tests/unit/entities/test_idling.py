@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from coterie.entities import idling
 from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
+from coterie.errors import RemoteError, RunnerFull
 from tests.unit.entities.hosts import Ground, until
 
 seen: list[Any] = []
@@ -41,6 +43,15 @@ class Guest(Entity):
     @rpc
     async def take(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class Faulty(Entity):
+    @rpc
+    async def work(self) -> None: ...
+
+    @rpc
+    async def fail(self) -> None:
+        raise RuntimeError("a defect")
 
 
 class Plain(Entity):
@@ -166,4 +177,52 @@ async def test_an_idle_entity_has_no_task_and_no_timer_of_its_own() -> None:
     timers: list[Any] = getattr(loop, "_scheduled")  # noqa: B009 asyncio's own, of no public name
     assert len([timer for timer in timers if not timer.cancelled()]) < 10
     assert ground.host.counts.resident == 200
+    await ground.host.stop()
+
+
+@pytest.mark.simulated(seeds=3)
+@pytest.mark.parametrize("at_once", [1, 10, 1_000])
+async def test_many_that_leave_or_were_called_since_leave_the_loop_its_turns(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idling, "_AT_ONCE", at_once)
+    ground = Ground((Plain, {"max_idle": "1s"}))
+    ids = [f"{number:02}" for number in range(30)]
+    for each in ids:
+        await ground.call(each, "count")
+    await asyncio.sleep(0.9)
+    for each in ids[::2]:
+        await ground.call(each, "count")
+    await asyncio.sleep(0.3)
+    assert sorted(ground.host.residents("Plain")) == ids[::2]
+    await asyncio.sleep(1.0)
+    assert ground.host.residents("Plain") == []
+    assert ground.host._hosted["Plain"].idle == []
+    await ground.host.stop()
+
+
+async def test_those_who_have_left_are_not_remembered() -> None:
+    """Nor those that defects ended, long before anybody would have been idle for too long."""
+    ground = Ground((Faulty, {"max_idle": "1h"}))
+    hosted = ground.host._hosted
+    for number in range(100):
+        await ground.call(str(number % 3), "work")
+        with pytest.raises(RemoteError):
+            await ground.call(str(number % 3), "fail")
+        await ground.call("other", "work")
+        assert len(hosted["Faulty"].idle) <= 2 * ground.host.counts.resident + 1
+    await ground.host.stop()
+
+
+async def test_when_all_are_at_work_nobody_makes_room() -> None:
+    ground = Ground(Guest, resident_entities=2)
+    for each in ("a", "b"):
+        await ground.call(each, "count")
+    works = [ground.ask(each, "take", 0.05) for each in ("a", "b")]
+    await asyncio.sleep(0)
+    with pytest.raises(RunnerFull):
+        await ground.call("c", "count")
+    for work in works:
+        await work.future
+    assert await ground.call("c", "count") == 1, "they are looked at again"
     await ground.host.stop()
