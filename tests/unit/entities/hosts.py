@@ -103,9 +103,10 @@ class Ground:
         *classes: type[Entity[Any]] | tuple[type[Entity[Any]], dict[str, Any]],
         storage: Any = None,
         hand_over: Callable[[Any], None] = lambda _: None,
+        clock: ManualClock | None = None,
         **settings: Any,
     ) -> None:
-        self.clock = LoopClock()
+        self.clock = clock or LoopClock()
         self.trust = Trust(self.clock)
         self.trust.connected = True
         self.trust.extend(self.clock.steady_ns() + 10**15)

@@ -14,6 +14,7 @@ import pytest
 from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
 from coterie.errors import RemoteError, RunnerUnavailable
+from coterie.kernel.clock import ManualClock
 from coterie.kernel.context import current
 from tests.unit.entities.hosts import PROMPTLY_S, Asked, Ground, until
 
@@ -139,7 +140,7 @@ grounds: list[Ground] = []
 
 async def ready(*ids: str) -> Ground:
     """A host with these entities resident, and a task that stands by."""
-    ground = Ground(Desk)
+    ground = Ground(Desk, clock=ManualClock())  # which stands still, however slow the machine
     grounds.append(ground)
     for each in ids:
         await ground.call(each, "task", False)
