@@ -183,10 +183,10 @@ def _old_hand_over_believed() -> Iterator[None]:
 def _hand_over_overtakes_what_was_left() -> Iterator[None]:
     right = Deliveries._take
 
-    def hasty(self: Deliveries, delivery: Delivery, shelf: Shelf, *, swept: bool, is_due: bool) -> None:
+    def hasty(self: Deliveries, delivery: Delivery, shelf: Shelf, *, swept: bool, **more: Any) -> None:
         if not swept:
             shelf.left, shelf.blocked = set(), set()
-        right(self, delivery, shelf, swept=swept, is_due=is_due)
+        right(self, delivery, shelf, swept=swept, **more)
 
     with patch.object(Deliveries, "_take", hasty):
         yield

@@ -75,7 +75,7 @@ class Deliveries:
         self.inbox: dict[str, StoredWork] = {}
         self.returned = 0
         """Messages that were in memory and had not begun when their shard was given up."""
-        self._host = host
+        self._host, self._serve = host, host.prompt.serve
         self._messages = messages
         self._chance = chance
         self._wake = wake
@@ -148,7 +148,14 @@ class Deliveries:
             self._doubted_before, self._doubted = self._doubted, set()
 
     def hand_over(
-        self, delivery: Delivery | Handover, *, epoch: int, again: bool, waiter: Waiter | None, is_due: bool = False
+        self,
+        delivery: Delivery | Handover,
+        *,
+        epoch: int,
+        again: bool,
+        waiter: Waiter | None,
+        is_due: bool = False,
+        arrived_s: float = 0.0,
     ) -> None:
         """A sender brings a message that it has stored.
 
@@ -158,6 +165,7 @@ class Deliveries:
             again: It was brought before: it may have run since, so only storage says whether it is still to be run.
             waiter: Told the reply; or `LOOK`, if storage knows more than we.
             is_due: It was due when it was stored, so the database's clock is past that.
+            arrived_s: When it was read from a socket, in this very turn of the loop: it may begin at once.
         """
         message_id, shelf = delivery.id, self.shelves.get(delivery.seat)
         if (
@@ -178,7 +186,7 @@ class Deliveries:
                 shelf.blocked.add((delivery.entity_type, delivery.entity_id))
             self._wake()
         elif shelf.is_read:
-            self._take(delivery, shelf, swept=False, is_due=is_due)
+            self._take(delivery, shelf, swept=False, is_due=is_due, arrived_s=arrived_s)
         else:
             shelf.wait(delivery)
 
@@ -196,7 +204,9 @@ class Deliveries:
         if shelf is not None and not self.knows(delivery.id):
             self._take(delivery, shelf, swept=swept, is_due=False)
 
-    def _take(self, delivery: Delivery | Handover, shelf: Shelf, *, swept: bool, is_due: bool) -> None:
+    def _take(
+        self, delivery: Delivery | Handover, shelf: Shelf, *, swept: bool, is_due: bool, arrived_s: float = 0.0
+    ) -> None:
         """One that is not."""
         address, due_s, time = (delivery.entity_type, delivery.entity_id), delivery.due_s, self._time
         late_s = time() + self._offset_s - due_s
@@ -219,7 +229,7 @@ class Deliveries:
             elif delivery.attempts and not shelf.tenure.clean:
                 self._suspects.append(work)
                 self._next_suspect()
-            else:
+            elif not (arrived_s and self._serve(work, arrived_s)):
                 self._host.deliver(work)
 
     def read(self, shelf: Shelf) -> None:

@@ -123,8 +123,14 @@ class Handovers:
         elif deliveries is None:
             request.reply(LOOK)
         else:
-            again, is_due = handover.kind != _NEW, handover.is_immediate
-            deliveries.hand_over(handover, epoch=handover.epoch, again=again, waiter=request.reply, is_due=is_due)
+            deliveries.hand_over(
+                handover,
+                epoch=handover.epoch,
+                again=handover.kind != _NEW,
+                waiter=request.reply,
+                is_due=handover.is_immediate,
+                arrived_s=request.arrived_s,
+            )
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
         """A sender that does not wait."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from coterie.entities.hosting import Host
     from coterie.entities.residents import Hosted
     from coterie.entities.spares import Spare
+    from coterie.entities.stored import StoredWork
 
 _FEW = 32
 """So many calls of one read begin at once; then somebody looks at the clock …"""
@@ -53,7 +54,7 @@ class Prompt:
         self._until_ns = 0  # when the others of that one have to queue
         self._steady_ns = host.clock.steady_ns
 
-    def serve(self, work: ArrivedCall | ArrivedStream, arrived_s: float) -> bool:
+    def serve(self, work: ArrivedCall | ArrivedStream | StoredWork, arrived_s: float) -> bool:
         """Run a call to its end or to its first wait; false if it has to be delivered as usual, untouched.
 
         This is the hot path of all calls that arrive: whatever is rare is left to others.
@@ -113,7 +114,7 @@ class Prompt:
         self._more = _FEW if now_ns < self._until_ns else 0
         return self._more > 0
 
-    def _raised(self, work: ArrivedCall | ArrivedStream, error: BaseException, spare: Spare) -> None:
+    def _raised(self, work: ArrivedCall | ArrivedStream | StoredWork, error: BaseException, spare: Spare) -> None:
         _leave_task(self._loop, spare.task)
         if spare.wake.done():  # as above
             self._serving.drop(spare)

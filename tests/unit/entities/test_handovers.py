@@ -36,6 +36,7 @@ class Request:
     """`transport.Request`, as far as it is answered here."""
 
     def __init__(self, body: bytes) -> None:
+        self.arrived_s = asyncio.get_running_loop().time()
         self.body = body
         self.told: list[Any] = []
 
