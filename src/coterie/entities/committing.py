@@ -217,8 +217,10 @@ class Committing:
             resident.kept.committed(change)
         if work.is_stored:
             work.is_open = False
-            outcome = "declared" if write.reply and write.reply[0] == MARK else "ok"
-            meters.MESSAGES.of(work.entity_type, work.method, outcome).value += 1
+            if write.reply and write.reply[0] == MARK:
+                meters.MESSAGES.of(work.entity_type, work.method, "declared").value += 1
+            else:
+                work.rpc.counted.done.value += 1
             work.reply(write.reply)
         else:
             self._answers.say(work, write.reply)

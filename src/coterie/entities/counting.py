@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from coterie.kernel import meters
-from coterie.kernel.metrics import SECONDS
+from coterie.kernel.metrics import SECONDS, Series
 
 
 class Counted:
-    """The numbers of one rpc: how its calls ended, and how long its handler took.
+    """The numbers of one rpc: how its calls ended, and how long its handler took; of its messages the usual ones.
 
     Args:
         entity_type: The name of its entity type.
         rpc: Its own.
+        persisted: Whether its calls are messages.
     """
 
-    __slots__ = ("declared", "failed", "ok", "took")
+    __slots__ = ("declared", "done", "failed", "ok", "sent", "took")
 
-    def __init__(self, entity_type: str, rpc: str) -> None:
+    def __init__(self, entity_type: str, rpc: str, *, persisted: bool) -> None:
         self.ok = meters.CALLS.of(entity_type, rpc, "ok")
         self.declared = meters.CALLS.of(entity_type, rpc, "declared")
         self.failed = meters.CALLS.of(entity_type, rpc, "failed")
         self.took = meters.CALL_DURATION.spread(entity_type, rpc)
+        self.sent = meters.MESSAGES_SENT.of(entity_type, rpc) if persisted else Series()
+        self.done = meters.MESSAGES.of(entity_type, rpc, "ok") if persisted else Series()
         assert self.took.bounds is SECONDS, "the hot path counts by them"

@@ -302,10 +302,13 @@ class Handlers:
 
     def ended(self, resident: Resident, work: Work | None = None) -> None:
         """A place is free: the next of the mailbox takes it, or nobody."""
+        now_ns = 0
         if work is not None:
             self.waiting.pop(work, None)
             if work.has_begun:
-                work.rpc.counted.took.see((self._steady_ns() - work.began_ns) / 1e9)
+                steady_ns = self._steady_ns
+                now_ns = steady_ns()
+                work.rpc.counted.took.see((now_ns - work.began_ns) / 1e9)
         resident.current = None
         following = None if resident.mailbox is None else resident.mailbox.take()
         if following is not None:
@@ -315,7 +318,10 @@ class Handlers:
         resident.running -= 1
         resident.shard.busy -= 1
         if not resident.running:
-            self._lives.rests(resident)
+            if now_ns and resident.rested_ns and not (resident.is_leaving or resident.is_kept):
+                resident.rested_ns = now_ns  # what that comes to
+            else:
+                self._lives.rests(resident)
 
     # Deadlines
 

@@ -35,10 +35,10 @@ from coterie.entities.spans import trace_of
 from coterie.entities.stored import StoredWork
 from coterie.entities.work import handling
 from coterie.errors import MessageExpired, PersistenceError, SendTimeout
-from coterie.kernel import meters
+from coterie.kernel import tracing
 from coterie.kernel.addresses import MessageId, MessageIds
 from coterie.kernel.clock import to_datetime
-from coterie.kernel.context import refuse_in_transaction
+from coterie.kernel.context import context_here, refuse_in_transaction, transacting
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.directory import peer_of
 from coterie.storage.messages import Message
@@ -91,7 +91,8 @@ class Posting:
         within_s = calling.within_s(call.timeout_s)
         until_s = calling.time() + within_s
         message = self._message(call, entity_type, outer, derives=True)
-        refuse_in_transaction(call)
+        if transacting.get() is not None:
+            refuse_in_transaction(call)
         try:  # as in `_stored`, of which this is the hot path
             receipt = await self._storage.messages.insert(message)
         except PersistenceError as error:
@@ -105,7 +106,7 @@ class Posting:
                 raise dead(await self._row(receipt.id, until_s=until_s))
         if isinstance(outer, StoredWork):
             outer.deliveries.acquit(outer)  # it does nothing while it waits, maybe for a suspect behind it [C5]
-        meters.MESSAGES_SENT.of(message.entity_type, message.method).value += receipt.fresh
+        call.rpc.counted.sent.value += receipt.fresh
         due_s = receipt.due_at.timestamp()
         if not receipt.fresh:
             return await self._awaiting.reply(call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s)
@@ -216,7 +217,7 @@ class Posting:
             number = ledger_of(outer).number_call()
             key, digest = derived_key(rpc, payload, message_id=outer.message_id, number=number)
         seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
-        trace_id = trace_of(outer)
+        trace_id = None if outer is None and context_here(None) is None and not tracing.on else trace_of(outer)
         return Message(
             self._ids.draw(), seat, type_name, entity_id, rpc.name, payload, key, digest, at, delay_s, trace_id
         )
@@ -228,7 +229,7 @@ class Posting:
             receipt = await self._storage.messages.insert(message)
         except PersistenceError as error:
             receipt = await self._insist(message, error, until_s=until_s)
-        meters.MESSAGES_SENT.of(message.entity_type, message.method).value += receipt.fresh
+        call.rpc.counted.sent.value += receipt.fresh
         return receipt
 
     async def _insist(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:

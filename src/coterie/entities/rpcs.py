@@ -161,7 +161,7 @@ def make_rpc(fn: Callable[..., Any], options: Options, cls: type, *, name: str, 
         timeout_s=seconds_or_none(options.timeout, what=f"timeout of {what}"),
         is_stream=is_stream,
         result_what=f"result of {what}",
-        counted=Counted(what.rpartition(".")[0], name),
+        counted=Counted(what.rpartition(".")[0], name, persisted=options.persisted),
     )
 
 
