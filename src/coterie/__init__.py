@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from coterie.singletons.leader import Leader
     from coterie.singletons.stamping import ExecutionMeta
     from coterie.singletons.standing import SavedState, SingletonInfo, Singletons
-    from coterie.steps.durable import Deferred
     from coterie.steps.unit import Durable
+    from coterie.steps.waiting import Deferred
     from coterie.workflows.standing import WorkflowHandle, WorkflowInfo, Workflows
     from coterie.workflows.workflow import Workflow
 
@@ -156,7 +156,7 @@ _HOMES = {
     "ClusterContext": "kernel.context",
     "CronInfo": "cron.standing",
     "Crons": "cron.standing",
-    "Deferred": "steps.durable",
+    "Deferred": "steps.waiting",
     "Durable": "steps.unit",
     "Duration": "kernel.durations",
     "Entity": "entities.entity",

@@ -12,9 +12,9 @@ import msgspec
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.dial import Dial
-from coterie.steps import durable
-from coterie.steps.durable import DurableWork
+from coterie.steps import waiting
 from coterie.steps.places import Places
+from coterie.steps.running import DurableWork
 from coterie.storage.sqlite import stepping
 from coterie.storage.sqlite.units import SqliteUnits
 from coterie.storage.units import Stepped, StepRow, StepWrite
@@ -119,7 +119,7 @@ def _given_up_without_a_look() -> AbstractContextManager[Any]:
 
 
 def _others_not_waited_for() -> AbstractContextManager[Any]:
-    return patch.object(durable, "_TURNS", 0)
+    return patch.object(waiting, "_TURNS", 0)
 
 
 @contextmanager

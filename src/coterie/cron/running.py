@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from coterie.cron.definitions import Cron
     from coterie.cron.desk import Desk
     from coterie.ownership.tenure import Tenure
-    from coterie.steps.durable import DurableWork
+    from coterie.steps.running import DurableWork
     from coterie.storage.ticks import Kind, Outcome, TickRow
 
     Key = tuple[Kind, datetime, int]

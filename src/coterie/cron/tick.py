@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.entities.transacting import Transaction
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure
-    from coterie.steps.durable import DurableWork
+    from coterie.steps.running import DurableWork
     from coterie.storage.interface import Storage
 
     Beat = Callable[[str, int | None, int | None], None]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.definitions import Hook, Singleton
     from coterie.singletons.post import Post
-    from coterie.steps.durable import DurableWork
+    from coterie.steps.running import DurableWork
 
 log = logging.getLogger("coterie.singletons")
 

@@ -14,6 +14,7 @@ Not promised:
     That a step runs once: its runner may be lost after it ran and before it was stored.
     What stands between steps is run again: it must do nothing but decide, by what steps gave.
 
-Read in this order: `places` (where a step stands), `results` and `failures` (how it is stored), `tokens` (of
-deferreds), `durable` (the three ways to be durable), `unit` (for bodies, and the unit of a leader), `purging`.
+Read in this order: `places` (where a step stands), `results` and `failures` (as what it is stored), `storing` (how it
+gets there and back), `tokens` (of deferreds), `waiting` (sleeps, deferreds, what may be suspended), `running` (steps),
+`unit` (for bodies, and the unit of a leader), `purging`.
 """

@@ -15,7 +15,7 @@ import asyncio
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import StepDiverged
 
@@ -179,3 +179,14 @@ class _Inside:
 
 def _shown(kind: str, name: str) -> str:
     return name if kind == "step" else f"{kind} {name}"
+
+
+def named(name: Any, what: str) -> str:
+    """The name that somebody has given to something.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(name, str) or not name or "\n" in name or "\x00" in name or len(name) > 200:
+        raise ValueError(f"name of {what} is {name!r}, expected a short text on one line")
+    return name

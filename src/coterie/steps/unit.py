@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from coterie.errors import LeadershipLost
-from coterie.steps.durable import DurableWork
+from coterie.steps.running import DurableWork
 from coterie.storage.units import UnitEnd
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure
-    from coterie.steps.durable import Deferred
     from coterie.steps.tokens import Tokens
+    from coterie.steps.waiting import Deferred
     from coterie.storage.units import Loaded, UnitKind, Units
 
 P = ParamSpec("P")

@@ -22,7 +22,8 @@ from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, S
 from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.context import ClusterContext, enter
 from coterie.steps import failures
-from coterie.steps.durable import TRANSIENT, DurableWork, tell_waiting
+from coterie.steps.running import TRANSIENT, DurableWork
+from coterie.steps.storing import tell_waiting
 from coterie.storage.units import UnitEnd
 from coterie.workflows.workflow import Compensation, Outcome, Workflow, waited_as_of
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.kernel.durations import Duration
     from coterie.kernel.retry import Retry
-    from coterie.steps.durable import DurableWork
     from coterie.steps.places import Place
+    from coterie.steps.running import DurableWork
     from coterie.storage.units import Started, UnitRow
 
 P = ParamSpec("P")

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from coterie.errors import Outcome, PersistenceError
-from coterie.steps.durable import tell_waiting
+from coterie.steps.storing import tell_waiting
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
+from coterie.storage.postgres.alone import LONGEST_S
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.units import DeferredRow, Loaded, Resolved, Started, StepRow, Taken, UnitRow
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Claim
     from coterie.storage.postgres.pool import Pool
     from coterie.storage.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
-
-_LONGEST_S = 9e9
 
 
 class PostgresUnits:
@@ -88,7 +87,7 @@ class PostgresUnits:
         self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None
     ) -> Literal["suspended", "ready", "over", "fenced"]:
         """Have nobody keep it in memory until one of what it waits for has come, or `wake_s` have passed."""
-        due_s = None if wake_s is None else min(wake_s, _LONGEST_S)
+        due_s = None if wake_s is None else min(wake_s, LONGEST_S)
         rows = await self._read(
             "suspend_unit", claim.runner, claim.seat, claim.epoch, unit, sorted(set(waits)), due_s
         )  # repeated after a lost answer it does the same
@@ -139,13 +138,13 @@ class PostgresUnits:
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
     ) -> Sequence[UnitRow]:
         """Units, those that changed last first."""
-        older_s = None if older_s is None else min(older_s, _LONGEST_S)
+        older_s = None if older_s is None else min(older_s, LONGEST_S)
         return [_unit(row) for row in await self._read("list_units", status, name, older_s, most)]
 
     async def purge(self, *, older_s: float, most: int) -> Sequence[str]:
         """Delete what nobody needs any more; the names of what was abandoned."""
         self._check()
-        rows = await self._pool.write(SQL["purge_units"], self._cluster, min(older_s, _LONGEST_S), most)
+        rows = await self._pool.write(SQL["purge_units"], self._cluster, min(older_s, LONGEST_S), most)
         return [row["unit"] for row in rows]
 
     async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:

@@ -1,0 +1,214 @@
+"""Running: the steps of one unit, whoever runs it now.
+
+step   stored? ──yes──▶ what is stored
+          └─ no: run it, again if it may be ─▶ store what it gave, or raised ─▶ go on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from coterie.errors import (
+    LeadershipLost,
+    MalformedMessage,
+    PersistenceError,
+    RunnerUnavailable,
+    ShuttingDown,
+    StepDiverged,
+)
+from coterie.kernel import chaos, meters, tracing
+from coterie.kernel.retry import Retry
+from coterie.steps import failures, results
+from coterie.steps.places import named
+from coterie.steps.waiting import WaitingWork
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.dial import Dial
+    from coterie.kernel.tasks import Tasks
+    from coterie.ownership.tenure import Tenure
+    from coterie.steps.places import Place
+    from coterie.steps.tokens import Tokens
+    from coterie.storage.units import Loaded, StepRow, Units
+
+T = TypeVar("T")
+
+log = logging.getLogger("coterie.workflows")
+
+TRANSIENT = (RunnerUnavailable, ShuttingDown, PersistenceError)
+"""Somebody could not be reached: that is no result."""
+_UNREACHED = Retry(attempts=1_000_000, base="100ms", max="10s")
+"""Pauses between tries of what failed so."""
+_UNREAD: Any = object()
+"""Stands for a value that is known only as it is stored."""
+
+
+class DurableWork(WaitingWork):
+    """The steps of one unit.
+
+    Args:
+        chance: For pauses.
+        retry: How often a step that raises is tried; None: once. For the others see `WaitingWork`.
+
+    Promise:
+        A step that is stored never runs again, and gives what is stored (W1). Code that takes another way than what
+        is stored is told so, and nothing is changed (W2).
+    """
+
+    def __init__(
+        self,
+        unit: str,
+        *,
+        open: Callable[[], Awaitable[Loaded]],
+        tenure: Tenure,
+        units: Callable[[], Units],
+        tokens: Callable[[], Tokens],
+        dial: Dial,
+        chance: Chance,
+        tasks: Tasks,
+        retry: Retry | None = None,
+    ) -> None:
+        super().__init__(unit, open=open, tenure=tenure, units=units, tokens=tokens, dial=dial, tasks=tasks)
+        self.retry = retry
+        self._chance = chance
+
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+    ) -> Coroutine[Any, Any, T]:
+        """Run something once, and give what it gave, now and in every later run."""
+        place = self.places.take("step", named(name, "a step"), results.digest(args, kwargs))
+        return self.run(place, fn, args, kwargs, retry=retry or self.retry, timeout_s=timeout_s)
+
+    def patch(self, name: str) -> bool:
+        """Whether new code runs here. What is new is stored before anything that follows."""
+        is_new, place = self.places.patched(named(name, "a patch"))
+        if place is not None:
+            self._pending.append(self._spawn(self._mark(place), f"patch {name}"))
+        return is_new
+
+    async def _mark(self, place: Place) -> None:
+        with self.at_work:
+            await self._stored(place, wait=False)
+
+    async def run(
+        self,
+        place: Place,
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        retry: Retry | None,
+        timeout_s: float | None,
+        keep: bool = True,
+    ) -> T:
+        """Run what stands at a place, unless that is stored. Without `keep` nobody asks for its result again."""
+        if not self._is_loaded:
+            await self.opened()
+        row, value = self._found(place), _UNREAD
+        if row is None or not row.done:
+            if keep:
+                await self.may_go_on()
+            self.require_held()
+            row, value = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
+        if row.error is not None:
+            raise await self.after_others(failures.unpack(row.error))
+        if not keep:
+            return cast("T", None)
+        return cast("T", self._read(place, fn, row) if value is _UNREAD else value)
+
+    def _read(self, place: Place, fn: Callable[..., Any], row: StepRow) -> Any:
+        try:
+            return results.decoded(fn, row.value or b"", what=self._what(place))
+        except MalformedMessage as error:  # it could be read when it was stored: the code has changed
+            found = f"{place.name}, whose result is another one now ({error.problem})"
+            raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
+
+    async def _ran(
+        self,
+        place: Place,
+        fn: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        retry: Retry | None,
+        timeout_s: float | None,
+        keep: bool,
+    ) -> tuple[StepRow, Any]:
+        """What is stored then, and the value in it, if that is known without reading it."""
+        data = error = None
+        with self.at_work:
+            try:
+                value = await self._tried(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s)
+                if keep:
+                    data, value = results.encoded(fn, value, what=self._what(place))
+            except (LeadershipLost, StepDiverged) as reason:
+                raise self.halt(reason) from None
+            except Exception as failure:
+                log.info("%s has failed for good", self._what(place), exc_info=failure)
+                data, value, error = None, _UNREAD, failures.pack(failure)
+            if chaos.on:
+                await chaos.point("workflows.before_step")
+            row = await self._stored(place, value=data, error=error)
+            meters.STEPS.of("ok" if row.error is None else "failed").value += 1
+            return row, value if row.value is data else _UNREAD  # an earlier try may have been faster
+
+    async def _tried(
+        self,
+        place: Place,
+        fn: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        retry: Retry | None,
+        timeout_s: float | None,
+    ) -> Any:
+        attempt = unreached = 0
+        while True:
+            try:
+                with self.places.inside():
+                    if timeout_s is None and not tracing.on:
+                        return await fn(*args, **kwargs)
+                    return await self._limited(place, fn(*args, **kwargs), timeout_s, attempt + unreached + 1)
+            except (LeadershipLost, StepDiverged):
+                raise
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self.closed or task is None or task.cancelling():
+                    raise
+                raise RuntimeError("it was cancelled, by itself") from None
+            except TRANSIENT as error:
+                unreached += 1
+                pause_s = _UNREACHED.delay_s(unreached, self._chance)
+                log.info("%s is tried again, somebody could not be reached: %s", self._what(place), error)
+            except Exception as error:
+                attempt += 1
+                pause_s = None if retry is None else retry.delay_s(attempt, self._chance)
+                if pause_s is None:
+                    raise
+                log.info("%s is tried again after %r", self._what(place), error)
+            self.require_held()
+            await asyncio.sleep(pause_s or 0.0)
+            self.require_held()  # whoever was frozen here must not run what its successor has stored
+
+    async def _limited(self, place: Place, work: Awaitable[Any], timeout_s: float | None, attempt: int) -> Any:
+        async with asyncio.timeout(timeout_s):
+            if not tracing.on:
+                return await work
+            with tracing.span(f"step.{place.name}", self._facts(attempt)):
+                return await work
+
+    def _facts(self, attempt: int) -> dict[str, str | int]:
+        claim = self._tenure.claim
+        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        return facts | {"coterie.unit": self.unit, "coterie.attempt": attempt}

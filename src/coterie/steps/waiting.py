@@ -1,0 +1,310 @@
+"""Waiting: sleeps and deferreds of a unit, and whether all that it does is wait, so that it may be suspended.
+
+sleep      stored? ──no──▶ store when it is over ────────▶ wait until then ────────────────────────▶ store that it is
+deferred   stored? ──no──▶ store that it is waited for ──▶ wait for its value, or its time is over ─▶ store which
+
+A branch of a unit is at work (something runs, or is being stored), waits, or stands still since nothing new may be
+begun. If one waits or stands still, and none is at work, the unit is quiet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from coterie.entities.limits import settled
+from coterie.errors import DeferredRejected, DeferredTimeout, StepDiverged
+from coterie.kernel.codec import codec_for
+from coterie.kernel.durations import seconds_or_none, to_seconds
+from coterie.steps import failures
+from coterie.steps.places import named
+from coterie.steps.storing import AWAY_S, StoredWork
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from datetime import datetime
+
+    from coterie.kernel.dial import Dial
+    from coterie.kernel.durations import Duration
+    from coterie.kernel.tasks import Tasks
+    from coterie.ownership.tenure import Tenure
+    from coterie.steps.places import Place
+    from coterie.steps.tokens import Tokens
+    from coterie.storage.units import DeferredRow, Loaded, StepRow, Units
+
+T = TypeVar("T")
+
+_LOOK_S = 5.0
+"""Between two looks for values of which no hint has come."""
+_GRACE_S = 3.0
+"""How long a cancelled branch may take to end: then nobody waits for it any more."""
+_TURNS = 100
+"""Of the loop, in which branches come to where they were: several for each group of tasks inside of another."""
+
+
+class WaitingWork(StoredWork):
+    """The branches of one unit: what they wait for, and which of them are at work.
+
+    Args:
+        tokens: Makes the tokens of its deferreds. For the others see `StoredWork`.
+    """
+
+    def __init__(
+        self,
+        unit: str,
+        *,
+        open: Callable[[], Awaitable[Loaded]],
+        tenure: Tenure,
+        units: Callable[[], Units],
+        tokens: Callable[[], Tokens],
+        dial: Dial,
+        tasks: Tasks,
+    ) -> None:
+        super().__init__(unit, open=open, tenure=tenure, units=units, dial=dial, tasks=tasks)
+        self.waits: dict[Wait, None] = {}
+        self.busy = 0
+        """Steps that run, or are being stored."""
+        self.at_work = AtWork(self)
+        self.on_quiet: Callable[[], None] | None = None
+        """Called when there is something to wait for, and nothing else to do."""
+        self.stop_at_frontier = False
+        """Whether what is not stored is not begun any more: it shall be interrupted, or is left to another runner.
+        Branches that come there stand still, so that the others get as far as they can."""
+        self.standing = 0
+        """Branches that stand still."""
+        self.closed = False
+        """Whether the body shall end: whoever comes there now is cancelled."""
+        self.turns = 0
+        """Counts whatever begins or ends, so that it can be seen whether something did."""
+        self._tokens = tokens
+        self._loop = asyncio.get_running_loop()
+        self._branches: dict[asyncio.Task[Any] | None, None] = {}  # that run a step, or wait
+
+    # Sleeps and deferreds
+
+    def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]:
+        """Wait for so long from the first time that this was called, across restarts."""
+        length_s = to_seconds(duration, what=f"sleep {name!r}", allow_zero=True)
+        return self._sleep(self.places.take("sleep", named(name, "a sleep")), length_s)
+
+    async def _sleep(self, place: Place, length_s: float) -> None:
+        row = await self.begin_waiting(place, due_s=length_s)
+        if row.done:
+            return
+        assert row.due_at is not None, "a sleep has an end"
+        await self._wait(None, row.due_at)
+        with self.at_work:
+            await self._stored(place)  # that it is over must stay so, also if the database's clock is set back
+
+    def deferred(self, name: str, type: type[T]) -> Deferred[T]:
+        """A value that comes from elsewhere."""
+        return Deferred(self, named(name, "a deferred"), type)
+
+    def token(self, name: str) -> str:
+        """By which anybody may resolve a deferred."""
+        return self._tokens().make(self.unit, name)
+
+    async def wait_for(self, place: Place, type: Any, timeout_s: float | None) -> Any:
+        """The value of a deferred."""
+        row = await self.begin_waiting(place, due_s=timeout_s)
+        if not row.done:
+            found = await self._wait(place.name, row.due_at)
+            if row.due_at is not None:  # which of both it was must stay so
+                row = await self._decided(place, found, timeout_s or 0.0)
+            elif found is not None and found.error is not None:
+                raise await self.after_others(DeferredRejected(unit=self.unit, name=place.name, problem=found.error))
+            elif found is not None:
+                return codec_for(type).decode(found.value or b"", what=f"deferred {place.name!r}")
+        if row.error is not None:
+            raise await self.after_others(failures.unpack(row.error))
+        return codec_for(type).decode(row.value or b"", what=f"deferred {place.name!r}")
+
+    async def _decided(self, place: Place, found: DeferredRow | None, waited_s: float) -> StepRow:
+        with self.at_work:
+            if found is None:
+                late = DeferredTimeout(unit=self.unit, name=place.name, waited_s=waited_s)
+                return await self._stored(place, error=failures.pack(late))
+            if found.error is not None:
+                rejected = DeferredRejected(unit=self.unit, name=place.name, problem=found.error)
+                return await self._stored(place, error=failures.pack(rejected))
+            return await self._stored(place, value=found.value)
+
+    # What they are made of
+
+    async def begin_waiting(self, place: Place, *, due_s: float | None = None) -> StepRow:
+        """Store that something is waited for; the row as it is then."""
+        await self.opened()
+        row = self._found(place)
+        if row is None:
+            await self.may_go_on()
+            with self.at_work:
+                row = await self._stored(place, done=False, due_s=due_s)
+        return row
+
+    async def wait_value(self, name: str) -> DeferredRow:
+        """What a deferred gives, however long that takes."""
+        found = await self._wait(name, None)
+        assert found is not None, "it has no end"
+        return found
+
+    async def wait_until_told(self, place: Place, look: Callable[[], Awaitable[bytes | None]]) -> bytes:
+        """Look now and then for something that nobody tells, and store it."""
+        while True:
+            with self.at_work:
+                data = await look()
+                if data is not None:
+                    return (await self._stored(place, value=data)).value or b""
+            await self._wait(None, self._dial.now() + timedelta(seconds=_LOOK_S))
+
+    async def _wait(self, name: str | None, due_at: datetime | None) -> DeferredRow | None:
+        """Wait for a value, or for an instant of the database's clock; what was first."""
+        wait = Wait(name, due_at)
+        self.waits[wait] = None
+        self._tell()
+        self._here()
+        try:
+            while True:
+                if name is not None and name in self._deferreds:
+                    return self._deferreds[name]
+                left_s = _LOOK_S if due_at is None else self._dial.until_s(due_at)
+                if left_s <= 0 and (name is None or self._has_read_at(due_at)):
+                    return None
+                await self._wait_for_news(min(left_s if left_s > 0 else AWAY_S, _LOOK_S), name)
+        finally:
+            del self.waits[wait]
+            self._gone()
+            self._tell()
+
+    def _has_read_at(self, due_at: datetime | None) -> bool:
+        """Whether it was looked when the time was over: what came before that, and was acknowledged, counts."""
+        return due_at is not None and self._read_at is not None and self._read_at >= due_at
+
+    async def _wait_for_news(self, limit_s: float, name: str | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
+        self._news.clear()
+        self.require_held()
+        if name is not None and name not in self._deferreds:
+            await self._look()
+
+    # Branches
+
+    async def may_go_on(self) -> None:
+        """Return if something new may be begun here. If not: never, or by an error."""
+        if isinstance(self.halted, StepDiverged):  # nothing is changed, also if the body has caught it
+            raise self.halted
+        if not self.stop_at_frontier and not self.closed:
+            return
+        self.halted = self.halted or asyncio.CancelledError("it goes no further here")
+        if self.closed:
+            raise asyncio.CancelledError("it goes no further here")
+        self.standing += 1
+        self._here()
+        self._tell()
+        try:
+            await self._loop.create_future()  # whoever has set the mark cancels this
+        finally:
+            self.standing -= 1
+            self._gone()
+
+    async def after_others(self, error: Exception) -> Exception:
+        """What to raise. It may be known at once, in a later run, and ends the other branches: these come as far as
+        they were first, by what is stored, and say what is to be undone."""
+        if self.places.is_branched:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+        return error
+
+    async def end_branches(self) -> None:
+        """Whoever ran it is done: what still runs beside (siblings of a step that failed) begins nothing, and ends."""
+        self.closed = True
+        left = [each for each in self._branches if each is not None and each is not asyncio.current_task()]
+        for each in left:
+            each.cancel()
+        if left:
+            await settled(left, limit_s=_GRACE_S)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is something to wait for, and nothing else to do."""
+        return bool(self.waits or self.standing) and not self.busy
+
+    def _tell(self) -> None:
+        if self.on_quiet is not None and self.is_quiet:
+            self.on_quiet()
+
+    def begin(self) -> None:
+        """Something runs here now, or is being stored."""
+        self.busy += 1
+        self._here()
+
+    def end(self) -> None:
+        """It does not any more."""
+        self.busy -= 1
+        self._gone()
+        self._tell()
+
+    def _here(self) -> None:
+        self.turns += 1
+        self._branches[asyncio.current_task(self._loop)] = None
+
+    def _gone(self) -> None:
+        self.turns += 1
+        self._branches.pop(asyncio.current_task(self._loop), None)
+
+
+class Wait:
+    """Something that a unit waits for, without doing anything else in this branch."""
+
+    __slots__ = ("deferred", "due_at")
+
+    def __init__(self, deferred: str | None, due_at: datetime | None) -> None:
+        self.deferred = deferred
+        self.due_at = due_at
+
+
+class AtWork:
+    """A block in which something runs, or is being stored: its unit does not only wait."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: WaitingWork) -> None:
+        self._work = work
+
+    def __enter__(self) -> None:
+        self._work.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self._work.end()
+
+
+class Deferred(Generic[T]):
+    """A value that comes from elsewhere: give its `token` away, and `wait`. Whoever has the token resolves it, once:
+    `cluster.resolve(token, value)`, or `cluster.reject(token, "why")`.
+    """
+
+    def __init__(self, work: WaitingWork, name: str, type: type[T]) -> None:
+        self._work = work
+        self._name = name
+        self._type = type
+
+    @property
+    def token(self) -> str:
+        """By which it is resolved. It can be given away before anybody waits."""
+        return self._work.token(self._name)
+
+    def wait(self, *, timeout: Duration | None = None) -> Coroutine[Any, Any, T]:
+        """Wait for the value, across restarts.
+
+        Args:
+            timeout: How long at most, from the first time that this was called.
+
+        Raises:
+            DeferredTimeout: It did not come in time.
+            DeferredRejected: Somebody rejected it.
+        """
+        timeout_s = seconds_or_none(timeout, what=f"timeout of deferred {self._name!r}")
+        return self._work.wait_for(self._work.places.take("deferred", self._name), self._type, timeout_s)
