@@ -250,7 +250,7 @@ class Settings:
     frame_limit: int = setting(
         readings.size(64 * 2**10, 2**30),
         "8MiB",
-        "the largest message between runners, and the largest stored argument list, reply or state",
+        "the largest message between runners, and the largest stored argument list, reply, state or result of a step",
         why="data, not files: larger ones hold up their neighbours; put them elsewhere and send their name",
     )
     transaction_limit: timedelta = setting(  # m18

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie import Cluster, StepDiverged, Workflow, WorkflowInterrupted
+from coterie import Cluster, DeferredTimeout, PersistenceError, StepDiverged, Workflow, WorkflowInterrupted
 
-from .diary import Diary, deploy, holder, new_cluster, over, rows, simulated, steps
+from .diary import Diary, deploy, holder, new_cluster, over, rows, simulated, steps, suspended
 
 if TYPE_CHECKING:
     from coterie.testing.simulation import Simulation
@@ -91,6 +92,206 @@ async def test_w2_gap_29_code_that_takes_another_way_is_told_so_and_changes_noth
         diary.gates["gate"].set()
         assert await over(run) == "old"
         assert diary.ran == ["a", "b", "gate", "gate"]
+
+
+async def goes_on(workflow: Workflow, diary: Diary, leaf: Any, how: str) -> None:
+    """Something that would be stored at a place where nothing is."""
+    if how == "patch":
+        workflow.patched("p")
+    elif how == "step":
+        await workflow.step("new", diary.do, "new")
+    elif how == "failing step":
+        diary.fails["new"] = 1
+        await workflow.step("new", diary.do, "new")
+    elif how == "sleep":
+        await workflow.sleep("10ms", name="new")
+    elif how == "deferred":
+        await workflow.deferred("new", int).wait(timeout="10ms")
+    elif how == "child":
+        await workflow.child(leaf, 1, id="new")
+    elif how == "branches":
+        await asyncio.gather(*(workflow.step(f"new {each}", diary.do, "new") for each in range(3)))
+    elif how == "compensation":
+        workflow.compensate("undo new", diary.do, "new")
+        raise ValueError("so that it is undone")
+    elif how == "patch in a branch":
+
+        async def branch() -> None:
+            workflow.patched("p")
+
+        await asyncio.create_task(branch())
+
+
+HOWS = [
+    "patch", "patch in a branch", "step", "failing step", "sleep", "deferred", "child", "branches", "compensation"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.simulated(seeds=1)
+async def test_w2_a_body_that_goes_on_after_it_has_diverged_stores_nothing(how: str) -> None:
+    """Where the old code comes next it would find something that is not its own, and diverge for ever."""
+    cluster, new, diary = new_cluster(), new_cluster(), Diary()
+    work = old(cluster, diary)
+
+    @new.workflow
+    async def leaf(workflow: Workflow, n: int) -> int:
+        return await workflow.step("leaf", diary.do, "new", n)
+
+    def define(on: Cluster) -> None:
+        @on.workflow
+        async def work(workflow: Workflow, n: int) -> str:
+            diary.body()
+            workflow.compensate("undo", diary.do, "undo")
+            for name in ("x", "y"):
+                with suppress(Exception):
+                    await workflow.step(name, diary.do, "new")
+            if how == "compensation":
+                await goes_on(workflow, diary, leaf, how)
+            with suppress(Exception):
+                await goes_on(workflow, diary, leaf, how)
+            return "new"
+
+    define(new)
+    async with simulated(cluster, runners=1) as sim:
+        run = await cluster.start_workflow(work, 1, id="1")
+        await sim.wait_until(lambda: "gate" in diary.ran)
+        before, ran = rows(sim), list(diary.ran)
+        await replaced(sim, new)
+        await sim.advance(25)
+        assert len(diary.bodies) > 2, "it is tried again now and then"
+        assert (rows(sim), diary.ran) == (before, ran)
+        assert (len(rows(sim, "units")), rows(sim, "deferreds")) == (1, [])
+        assert await run.status() == "suspended"
+        await replaced(sim, cluster)
+        diary.gates["gate"].set()
+        assert await over(run) == "old"
+
+
+@pytest.mark.parametrize("begun", ["sleep", "deferred", "resolved deferred"])
+@pytest.mark.simulated(seeds=1)
+async def test_w2_what_was_begun_before_it_diverged_is_not_ended(begun: str) -> None:
+    """That a sleep is over, or which of both came, the value or the end of the time, is for the old code to say."""
+    cluster, new, diary = new_cluster(), new_cluster(), Diary()
+
+    def define(on: Cluster, first: str) -> Any:
+        @on.workflow
+        async def work(workflow: Workflow, _: None) -> str:
+            diary.body()
+            with suppress(Exception):
+                await workflow.step(first, diary.do, first)
+            if begun == "sleep":
+                await workflow.sleep("8s", name="nap")
+                return first
+            deferred = workflow.deferred("value", str)
+            diary.give("value", deferred)
+            try:
+                return f"{first} {await deferred.wait(timeout='8s')}"
+            except DeferredTimeout:
+                return f"{first} late"
+
+        return work
+
+    work = define(cluster, "old")
+    define(new, "new")
+    async with simulated(cluster, runners=1) as sim:
+        run = await cluster.start_workflow(work, None, id="1")
+        await suspended(sim, run)
+        before = rows(sim)
+        await replaced(sim, new)
+        if begun == "resolved deferred":
+            await cluster.resolve(diary.tokens["value"], "told")
+        await sim.advance(30)
+        assert len(diary.bodies) > 1
+        assert (rows(sim), diary.ran) == (before, ["old"])
+        await replaced(sim, cluster)
+        assert await over(run) == {"sleep": "old", "deferred": "old late", "resolved deferred": "old told"}[begun]
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_w2_a_child_that_waits_for_the_database_is_not_started_after_another_branch_has_diverged() -> None:
+    cluster, new, diary = new_cluster(), new_cluster(), Diary()
+    work = old(cluster, diary)
+    asked: list[str] = []
+    start = new._workflow_room._start_child
+
+    async def start_child(*args: Any, **options: Any) -> Any:
+        asked.append(options["parent"])
+        if len(asked) == 1:
+            raise PersistenceError(doing="write", problem="it is away", outcome="unreachable")
+        return await start(*args, **options)
+
+    new._workflow_room._start_child = start_child
+
+    @new.workflow
+    async def leaf(workflow: Workflow, n: int) -> int:
+        return n
+
+    def define(on: Cluster) -> None:
+        @on.workflow
+        async def work(workflow: Workflow, n: int) -> str:
+            async def branch() -> None:
+                with suppress(StepDiverged):
+                    await workflow.child(leaf, 1, id="1")
+                diary.ended.append("child")
+
+            waits = asyncio.create_task(branch())
+            while not asked:
+                await asyncio.sleep(0.001)
+            with suppress(StepDiverged):
+                await workflow.step("x", diary.do, "new")
+            await asyncio.sleep(20)
+            await waits
+            return "new"
+
+    define(new)
+    async with simulated(cluster, runners=1) as sim:
+        await cluster.start_workflow(work, 1, id="1")
+        await sim.wait_until(lambda: "gate" in diary.ran)
+        await replaced(sim, new)
+        await sim.wait_until(lambda: "child" in diary.ended)
+        assert (len(rows(sim, "units")), len(asked)) == (1, 1)
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_w2_a_branch_that_diverges_counts_though_another_one_was_stopped_before() -> None:
+    """A run that shall be interrupted stops where nothing is stored, and ends then, unless it has taken another way."""
+    cluster, new, diary = new_cluster(), new_cluster(), Diary()
+
+    def define(on: Cluster, second: str) -> Any:
+        @on.workflow
+        async def work(workflow: Workflow, _: None) -> None:
+            diary.body()
+            workflow.compensate(f"undo {second}", diary.do, f"undo {second}")
+
+            async def branch() -> None:
+                await workflow.step("first", diary.do, "first")
+                if len(diary.bodies) > 1:
+                    await asyncio.sleep(0.05)  # the other one stands still by then
+                await workflow.step(second, diary.do, second)
+                await workflow.step("gate", diary.gated, "gate")
+
+            await asyncio.gather(workflow.step("other", diary.gated, "gate"), branch())
+
+        return work
+
+    work = define(cluster, "old")
+    define(new, "new")
+    async with simulated(cluster, runners=1) as sim:
+        run = await cluster.start_workflow(work, None, id="1")
+        await sim.wait_until(lambda: diary.ran.count("gate") == 2)
+        before = rows(sim)
+        for runner in sim.runners:
+            runner.kill()
+        await run.interrupt()
+        await deploy(sim, new)
+        await sim.wait_until(lambda: len(diary.bodies) > 1)
+        await sim.advance(25)
+        assert rows(sim) == before
+        assert await run.status() in ("running", "suspended")
+        await replaced(sim, cluster)
+        assert isinstance(await over(run), WorkflowInterrupted)
+        assert [each for each in diary.ran if "undo" in each] == ["undo old"]
 
 
 @pytest.mark.simulated(seeds=1)

@@ -13,6 +13,8 @@ from coterie.kernel.codec import PLAIN
 from coterie.kernel.texts import said, storable
 
 _TEXT_MOST = 4_000
+_DATA_MOST_BYTES = 64 * 1024
+"""Of what an error has besides its text: what is larger is left out, so that whatever was raised can be stored."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -37,9 +39,10 @@ def pack(error: BaseException) -> bytes:
     if isinstance(error, CoterieError):
         code, facts = error.to_wire()
         try:
-            return _encoder.encode(Failure("", code, None, text, facts))
+            data = _encoder.encode(Failure("", code, None, text, facts))
         except (TypeError, ValueError, OverflowError):
-            return _encoder.encode(Failure("", code, None, text))
+            data = b""
+        return data if 0 < len(data) <= _DATA_MOST_BYTES else _encoder.encode(Failure("", code, None, text))
     return _encoder.encode(Failure(kind.__module__, kind.__qualname__, _arguments(error), text))
 
 
@@ -71,7 +74,8 @@ def text_of(data: bytes) -> str:
 def _arguments(error: BaseException) -> list[Any] | None:
     try:
         arguments = list(arguments_of(error))
-        return arguments if PLAIN.decode(PLAIN.checked(arguments)) == arguments else None
+        data = PLAIN.checked(arguments)
+        return arguments if len(data) <= _DATA_MOST_BYTES and PLAIN.decode(data) == arguments else None
     except (MalformedMessage, TypeError, ValueError):
         return None
 

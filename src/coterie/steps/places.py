@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import StepDiverged
+from coterie.kernel.texts import storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -182,11 +183,12 @@ def _shown(kind: str, name: str) -> str:
 
 
 def named(name: Any, what: str) -> str:
-    """The name that somebody has given to something.
+    """The name that somebody has given to something, as plain text that both databases take.
 
     Raises:
         ValueError: It is none.
     """
-    if not isinstance(name, str) or not name or "\n" in name or "\x00" in name or len(name) > 200:
+    is_line = isinstance(name, str) and 0 < len(name) <= 200 and "\n" not in name and "\x00" not in name
+    if not is_line or not (name.isascii() or storable(name) == name):
         raise ValueError(f"name of {what} is {name!r}, expected a short text on one line")
-    return name
+    return name if type(name) is str else str.__str__(name)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from coterie.entities.outcomes import require_small
 from coterie.errors import (
     LeadershipLost,
     MalformedMessage,
@@ -52,6 +53,7 @@ class DurableWork(WaitingWork):
 
     Args:
         chance: For pauses.
+        most_bytes: How large a result may be.
         retry: How often a step that raises is tried; None: once. For the others see `WaitingWork`.
 
     Promise:
@@ -70,11 +72,13 @@ class DurableWork(WaitingWork):
         dial: Dial,
         chance: Chance,
         tasks: Tasks,
+        most_bytes: int,
         retry: Retry | None = None,
     ) -> None:
         super().__init__(unit, open=open, tenure=tenure, units=units, tokens=tokens, dial=dial, tasks=tasks)
         self.retry = retry
         self._chance = chance
+        self._most_bytes = most_bytes
 
     def step(
         self,
@@ -91,9 +95,10 @@ class DurableWork(WaitingWork):
         return self.run(place, fn, args, kwargs, retry=retry or self.retry, timeout_s=timeout_s)
 
     def patch(self, name: str) -> bool:
-        """Whether new code runs here. What is new is stored before anything that follows."""
+        """Whether new code runs here. What is new is stored before anything that follows, unless nothing may follow."""
+        self.require_same_way()
         is_new, place = self.places.patched(named(name, "a patch"))
-        if place is not None:
+        if place is not None and not self.stop_at_frontier and not self.closed:
             self._pending.append(self._spawn(self._mark(place), f"patch {name}"))
         return is_new
 
@@ -152,6 +157,8 @@ class DurableWork(WaitingWork):
                 value = await self._tried(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s)
                 if keep:
                     data, value = results.encoded(fn, value, what=self._what(place))
+                    if len(data) > self._most_bytes:
+                        require_small(data, what=self._what(place), most_bytes=self._most_bytes)
             except (LeadershipLost, StepDiverged) as reason:
                 raise self.halt(reason) from None
             except Exception as failure:

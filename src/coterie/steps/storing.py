@@ -4,7 +4,8 @@ load    once, before anything else: the rows of steps by their places, the value
 find    at a place ─▶ its row, or nothing; something else is there: `StepDiverged`
 store   at a place, under the fence ─▶ the row as it is then; the seat is lost, or the unit is over: `LeadershipLost`
 
-While the database is away, it is waited for. Who finds that it cannot go on says so to the whole unit (`halt`).
+While the database is away, it is waited for. Who finds that it cannot go on says so to the whole unit (`halt`). If the
+code takes another way, nothing is stored from then on, whatever the body makes of that (W2).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class StoredWork:
         self._is_loaded = False
         self._deferreds: dict[str, DeferredRow] = {}
         self._read_at: datetime | None = None  # when they were read last, by the database's clock
-        self._news = asyncio.Event()
+        self._hints = Hints()
         self._pending: list[asyncio.Task[None]] = []  # what is to be stored before anything that follows
 
     # What is there
@@ -90,7 +91,7 @@ class StoredWork:
     async def _load(self) -> Loaded:
         while True:
             self.require_held()
-            asked = self._dial.now()
+            asked, hints = self._dial.now(), self._hints.came
             try:
                 loaded = await self._open()
             except PersistenceError as error:
@@ -98,33 +99,36 @@ class StoredWork:
                 await asyncio.sleep(AWAY_S)
                 continue
             self.places.learn(loaded.steps)
-            self._hear(loaded, asked)
+            self._hear(loaded, asked, hints)
             self._is_loaded = True
             return loaded
 
     async def _look(self) -> None:
         """Read the values of deferreds anew; later, if the database is away."""
-        asked = self._dial.now()
+        asked, hints = self._dial.now(), self._hints.came
         try:
             loaded = await self._units().load(self._tenure.claim, self.unit)
         except PersistenceError as error:
             log.info("%s looks for values later: %s", self.unit, error)
+            await asyncio.sleep(AWAY_S)
             return
         if loaded is None:
             raise self._lost()
-        self._hear(loaded, asked)
+        self._hear(loaded, asked, hints)
 
-    def _hear(self, loaded: Loaded, asked: datetime) -> None:
+    def _hear(self, loaded: Loaded, asked: datetime, hints: int) -> None:
         self._dial.hear(loaded.now, asked=asked)
         self._read_at = loaded.now
+        self._hints.read = max(self._hints.read, hints)
         known = len(self._deferreds)
         self._deferreds |= {each.name: each for each in loaded.deferreds}
         if len(self._deferreds) > known:
-            self._news.set()  # one branch may have found what another one waits for
+            self._hints.wake()  # one branch may have found what another one waits for
 
     def hint(self) -> None:
         """There may be a value."""
-        self._news.set()
+        self._hints.came += 1
+        self._hints.wake()
 
     def value_of(self, name: str) -> DeferredRow | None:
         """What is known to have come for a deferred."""
@@ -152,6 +156,7 @@ class StoredWork:
 
         Raises:
             LeadershipLost: The seat, or the unit, is not ours any more.
+            StepDiverged: The code takes another way than what is stored.
         """
         while wait and self._pending:
             await asyncio.shield(self._pending[0])
@@ -170,6 +175,8 @@ class StoredWork:
             due_s=due_s,
         )
         while True:
+            if self.halted is not None:
+                self.require_same_way()
             self.require_held()
             asked = self._dial.now()
             try:
@@ -207,12 +214,17 @@ class StoredWork:
         if not self._tenure.held:
             raise self._lost()
 
+    def require_same_way(self) -> None:
+        """Raise `StepDiverged` if the code was found to take another way, also if the body has caught that (W2)."""
+        if isinstance(self.halted, StepDiverged):
+            raise self.halted
+
     def _lost(self) -> BaseException:
         return self.halt(LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch))
 
     def halt(self, error: BaseException) -> BaseException:
-        """Something cannot go on; what to raise."""
-        if self.halted is None:
+        """Something cannot go on; what to raise. That a branch was stopped is no reason, beside one."""
+        if not isinstance(self.halted, Exception):
             self.halted = error
         if self.on_halt is not None:
             self.on_halt()
@@ -220,6 +232,27 @@ class StoredWork:
 
     def _what(self, place: Place) -> str:
         return f"{place.kind} {place.name!r} of {self.unit}"
+
+
+class Hints:
+    """Of values that may be there. What came after a read had begun may be of a value that it did not see."""
+
+    __slots__ = ("_news", "came", "read")
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.read = 0
+        """How many had come before the last read began."""
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        """Have all who wait look around; nobody can take that from another one."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Until the next time."""
+        await self._news.wait()
 
 
 def tell_waiting(what: str, error: PersistenceError) -> None:

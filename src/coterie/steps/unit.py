@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from coterie.errors import LeadershipLost
+from coterie.kernel.texts import storable
 from coterie.steps.running import DurableWork
 from coterie.storage.units import UnitEnd
 
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.kernel.tasks import Tasks
     from coterie.ownership.tenure import Tenure
+    from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
     from coterie.steps.waiting import Deferred
     from coterie.storage.units import Loaded, UnitKind, Units
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_KEY_MOST_BYTES = 1000
+"""It is part of an index entry, beside its singleton's name and a deferred's: PostgreSQL takes 2,704 bytes."""
 
 
 class Durable(Protocol):
@@ -74,6 +79,8 @@ class Ground(Protocol):
     """What durable work needs of its runner."""
 
     @property
+    def settings(self) -> Settings: ...
+    @property
     def units(self) -> Units: ...
     @property
     def dial(self) -> Dial: ...
@@ -103,6 +110,7 @@ def work_of(ground: Ground, tenure: Tenure, *, unit: str, kind: UnitKind, name: 
         dial=ground.dial,
         chance=ground.chance,
         tasks=ground.tasks,
+        most_bytes=ground.settings.frame_limit,
     )
 
 
@@ -124,8 +132,10 @@ async def unit(
         key: Names it among those of its singleton.
         works: Where it is found by whoever has news for it.
     """
-    if not key or "\x00" in key or "\n" in key:
+    if not key or "\x00" in key or "\n" in key or storable(key) != key:
         raise ValueError(f"key of a unit is {key!r}, expected text on one line")
+    if (size_bytes := len(key.encode())) > _KEY_MOST_BYTES:
+        raise ValueError(f"key of a unit is {key[:20]!r}… with {size_bytes} bytes, more than {_KEY_MOST_BYTES}")
     named = f"{tenure.seat}/{key}"
     if named in works:
         raise RuntimeError(f"unit {key!r} of singleton {singleton!r} is open already: use another key")

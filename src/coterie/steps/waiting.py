@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.entities.limits import settled
-from coterie.errors import DeferredRejected, DeferredTimeout, StepDiverged
+from coterie.errors import DeferredRejected, DeferredTimeout
 from coterie.kernel.codec import codec_for
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.steps import failures
@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _LOOK_S = 5.0
 """Between two looks for values of which no hint has come."""
+_LONGEST_S = 9e9
+"""What is due later would be due after the last day that a database knows."""
 _GRACE_S = 3.0
 """How long a cancelled branch may take to end: then nobody waits for it any more."""
 _TURNS = 100
@@ -140,7 +142,7 @@ class WaitingWork(StoredWork):
         if row is None:
             await self.may_go_on()
             with self.at_work:
-                row = await self._stored(place, done=False, due_s=due_s)
+                row = await self._stored(place, done=False, due_s=None if due_s is None else min(due_s, _LONGEST_S))
         return row
 
     async def wait_value(self, name: str) -> DeferredRow:
@@ -182,10 +184,12 @@ class WaitingWork(StoredWork):
         return due_at is not None and self._read_at is not None and self._read_at >= due_at
 
     async def _wait_for_news(self, limit_s: float, name: str | None) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._news.wait()
-        self._news.clear()
+        """Wait until it is time to look again, and look, if there is something to look for. What was hinted at while
+        somebody looked has not been looked for: then that time is now."""
+        if name is None or self._hints.came == self._hints.read:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._hints.wait()
         self.require_held()
         if name is not None and name not in self._deferreds:
             await self._look()
@@ -194,8 +198,8 @@ class WaitingWork(StoredWork):
 
     async def may_go_on(self) -> None:
         """Return if something new may be begun here. If not: never, or by an error."""
-        if isinstance(self.halted, StepDiverged):  # nothing is changed, also if the body has caught it
-            raise self.halted
+        if self.halted is not None:
+            self.require_same_way()
         if not self.stop_at_frontier and not self.closed:
             return
         self.halted = self.halted or asyncio.CancelledError("it goes no further here")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.entities.limits import settled
+from coterie.entities.outcomes import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.context import ClusterContext, enter
@@ -86,6 +87,7 @@ class Execution:
             dial=desk.dial,
             chance=desk.chance,
             tasks=desk.tasks,
+            most_bytes=desk.settings.frame_limit,
             retry=kind.retry,
         )
         self._work.on_quiet = self._moved.set
@@ -199,6 +201,7 @@ class Execution:
         """Start it, unless it is there; its end is told here."""
         parent, waited_as = self._row.unit, waited_as_of(workflow, id)
         while True:
+            self._work.require_same_way()
             self._work.require_held()
             try:
                 return await self._desk.start_child(workflow, payload, id, parent=parent, waited_as=waited_as)
@@ -270,7 +273,9 @@ class Execution:
         self._work.require_held()
         if error is None:
             try:
-                value = self._kind.result.checked(body.result(), what=f"result of {self._row.unit}")
+                what = f"result of {self._row.unit}"
+                value = self._kind.result.checked(body.result(), what=what)
+                require_small(value, what=what, most_bytes=self._desk.settings.frame_limit)
             except Exception as malformed:  # noqa: BLE001 it is the result that is wrong
                 error = malformed
             else:

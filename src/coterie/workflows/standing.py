@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from coterie.entities.outcomes import require_small
 from coterie.entities.spans import sent, trace_of
 from coterie.entities.work import handling
 from coterie.errors import AlreadyResolved, KeyConflict, PersistenceError, WorkflowFailed, WorkflowInterrupted
@@ -183,9 +184,11 @@ async def _start(
 
     Raises:
         KeyConflict: There is a run of this id with another payload.
-        MalformedMessage: The payload does not fit.
+        MalformedMessage: The payload does not fit, or is too large.
     """
     what = f"payload of workflow {kind.name!r}"
+    data = kind.payload.checked(payload, what=what)
+    require_small(data, what=what, most_bytes=here.settings.frame_limit)
     trace = trace_of(handling.get())  # not in the digest: the same start, from elsewhere, is no other one
     started = await here.storage.units.start(
         UnitStart(
@@ -193,7 +196,7 @@ async def _start(
             name=kind.name,
             id=id,
             seat=kind.seat(id, here.settings.shards),
-            payload=tracing.stamped(kind.payload.checked(payload, what=what), trace),
+            payload=tracing.stamped(data, trace),
             digest=kind.payload.canonical(payload, what=what),
             version=kind.version,
             parent=parent,
@@ -212,10 +215,14 @@ async def settle(here: Connection, token: str, *, value: Any = None, error: str 
 
     Raises:
         MalformedToken: It is no token of this cluster.
+        MalformedMessage: The value is no data, or too large.
         AlreadyResolved: It has a value already, or nobody will ever ask for it: its work is over.
     """
     unit, name = here.tokens.read(token)
-    data = None if error is not None else PLAIN.checked(value, what=f"value of deferred {name!r}")
+    what = f"value of deferred {name!r}"
+    data = None if error is not None else PLAIN.checked(value, what=what)
+    if data is not None:
+        require_small(data, what=what, most_bytes=here.settings.frame_limit)
     why = None if error is None else storable(error[:_ERROR_MOST])
     told = await here.storage.units.resolve(unit, name, value=data, error=why)
     if told.told != "resolved":

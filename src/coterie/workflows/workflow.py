@@ -9,7 +9,9 @@ import msgspec
 from coterie.errors import WorkflowFailed, WorkflowInterrupted
 from coterie.kernel.durations import seconds_or_none
 from coterie.steps import failures, results
+from coterie.steps.places import named
 from coterie.steps.unit import Steps
+from coterie.workflows.definitions import require_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -110,7 +112,7 @@ class Workflow(Steps):
 
         Each runs at least once, and is recorded like a step. What it raises is recorded, too, and the others run.
         """
-        place = self._work.places.take_undo(name, results.digest(args, kwargs))
+        place = self._work.places.take_undo(named(name, "a compensation"), results.digest(args, kwargs))
         self._undo.append(Compensation(place, fn, args, kwargs))
         return Registered()
 
@@ -127,11 +129,12 @@ class Workflow(Steps):
         """Start another workflow, and wait for its result. One of this id that is there already is waited for.
 
         Raises:
+            ValueError: The id is none.
             KeyConflict: There is one with another payload.
             WorkflowFailed: It failed.
             WorkflowInterrupted: It was interrupted.
         """
-        place = self._work.places.take("child", f"{getattr(workflow, '__name__', 'workflow')}/{id}")
+        place = self._work.places.take("child", f"{getattr(workflow, '__name__', 'workflow')}/{require_id(id)}")
         return self._child(place, workflow, payload, id)
 
     async def _child(self, place: Place, workflow: Any, payload: Any, id: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coterie import DeferredTimeout, MalformedMessage, RemoteError
+from coterie import DeferredRejected, DeferredTimeout, MalformedMessage, RemoteError
 from coterie.steps import failures
 
 
@@ -90,3 +90,15 @@ def test_a_long_or_odd_text_is_cut() -> None:
 def test_a_cancellation_can_be_told_about() -> None:
     made: Any = failures.unpack(failures.pack(asyncio.CancelledError("x")))
     assert isinstance(made, Exception)
+
+
+@pytest.mark.parametrize("kind", ["own", "plain"])
+def test_of_an_error_that_is_too_large_its_text_is_stored(kind: str) -> None:
+    large = "x" * 100_000
+    error = DeferredRejected(unit="u", name="n", problem=large) if kind == "own" else ValueError(large)
+    data = failures.pack(error)
+    assert len(data) < 5_000
+    found = failures.unpack(data)
+    assert isinstance(found, RemoteError)
+    assert "xxx" in str(found)
+    assert failures.text_of(data).startswith(type(error).__name__)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from coterie import StepDiverged
-from coterie.steps.places import Place, Places
+from coterie.steps.places import Place, Places, named
 from coterie.storage.units import StepRow
 
 
@@ -152,3 +152,22 @@ async def test_patched_takes_a_place_only_where_nothing_of_the_old_code_stands()
     old.learn([row(Place("", 0, "step", "a"))])
     assert old.patched("p") == (False, None)
     assert spot(old, "a") == ":0 a"
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x00", "a\ud800", "\udfffß", "x" * 201, None, 7, b"a"])
+def test_a_name_that_a_database_does_not_take_is_refused(name: object) -> None:
+    with pytest.raises(ValueError, match=r"^name of a step is .*, expected a short text on one line$"):
+        named(name, "a step")
+
+
+@pytest.mark.parametrize("name", ["a", "größe 🙂", "🙂" * 200, "\u202e' %_\\"])
+def test_any_other_text_is_a_name(name: str) -> None:
+    assert named(name, "a step") == name
+
+
+def test_a_name_is_plain_text_whatever_class_it_has() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    found = named(Name("a"), "a step")
+    assert (found, type(found)) == ("a", str)

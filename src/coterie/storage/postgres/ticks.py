@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from coterie.kernel.addresses import Seat
+from coterie.storage.postgres.alone import LONGEST_S
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.ticks import Book, CronRow, PauseRow, TickRow
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 _errors = msgspec.json.Decoder(tuple[str, ...]).decode
 
 _CRON = ("definition", "effective_from", "last", "runs", "ran_at", "error", "error_at", "failures", "failed_at")
-
-_LONGEST_S = 9e9
 
 
 class PostgresTicks:
@@ -110,7 +109,7 @@ class PostgresTicks:
 
     async def purge(self, *, older_s: float, most: int) -> int:
         """Delete up to `most` ticks that ended longer ago than that, and pauses likewise; how many ticks it were."""
-        return cast("int", (await self._write("purge_ticks", min(older_s, _LONGEST_S), most))[0][0])
+        return cast("int", (await self._write("purge_ticks", min(older_s, LONGEST_S), most))[0][0])
 
     async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
         self._check()

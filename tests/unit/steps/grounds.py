@@ -1,0 +1,97 @@
+"""A unit whose body is the test, and as much of a storage as it needs."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from coterie.errors import PersistenceError
+from coterie.kernel.chance import Chance
+from coterie.kernel.codec import codec_for
+from coterie.kernel.dial import Dial
+from coterie.kernel.tasks import Tasks
+from coterie.steps.running import DurableWork
+from coterie.storage.interface import Claim
+from coterie.storage.units import DeferredRow, Loaded, Stepped, StepRow, StepWrite
+
+
+def time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Units:
+    """What is stored. An answer to a look can be slow, or fail."""
+
+    def __init__(self) -> None:
+        self.values: list[DeferredRow] = []
+        self.looks = 0
+        self.is_away = False
+        self.written: list[StepWrite] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(time(), UTC)
+
+    def give(self, name: str, value: int) -> None:
+        self.values.append(DeferredRow(name, codec_for(int).checked(value), None))
+
+    async def step(self, write: StepWrite) -> Stepped:
+        self.written.append(write)
+        due_at = None if write.due_s is None else self.now() + timedelta(seconds=write.due_s)
+        row = StepRow(
+            branch=write.branch,
+            position=write.position,
+            kind=write.kind,
+            name=write.name,
+            done=write.done,
+            value=write.value,
+            error=write.error,
+            due_at=due_at,
+        )
+        return Stepped("written", row, self.now())
+
+    async def load(self, *_: object) -> Any:
+        self.looks += 1
+        if self.is_away:
+            raise PersistenceError(doing="read", problem="it is away", outcome="unreachable")
+        read = tuple(self.values)
+        await self.answers.wait()
+        row: Any = None
+        return Loaded(row, (), read, self.now())
+
+
+class Ground:
+    """A unit whose body is the test."""
+
+    def __init__(self) -> None:
+        self.units = Units()
+        self.tasks = Tasks("test")
+        tenure: Any = SimpleNamespace(held=True, claim=Claim(runner="r", seat="s", epoch=1), seat="s", epoch=1)
+        units: Any = self.units
+        tokens: Any = None
+        self.work = DurableWork(
+            "u",
+            open=self.units.load,
+            tenure=tenure,
+            units=lambda: units,
+            tokens=lambda: tokens,
+            dial=Dial(time, time()),
+            chance=Chance(1),
+            tasks=self.tasks,
+            most_bytes=1000,
+        )
+        self.work.places.begin()
+
+    def waits(self, name: str) -> asyncio.Task[int]:
+        return self.tasks.spawn(self.work.deferred(name, int).wait(), name=name)
+
+    def sleeps(self) -> asyncio.Task[None]:
+        return self.tasks.spawn(self.work.sleep("60s", name="nap"), name="nap")
+
+
+async def pause() -> None:
+    """Everybody comes to where they wait."""
+    await asyncio.sleep(0.01)
