@@ -200,3 +200,15 @@ async def test_a_runner_that_leaves_lets_its_run_end_and_hands_the_cron_over(url
         other = await made(client, "x")
         assert other.runner != ended.runner
         assert other.epoch > ended.epoch
+
+
+async def test_s3_a_count_beyond_all_databases_does_not_keep_a_run_from_its_end(url: str) -> None:
+    cluster = program(url, "anna")
+
+    @cluster.cron("x", NEVER)
+    async def body(tick: Tick) -> None:
+        tick.heartbeat("far", done=2**70, total=2**80)
+
+    async with cluster:
+        tick = await made(cluster, "x")
+        assert (tick.outcome, tick.done, tick.total) == ("ran", 2**63 - 1, 2**63 - 1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost
 from coterie.kernel.context import transacting
+from coterie.kernel.texts import countable
 from coterie.steps.unit import Steps
 from coterie.storage.messages import Commit
 
@@ -77,7 +78,7 @@ class Tick(Steps):
 
         It is written soon, and costs next to nothing: call it as often as you like.
         """
-        self._beat(note, done, total)
+        self._beat(note, countable(done), countable(total))
 
     async def verify(self) -> None:
         """Make sure, in the database, that this tick is ours to run just now: before an effect that cannot be fenced.

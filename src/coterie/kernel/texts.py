@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+_COUNT_MOST = 2**63 - 1
+
 
 def storable(text: str) -> str:
     """The same without what a database refuses: the character zero, and halves of surrogate pairs."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def countable(number: int | None) -> int | None:
+    """The same, or the next number that a database can store."""
+    return None if number is None else max(-_COUNT_MOST, min(number, _COUNT_MOST))
 
 
 def said(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.errors import LeadershipLost
 from coterie.kernel.durations import to_seconds
+from coterie.kernel.texts import countable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +142,7 @@ class Leader(Generic[S]):
 
         It is written soon, and costs next to nothing: call it as often as you like.
         """
-        self._stamps.beat(note, done, total)
+        self._stamps.beat(note, countable(done), countable(total))
 
     async def verify(self) -> None:
         """Make sure, in the database, that this runner leads just now: before an effect that cannot be fenced.
