@@ -83,6 +83,8 @@ class Handlers:
         steady_ns: Callable[[], int],
     ) -> None:
         self._steady_ns = steady_ns
+        self.now_ns = 0
+        """When the last handler ended, if nothing else has happened since; for whoever begins the next one at once."""
         self.waiting: dict[Work, None] = {}
         """Calls that wait for something: those that a cancellation can reach."""
         self._lives = lives
@@ -128,7 +130,8 @@ class Handlers:
         if not (work.is_open and shard.is_open and work.deadline_s > self._time()) and not self._is_wanted(work):
             self.ended(resident)
             return None
-        now_ns = shard.tenure.may_start_at()
+        now_ns = shard.tenure.may_start_at(self.now_ns)
+        self.now_ns = 0
         if now_ns is None:
             return self._begin_slowly(work)
         if work.began_ns:
@@ -227,6 +230,7 @@ class Handlers:
         if work.task is not None:
             self.waiting.pop(work, None)
         work.is_open = False
+        self.now_ns = now_ns
         self._counts.replied += 1
         counted = rpc.counted
         counted.ok.value += 1

@@ -31,6 +31,9 @@ _BATCH = 100
 class Handles(Protocol):
     """Whoever knows what to do for a call."""
 
+    now_ns: int
+    """The clock, if it was read a moment ago: each handler's end is the beginning of the next one."""
+
     def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
         """What to run for it; None if there is nothing to run any more."""
         ...
@@ -115,6 +118,7 @@ class Serving:
         """Run handlers to their ends, up to the first one that waits."""
         assert task is not None, "only a task runs this"
         ready, handles = self.ready, self._handles
+        handles.now_ns = 0
         for _ in range(_BATCH):
             if not ready or task.cancelling():  # by a handler that has ended: it must not reach the next one
                 return None

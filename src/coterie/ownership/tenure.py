@@ -92,11 +92,12 @@ class Tenure:
         now_ns = steady_ns()
         return None if self.ended or now_ns >= trust.until_ns or trust.ended else now_ns
 
-    def may_start_at(self) -> int | None:
-        """The same for `may_start`."""
+    def may_start_at(self, now_ns: int = 0) -> int | None:
+        """The same for `may_start`; with `now_ns`, if the clock was read a moment ago."""
         trust = self._trust
-        steady_ns = trust.steady_ns  # no method of it, and so quicker in two steps
-        now_ns = steady_ns()
+        if not now_ns:
+            steady_ns = trust.steady_ns  # no method of it, and so quicker in two steps
+            now_ns = steady_ns()
         usable = trust.connected and not self.ended and now_ns < trust.until_ns and not trust.ended
         return now_ns if usable else None
 

@@ -502,6 +502,49 @@ async def test_without_its_session_a_runner_starts_nothing_until_it_is_back() ->
     await ground.host.stop()
 
 
+class Blocking(Entity):
+    """Its handler takes a minute of its thread: nothing else gets a turn meanwhile."""
+
+    ground: Ground
+
+    @rpc
+    async def take_a_minute(self) -> None:
+        seen.append(self.id)
+        Blocking.ground.clock.advance(timedelta(minutes=1))
+
+    @rpc
+    async def crash_after_a_minute(self) -> None:
+        await self.take_a_minute()
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("method", ["take_a_minute", "crash_after_a_minute"])
+async def test_inv_f4_nothing_begins_after_trust_has_run_out_however_many_wait_behind_one_another(method: str) -> None:
+    """One task runs many handlers: the end of one is the beginning of the next, by no older reading of the clock."""
+    ground = Blocking.ground = Ground(Blocking)
+    for each in ("a", "b", "c"):
+        await ground.call(each, "take_a_minute")
+    seen.clear()
+    ground.trust.until_ns = ground.clock.steady_ns() + 90 * 10**9
+    asked = [ground.ask(each, method) for each in ("a", "b", "c")]
+    await asyncio.gather(*(each.future for each in asked), return_exceptions=True)
+    assert seen == ["a", "b"]
+    assert [type(each.future.exception()) for each in asked[1:]] == [RunnerUnavailable, NotMine]
+    await ground.host.stop()
+
+
+async def test_inv_f4_a_reading_of_the_clock_is_good_for_one_turn_of_the_loop() -> None:
+    ground = Blocking.ground = Ground(Blocking)
+    await ground.call("a", "take_a_minute")
+    seen.clear()
+    ground.trust.until_ns = ground.clock.steady_ns() + 10**9
+    ground.clock.advance(timedelta(minutes=1))
+    with pytest.raises(NotMine):
+        await ground.call("a", "take_a_minute")
+    assert seen == []
+    await ground.host.stop()
+
+
 async def test_a_shard_of_somebody_else_is_not_ours() -> None:
     ground = Ground(Desk)
     await ground.drain()
