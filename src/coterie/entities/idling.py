@@ -68,10 +68,10 @@ class Idling:
             hosted.gone = 0
 
     def longest(self) -> Resident | None:
-        """Who has been idle for the longest time, of all types."""
+        """Who has been idle for the longest time, of all types; nearly, where very many were called since."""
         now_ns = self._steady_ns()
-        heads = [head for hosted in self._types() if (head := self._first(hosted, now_ns)) is not None]
-        return min(heads, key=lambda head: head.rested_ns) if heads else None
+        heads = [self._first(hosted, now_ns) or _some(hosted, now_ns) for hosted in self._types()]
+        return min((head for head in heads if head is not None), key=_rested_ns, default=None)
 
     def stop(self) -> None:
         """Nobody is evicted any more."""
@@ -82,25 +82,19 @@ class Idling:
     def _list(self, resident: Resident, at_ns: int) -> None:
         heapq.heappush(resident.hosted.idle, (at_ns, next(self._numbers), resident))
 
-    def _first(
-        self, hosted: Hosted, now_ns: int, *, until_ns: float = math.inf, most: float = math.inf
-    ) -> Resident | None:
-        """The one of a type that has been idle longest; None: nobody is, not since `until_ns`, or not among `most`."""
-        looked = 0
-        while hosted.idle and looked < most:
-            since_ns, _, resident = hosted.idle[0]
-            if since_ns > until_ns or since_ns > now_ns:
+    def _first(self, hosted: Hosted, until_ns: int) -> Resident | None:
+        """The one of a type that has been idle longest; None: nobody has since `until_ns`, or many come before it."""
+        for _ in range(_AT_ONCE):
+            if not hosted.idle or hosted.idle[0][0] > until_ns:
                 return None
-            if resident.is_leaving:
-                heapq.heappop(hosted.idle)
-                hosted.gone -= 1
-            elif resident.running or resident.is_kept or resident.rested_ns > since_ns:
-                heapq.heappop(hosted.idle)
-                is_idle = not (resident.running or resident.is_kept)
-                self._list(resident, resident.rested_ns if is_idle else now_ns + 1)  # behind all that are
-            else:
+            since_ns, _, resident = hosted.idle[0]
+            if _is_idle(resident) and resident.rested_ns <= since_ns:
                 return resident
-            looked += 1
+            heapq.heappop(hosted.idle)
+            if resident.is_leaving:
+                hosted.gone -= 1
+            else:
+                self._list(resident, resident.rested_ns if _is_idle(resident) else self._steady_ns() + 1)
         return None
 
     def _arm(self, at_ns: float) -> None:
@@ -115,7 +109,7 @@ class Idling:
         for hosted in self._types():
             until_ns = now_ns - hosted.max_idle_ns
             for _ in range(_AT_ONCE):
-                resident = self._first(hosted, now_ns, until_ns=until_ns, most=_AT_ONCE)
+                resident = self._first(hosted, until_ns)
                 if resident is None:
                     break
                 self._evict(resident)
@@ -124,3 +118,19 @@ class Idling:
         )
         if next_ns < self._next_ns:
             self._arm(next_ns)
+
+
+def _some(hosted: Hosted, now_ns: int) -> Resident | None:
+    """One of a type that has been idle for long, as far as some of them tell: too many come before the first one."""
+    if not hosted.idle or hosted.idle[0][0] > now_ns:
+        return None
+    idle = (resident for _, _, resident in hosted.idle if _is_idle(resident))
+    return min(itertools.islice(idle, _AT_ONCE), key=_rested_ns, default=None)
+
+
+def _is_idle(resident: Resident) -> bool:
+    return not (resident.running or resident.is_kept or resident.is_leaving)
+
+
+def _rested_ns(resident: Resident) -> int:
+    return resident.rested_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from typing import Any
 
 import pytest
@@ -225,4 +226,29 @@ async def test_when_all_are_at_work_nobody_makes_room() -> None:
     for work in works:
         await work.future
     assert await ground.call("c", "count") == 1, "they are looked at again"
+    await ground.host.stop()
+
+
+async def test_where_very_many_were_called_since_somebody_who_is_idle_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To look at all of them would take the loop's turn from everybody else."""
+    monkeypatch.setattr(idling, "_AT_ONCE", 3)
+    ground = Ground(Plain, resident_entities=20)
+    ids = [f"{number:02}" for number in range(20)]
+    for each in ids * 2:
+        await ground.call(each, "count")
+    looked = 0
+    heappop = heapq.heappop
+
+    def counted(heap: list[Any]) -> Any:
+        nonlocal looked
+        looked += 1
+        return heappop(heap)
+
+    monkeypatch.setattr(heapq, "heappop", counted)
+    await ground.call("new", "count")
+    assert looked <= 3
+    assert len(ground.host.residents("Plain")) == 20
+    assert "new" in ground.host.residents("Plain")
     await ground.host.stop()
