@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("SQLite")}
+@pytest.fixture
+def threads() -> Callable[[], set[str]]:
+    """The names of SQLite's threads that were begun in this test: other tests may keep a runner in this process."""
+    before = set(threading.enumerate())
+    return lambda: {each.name for each in set(threading.enumerate()) - before if each.name.startswith("SQLite")}
 
 
 async def test_concurrent_writes_share_few_transactions(new: Opener) -> None:
@@ -88,7 +91,9 @@ async def test_before_and_after_its_life_it_says_so(new: Opener) -> None:
             await use
 
 
-async def test_it_runs_a_writer_and_a_reader_and_leaves_nothing_behind(new: Opener, path: Path) -> None:
+async def test_it_runs_a_writer_and_a_reader_and_leaves_nothing_behind(
+    new: Opener, path: Path, threads: Callable[[], set[str]]
+) -> None:
     async with new() as storage:
         assert threads() == {"SQLite writer", "SQLite reader"}
         await storage.kv.put(KvPut("k", b"v", 1))
@@ -103,7 +108,7 @@ async def test_the_reader_cannot_write(new: Opener) -> None:
 
 
 async def test_memory_needs_one_thread_and_no_file(
-    new: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: Callable[[], set[str]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     async with new(url="sqlite://") as storage:
@@ -118,7 +123,7 @@ async def test_memory_needs_one_thread_and_no_file(
 
 
 async def test_a_session_has_a_thread_and_connections_of_its_own_and_leaves_nothing_behind(
-    new: Opener, path: Path
+    new: Opener, path: Path, threads: Callable[[], set[str]]
 ) -> None:
     """C3, F3: a bare client opens no leases."""
     file = Path(f"{path}-leases")
