@@ -13,6 +13,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import coterie.cluster
@@ -55,29 +56,59 @@ class Dying:
             method = getattr(part, self._method, None)
             if method is not None:
                 setattr(part, self._method, self._mortal(method))
+        if self._method == "commit" and storage.messages in parts:  # the end of a handler is a commit without a future
+            storage.messages.save = self._mortal_save(storage.messages.save)  # type: ignore[method-assign]
         return storage
 
     def _mortal(self, method: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            counts = self._about in repr(args)
-            self._left -= counts
-            if self._left or not counts:
+            if not self._has_come(args):
                 return method(*args, **options)
-            if self._when == "before":
-                die()
-            elif self._when == "during":
-                asyncio.get_running_loop().call_later(DURING_S, die)
-            elif self._when == "halt":
-                os.kill(os.getpid(), signal.SIGSTOP)
             doing = asyncio.ensure_future(method(*args, **options))
-            doing.add_done_callback(_noted if self._when == "halt" else lambda _: die())  # the first to be told
+            doing.add_done_callback(self._told)  # the first to be told
             return doing
 
         return call
 
+    def _mortal_save(self, save: Any) -> Any:
+        def call(write: Any, waiter: Any) -> None:
+            if not self._has_come((write,)):
+                save(write, waiter)
+                return
+            doing = asyncio.get_running_loop().create_future()
+            doing.add_done_callback(self._told)
+            doing.add_done_callback(partial(_pass_on, waiter))
+            save(write, doing)
 
-def _noted(doing: asyncio.Future[Any]) -> None:
-    note("halted", outcome=str(doing.exception() or doing.result()))
+        return call
+
+    def _has_come(self, args: tuple[Any, ...]) -> bool:
+        """Whether this is the moment; if it is one before a statement, this is the end."""
+        counts = self._about in repr(args)
+        self._left -= counts
+        if self._left or not counts:
+            return False
+        if self._when == "before":
+            die()
+        elif self._when == "during":
+            asyncio.get_running_loop().call_later(DURING_S, die)
+        elif self._when == "halt":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return True
+
+    def _told(self, doing: asyncio.Future[Any]) -> None:
+        if self._when == "halt":
+            note("halted", outcome=str(doing.exception() or doing.result()))
+        else:
+            die()
+
+
+def _pass_on(waiter: Any, doing: asyncio.Future[Any]) -> None:
+    error = doing.exception()
+    if error is None:
+        waiter.set_result(doing.result())
+    else:
+        waiter.set_exception(error)
 
 
 def die() -> None:
