@@ -30,7 +30,7 @@ cluster = Cluster(shards=4, drain="5s")
 
 @cluster.singleton("importer")
 async def importer(leader: Leader[None]) -> None:
-    print("version", VERSION, flush=True)
+    print(f"version {VERSION}\\n", end="", flush=True)  # at once: the log goes the same way
     await leader.sleep("1h")
 
 
