@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import coterie.cluster
 from coterie.connection import system_doors
 from tests.processes.bank import note
+from tests.waiters import pass_on
 
 if TYPE_CHECKING:
     from coterie.connection import Doors
@@ -77,7 +78,7 @@ class Dying:
                 return
             doing = asyncio.get_running_loop().create_future()
             doing.add_done_callback(self._told)
-            doing.add_done_callback(partial(_pass_on, waiter))
+            doing.add_done_callback(partial(pass_on, waiter))
             save(write, doing)
 
         return call
@@ -101,14 +102,6 @@ class Dying:
             note("halted", outcome=str(doing.exception() or doing.result()))
         else:
             die()
-
-
-def _pass_on(waiter: Any, doing: asyncio.Future[Any]) -> None:
-    error = doing.exception()
-    if error is None:
-        waiter.set_result(doing.result())
-    else:
-        waiter.set_exception(error)
 
 
 def die() -> None:

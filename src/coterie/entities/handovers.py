@@ -78,7 +78,7 @@ def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
             due_s,
             message.key,
             message.trace_id,
-            message.due_at is None and message.delay_s <= 0,
+            message.is_immediate,
         )
     )
 

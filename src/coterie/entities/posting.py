@@ -38,7 +38,7 @@ from coterie.errors import MessageExpired, PersistenceError, SendTimeout
 from coterie.kernel import tracing
 from coterie.kernel.addresses import MessageId, MessageIds
 from coterie.kernel.clock import to_datetime
-from coterie.kernel.context import context_here, refuse_in_transaction, transacting
+from coterie.kernel.context import context_here, refuse_in_transaction
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.directory import peer_of
 from coterie.storage.messages import Message
@@ -91,8 +91,7 @@ class Posting:
         within_s = calling.within_s(call.timeout_s)
         until_s = calling.time() + within_s
         message = self._message(call, entity_type, outer, derives=True)
-        if transacting.get() is not None:
-            refuse_in_transaction(call)
+        refuse_in_transaction(call)
         try:  # as in `_stored`, of which this is the hot path
             receipt = await self._storage.messages.insert(message)
         except PersistenceError as error:
@@ -210,8 +209,7 @@ class Posting:
         delay_s: float = 0.0,
     ) -> Message:
         rpc, payload, type_name, entity_id = call.rpc, call.payload, entity_type.name, call.address.id
-        if len(payload) > self._most_bytes:
-            require_small(payload, what=call, most_bytes=self._most_bytes)
+        require_small(payload, what=call, most_bytes=self._most_bytes)
         key, digest = (None, b"") if call.key is None and not rpc.key else key_of(rpc, payload, call.key)
         if derives and key is None and outer is not None and outer.is_stored and outer.ledger.is_open:
             number = ledger_of(outer).number_call()

@@ -18,6 +18,7 @@ from coterie.kernel.tasks import Tasks
 from coterie.storage.interface import StateLoaded
 from coterie.storage.messages import Attempt, Delivery, Due, Message, MessageRow, Receipt, Waiting
 from tests.unit.entities.hosts import Ground
+from tests.waiters import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -97,7 +98,7 @@ class FakeMessages:
         return self._submit("commit", write, self._commit)
 
     def save(self, write: Commit, waiter: Waiter) -> None:
-        self.commit(write).add_done_callback(partial(_tell, waiter))
+        self.commit(write).add_done_callback(partial(pass_on, waiter))
 
     def setback(self, write: Setback) -> asyncio.Future[Any]:
         return self._submit("setback", write, self._setback)
@@ -353,14 +354,6 @@ def _delivery(row: MessageRow) -> Delivery:
         attempts=row.attempts,
         trace_id=row.trace_id,
     )
-
-
-def _tell(waiter: Waiter, answer: asyncio.Future[Any]) -> None:
-    error = answer.exception()
-    if error is None:
-        waiter.set_result(answer.result())
-    else:
-        waiter.set_exception(error)
 
 
 def _resolve(answer: asyncio.Future[Any], told: Any) -> None:
