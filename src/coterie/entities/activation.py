@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.driving import coroutine_of, first_step, remaining_steps
+from coterie.entities.driving import first_step
 from coterie.entities.entity import activated
 from coterie.entities.kept import Kept, key_of
 from coterie.entities.limits import STUBBORN_S, settled
 from coterie.errors import PersistenceError
+from coterie.kernel.driving import coroutine_of, remaining_steps
 from coterie.storage.interface import StateLoaded
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from coterie.entities.bringing import SLICE_S
 from coterie.entities.envelopes import LOOK
 from coterie.entities.handovers import Kind, delivery_of, pack
 from coterie.entities.outcomes import dead, read_reply, too_late
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Storage
     from coterie.storage.messages import Message, MessageRow
 
-_MESSAGE, _NEW = int(Route.MESSAGE), int(Kind.NEW)
-_SLICE_S, _SLICE_MOST_S = 0.5, 2.0
-"""How long to wait for an owner, at first and later, before storage is asked: it may have frozen or be cut off, and
-another one may have answered since. Most answers come sooner, and cost no look."""
+_MESSAGE = int(Route.MESSAGE)
+_SLICE_MOST_S = 2.0
+"""How long to wait for an owner later, after the first slice."""
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 
 
@@ -38,28 +38,6 @@ class Awaiting:
         self._calling = calling
         self._seeking = Seeking(storage)
 
-    async def first_reply(self, rpc: Rpc, message: Message, *, due_s: float, until_s: float, within_s: float) -> Any:
-        """The reply to a message that was stored just now, and that nobody else has brought to its owner."""
-        calling = self._calling
-        routing, wires = calling.routing, calling.wires
-        shard = routing.of_seat(message.seat)
-        left_s = min(until_s - calling.time(), _SLICE_S)
-        if shard.peer is None or wires is None:
-            body = await self._ask(message, Kind.NEW, due_s=due_s, within_s=left_s)
-        else:  # the hot path: what `_ask` and `request` come to
-            packed = pack(_NEW, message, epoch=calling.here.directory.epoch(message.seat), due_s=due_s)
-            try:
-                body = await wires.request(shard.peer, _MESSAGE, packed, within_s=left_s, target=message.id)
-            except SendTimeout:
-                body = b""
-            except CoterieError:
-                body = LOOK
-            if not body or body == LOOK:
-                routing.doubt()
-        if body and body != LOOK:
-            return read_reply(body, rpc)
-        return await self.reply(rpc, message, due_s=due_s, until_s=until_s, within_s=within_s, answer=body)
-
     async def reply(
         self,
         rpc: Rpc,
@@ -69,6 +47,7 @@ class Awaiting:
         until_s: float,
         within_s: float,
         answer: bytes | None = None,
+        is_new: bool = False,
     ) -> Any:
         """The reply, as its caller gets it.
 
@@ -79,6 +58,7 @@ class Awaiting:
             until_s: When the caller stops waiting.
             within_s: How long it was ready to wait, for the error.
             answer: What its owner has answered, if it was asked: nothing, or `LOOK`.
+            is_new: Whether it was stored just now, and nobody has brought it to its owner yet.
 
         Raises:
             SendTimeout: It took too long. The message stays.
@@ -86,12 +66,13 @@ class Awaiting:
             MessageExpired: It is not there any more: purged, or cancelled.
         """
         time = self._calling.time
-        pause_s, slice_s = _PAUSE_S, _SLICE_S
+        pause_s, slice_s, kind = _PAUSE_S, SLICE_S, Kind.NEW if is_new else Kind.AGAIN
         while True:
             body, answer = answer, None
             if body is None:
                 left_s = min(slice_s, until_s - time())
-                body = await self._ask(message, Kind.AGAIN, due_s=due_s, within_s=left_s) if left_s > 0 else LOOK
+                body = await self._ask(message, kind, due_s=due_s, within_s=left_s) if left_s > 0 else LOOK
+                kind = Kind.AGAIN
             if body and body != LOOK:
                 return read_reply(body, rpc)
             slice_s = min(slice_s * 2, _SLICE_MOST_S)

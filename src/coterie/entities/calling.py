@@ -127,6 +127,7 @@ class Calling:
         self._loop: asyncio.AbstractEventLoop
         self.time: Callable[[], float] = _no_loop
         """The loop's clock."""
+        self.create_future: Callable[[], asyncio.Future[Any]] = _future
         self._draw = self.ids.draw
         self._default_s = here.settings.call_timeout.total_seconds()
         self._arrivals: Arrivals | None = None
@@ -150,7 +151,7 @@ class Calling:
         """Calls to others go over this transport from now on; a runner answers what arrives on its routes."""
         self.wires = transport
         self._loop = asyncio.get_running_loop()
-        self.time = self._loop.time
+        self.time, self.create_future = self._loop.time, self._loop.create_future
         self.routing.keeps_itself = routes is None
         if routes is not None and self._arrivals is not None:
             routes.take(Route.CALL, self._arrivals)
@@ -418,6 +419,11 @@ def _counted(trip: Trip, error: CoterieError) -> CoterieError:
 def _no_loop() -> float:
     """Before there are wires there is no call under way; the first one waits for them."""
     return asyncio.get_running_loop().time()
+
+
+def _future() -> asyncio.Future[Any]:
+    """The same."""
+    return asyncio.get_running_loop().create_future()
 
 
 async def _nobody() -> AsyncGenerator[bytes, None]:

@@ -1,4 +1,4 @@
-"""Driving coroutines by hand: the first step of many in one task, and each in a context of its own.
+"""The first steps of many handlers in one task, each in a context of its own. The rest of them: `kernel/driving.py`.
 
 A handler that never waits needs no task: a shared one takes its first step, which is all of it, and goes on with the
 next. The first handler that does wait keeps that task for itself, so what the handler took for its task
@@ -7,15 +7,13 @@ next. The first handler that does wait keeps that task for itself, so what the h
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.work import handling
 from coterie.kernel.context import enter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Generator
-    from contextvars import Context
+    from collections.abc import Coroutine
 
     from coterie.entities.work import Work
 
@@ -34,56 +32,3 @@ def first_step(work: Work, coroutine: Coroutine[Any, Any, Any]) -> tuple[bool, A
         return False, coroutine.send(None)
     except StopIteration as ended:
         return True, ended.value
-
-
-@types.coroutine
-def remaining_steps(
-    context: Context,
-    coroutine: Coroutine[Any, Any, Any],
-    waits_for: Any,
-    cancelled: BaseException | None = None,
-) -> Generator[Any, Any, Any]:
-    """Await the rest of a coroutine that was begun elsewhere, in its own context; its result.
-
-    Args:
-        context: Its context.
-        coroutine: What was begun.
-        waits_for: What its first step gave.
-        cancelled: Thrown into it before anything else.
-    """
-    step: Any
-    while True:
-        try:
-            if cancelled is not None:
-                error, cancelled = cancelled, None
-                raise error
-            given = yield waits_for
-        except GeneratorExit:
-            context.run(coroutine.close)
-            raise
-        except BaseException as error:  # noqa: BLE001 a cancellation: the coroutine's to deal with
-            step, given = coroutine.throw, error
-        else:
-            step = coroutine.send
-        try:
-            waits_for = context.run(step, given)
-        except StopIteration as ended:
-            return ended.value
-
-
-async def within(context: Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await a coroutine in another context than one's own."""
-    try:
-        waits_for = context.run(coroutine.send, None)
-    except StopIteration as ended:
-        return ended.value
-    return await remaining_steps(context, coroutine, waits_for)
-
-
-def coroutine_of(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
-    """What can be stepped: a method behind a decorator may give another awaitable."""
-    return awaitable if isinstance(awaitable, types.CoroutineType) else _awaiting(awaitable)
-
-
-async def _awaiting(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

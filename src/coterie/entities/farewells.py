@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.driving import coroutine_of
 from coterie.entities.limits import CLOSING_S, STUBBORN_S, settled
+from coterie.kernel.driving import coroutine_of
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from coterie.entities.activation import ActivationFailed, NotHeld, awaken, awake
 from coterie.entities.answers import report_defect, report_stubborn, timed_out
 from coterie.entities.committing import Committing
 from coterie.entities.declared import nearest
-from coterie.entities.driving import coroutine_of
 from coterie.entities.limits import STUBBORN_S
 from coterie.entities.serving import Serving
 from coterie.entities.spans import handled
 from coterie.entities.streams import SeatLost, streamed
 from coterie.errors import MalformedMessage
 from coterie.kernel import tracing
+from coterie.kernel.driving import coroutine_of
 from coterie.kernel.metrics import SECONDS
 from coterie.transport.deadlines import Deadlines
 

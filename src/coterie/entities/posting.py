@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.entities.awaiting import Awaiting
+from coterie.entities.bringing import Bringing
 from coterie.entities.deliveries import AHEAD_S
+from coterie.entities.envelopes import LOOK
 from coterie.entities.handovers import Kind, delivery_of, pack, read_cancelled
 from coterie.entities.keys import derived_key, key_of
 from coterie.entities.ledgers import has_ended, ledger_of
@@ -34,14 +36,14 @@ from coterie.entities.outcomes import (
 from coterie.entities.spans import trace_of
 from coterie.entities.stored import StoredWork
 from coterie.entities.work import handling
-from coterie.errors import MessageExpired, PersistenceError, SendTimeout
+from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout
 from coterie.kernel import tracing
 from coterie.kernel.addresses import MessageId, MessageIds
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import context_here, refuse_in_transaction
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.directory import peer_of
-from coterie.storage.messages import Message
+from coterie.storage.messages import Insert, Message
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
@@ -92,10 +94,21 @@ class Posting:
         until_s = calling.time() + within_s
         message = self._message(call, entity_type, outer, derives=True)
         refuse_in_transaction(call)
-        try:  # as in `_stored`, of which this is the hot path
-            receipt = await self._storage.messages.insert(message)
-        except PersistenceError as error:
-            receipt = await self._insist(message, error, until_s=until_s)
+        if isinstance(outer, StoredWork):
+            outer.deliveries.acquit(outer)  # it does nothing while it waits, maybe for a suspect behind it [C5]
+        answer = calling.create_future()
+        bringing = Bringing(calling, call.rpc.counted, message, until_s, answer)
+        try:
+            self._storage.messages.save(Insert(message), bringing)
+            body = await answer
+        except asyncio.CancelledError:
+            bringing.leave()
+            raise
+        except CoterieError as error:
+            body = await self._hindered(bringing, error)
+        if body and body != LOOK:
+            return read_reply(body, call.rpc)
+        receipt: Receipt = bringing.receipt
         if not receipt.fresh:
             require_same(call, message, receipt)
             message = msgspec.structs.replace(message, id=receipt.id)
@@ -103,13 +116,12 @@ class Posting:
                 return read_reply(receipt.reply or b"", call.rpc)
             if receipt.status == "dead":
                 raise dead(await self._row(receipt.id, until_s=until_s))
-        if isinstance(outer, StoredWork):
-            outer.deliveries.acquit(outer)  # it does nothing while it waits, maybe for a suspect behind it [C5]
-        call.rpc.counted.sent.value += receipt.fresh
-        due_s = receipt.due_at.timestamp()
-        if not receipt.fresh:
-            return await self._awaiting.reply(call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s)
-        return await self._awaiting.first_reply(call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s)
+        if body is not None:
+            calling.routing.doubt()
+        due_s, ask = receipt.due_at.timestamp(), receipt.fresh and body is None
+        return await self._awaiting.reply(
+            call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s, answer=body, is_new=ask
+        )
 
     async def send(
         self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
@@ -229,6 +241,16 @@ class Posting:
             receipt = await self._insist(message, error, until_s=until_s)
         call.rpc.counted.sent.value += receipt.fresh
         return receipt
+
+    async def _hindered(self, bringing: Bringing, error: CoterieError) -> bytes | None:
+        """What its owner has said of a call that could not be stored at first, or not be brought there."""
+        if bringing.receipt is not None:
+            return b"" if isinstance(error, SendTimeout) else LOOK
+        if not isinstance(error, PersistenceError):
+            raise error
+        bringing.receipt = await self._insist(bringing.message, error, until_s=bringing.until_s)
+        bringing.counted.sent.value += bringing.receipt.fresh
+        return None
 
     async def _insist(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:
         """Store a message that could not be stored at first."""

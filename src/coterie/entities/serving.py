@@ -11,9 +11,10 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie.entities.driving import first_step, remaining_steps
+from coterie.entities.driving import first_step
 from coterie.entities.limits import settled
 from coterie.entities.spares import Spare
+from coterie.kernel.driving import remaining_steps
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:

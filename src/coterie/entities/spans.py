@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.driving import within
 from coterie.entities.work import handling
 from coterie.kernel import tracing
 from coterie.kernel.context import trace_here
+from coterie.kernel.driving import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine

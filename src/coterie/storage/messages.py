@@ -269,8 +269,8 @@ class Messages(Protocol):
         """Durable when it says "written". Concurrent ones share transactions; members are independent [M3]."""
         ...
 
-    def save(self, write: Commit, waiter: Waiter) -> None:
-        """The same, for the end of each handler: `waiter` is told, without a future (`GroupWriter.post`)."""
+    def save(self, write: Insert | Commit, waiter: Waiter) -> None:
+        """Either, for calls and the ends of handlers: `waiter` is told, without a future (`GroupWriter.post`)."""
         ...
 
     def setback(self, write: Setback) -> Future[Suffered]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, ShuttingDown
 from coterie.transport.deadlines import Deadlines
@@ -31,6 +33,17 @@ class Sends(Protocol):
     """How frames leave: see `Connection.send`."""
 
     def __call__(self, frame: object, lone: bool = False) -> None: ...
+
+
+class Asked(Struct, eq=False, gc=False):
+    """A request under way."""
+
+    calls: Any  # the Calls of its connection
+    number: int
+
+    def leave(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.calls.leave(self.number)
 
 
 class Calls:
@@ -70,23 +83,44 @@ class Calls:
         self, route: int, body: bytes, within_s: float, headers: bytes = b"", target: object = None
     ) -> bytes:
         """Send a request and wait for its reply. The hot path: whatever is rare is behind one comparison."""
-        waiting = self._waiting
-        if len(waiting) >= self._most or len(body) > SMALL_BYTES:
+        if len(self._waiting) >= self._most or len(body) > SMALL_BYTES:
             within_s -= await self.enter(len(body), within_s, target)
+        create_future = self._create_future
+        answer: asyncio.Future[bytes] = create_future()
+        number = self._put(answer, route, body, within_s, headers, target)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.leave(number)
+            raise
+
+    def ask(
+        self, answer: asyncio.Future[bytes], route: int, body: bytes, within_s: float, target: object
+    ) -> Asked | None:
+        """Send a small request at once, whose outcome `answer` gets; None: there is no room, and nothing was sent."""
+        if len(self._waiting) >= self._most or len(body) > SMALL_BYTES:
+            return None
+        return Asked(self, self._put(answer, route, body, within_s, b"", target))
+
+    def _put(
+        self,
+        answer: asyncio.Future[bytes],
+        route: int,
+        body: bytes,
+        within_s: float,
+        headers: bytes,
+        target: object,
+    ) -> int:
+        """Send a request for which there is room; its id."""
         number = self.last_id = self.last_id + 1
-        time, create_future, send = self._time, self._create_future, self._send  # as methods they would cost double
+        time, send, waiting = self._time, self._send, self._waiting  # as methods they would cost double
         until_s = time() + within_s
         if until_s < self.deadlines.next_s:
             self.deadlines.arm(until_s)
-        future: asyncio.Future[bytes] = create_future()
         lone = not waiting
-        waiting[number] = (future, until_s, within_s, target)
+        waiting[number] = (answer, until_s, within_s, target)
         send(Request(number, route, body, int(within_s * 1000), headers), lone)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._cancelled(number)
-            raise
+        return number
 
     def opened(self, reading: Reading) -> int:
         """A stream is about to be asked for, and has entered before; its id."""
@@ -178,7 +212,8 @@ class Calls:
             self._end(number, late(self._peer, within_s, target))
             self._send(Cancel(number))
 
-    def _cancelled(self, number: int) -> None:
+    def leave(self, number: int) -> None:
+        """Nobody waits for its reply any more."""
         if number in self._waiting:
             self._end(number, None)
             self._send(Cancel(number))

@@ -18,9 +18,11 @@ from coterie.transport.frames import FRAME_LIMIT_BYTES
 
 if TYPE_CHECKING:
     import asyncio
+    from asyncio import Future
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from coterie.transport.envelopes import Terms
+    from coterie.transport.inflight import Asked
 
 Presence = Literal["present", "other", "refused", "stranger", "silent"]
 """What answers at an address: the runner; another incarnation; nobody; somebody without our secret; no answer."""
@@ -220,6 +222,16 @@ class Transport(Service, abc.ABC):
             MalformedMessage: The body is larger than the peer takes: not sent.
             ShuttingDown: This transport stops.
             CoterieError: What the handler failed with.
+        """
+
+    @abc.abstractmethod
+    def ask(
+        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Future[bytes]
+    ) -> Asked | None:
+        """The same without a coroutine, if it can leave at once: `answer` gets what `request` returns or raises.
+
+        Returns:
+            What to call if nobody waits for the answer any more; None: nothing was sent, and nothing will be.
         """
 
     @abc.abstractmethod

@@ -21,10 +21,12 @@ from coterie.transport.roster import Roster
 from coterie.transport.streaming import Items
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.chance import Chance
     from coterie.transport.identity import Identity
+    from coterie.transport.inflight import Asked
     from coterie.transport.interface import Handler, PeerAddress, Presence, Stream, Wire
     from coterie.transport.listening import Door
     from coterie.transport.streaming import Reading
@@ -89,6 +91,14 @@ class Peers(Transport):
         if connection is None or connection.is_leaving:
             return self._request(peer, route, body, within_s, packed, target)
         return connection.calls.request(route, body, within_s, packed, target)
+
+    def ask(
+        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Future[bytes]
+    ) -> Asked | None:
+        connection = self._current.get(peer.incarnation)
+        if connection is None or connection.is_leaving:
+            return None
+        return connection.calls.ask(answer, route, body, within_s, target)
 
     def stream(
         self,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import SendTimeout
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.kernel.tasks import Tasks
 from coterie.settings import Settings
 from tests.unit.entities.stores import FakeStorage
+from tests.waiters import pass_on
 
 if TYPE_CHECKING:
     from coterie.entities.hosting import Host
@@ -26,7 +29,8 @@ class FakeWires:
         self.asked: list[bytes] = []
         self.notified: list[bytes] = []
         self.takes = True
-        """Whether there is a connection for notifications."""
+        """Whether there is a connection, for what does not wait for one."""
+        self._tasks = Tasks("wires")
 
     async def request(self, peer: Any, route: int, body: bytes, *, within_s: float, target: object) -> bytes:
         self.asked.append(body)
@@ -38,9 +42,23 @@ class FakeWires:
             raise SendTimeout(target=str(target), waited_s=within_s)
         raise answer
 
+    def ask(
+        self, peer: Any, route: int, body: bytes, *, within_s: float, target: object, answer: asyncio.Future[bytes]
+    ) -> Any:
+        if not self.takes:
+            return None
+        task = self._tasks.spawn(self.request(peer, route, body, within_s=within_s, target=target), name="ask")
+        task.add_done_callback(partial(_tell, answer))
+        return SimpleNamespace(leave=task.cancel)
+
     def notify(self, peer: Any, route: int, body: bytes) -> bool:
         self.notified.append(body)
         return self.takes
+
+
+def _tell(answer: asyncio.Future[bytes], task: asyncio.Task[bytes]) -> None:
+    if not (answer.done() or task.cancelled()):
+        pass_on(answer, task)
 
 
 class FakeCalling:
@@ -63,6 +81,9 @@ class FakeCalling:
 
     def time(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
 
     def within_s(self, timeout_s: float | None) -> float:
         return 30.0 if timeout_s is None else timeout_s

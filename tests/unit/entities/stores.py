@@ -16,7 +16,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.tasks import Tasks
 from coterie.storage.interface import StateLoaded
-from coterie.storage.messages import Attempt, Delivery, Due, Message, MessageRow, Receipt, Waiting
+from coterie.storage.messages import Attempt, Delivery, Due, Insert, Message, MessageRow, Receipt, Waiting
 from tests.unit.entities.hosts import Ground
 from tests.waiters import pass_on
 
@@ -97,8 +97,9 @@ class FakeMessages:
     def commit(self, write: Commit) -> asyncio.Future[Any]:
         return self._submit("commit", write, self._commit)
 
-    def save(self, write: Commit, waiter: Waiter) -> None:
-        self.commit(write).add_done_callback(partial(pass_on, waiter))
+    def save(self, write: Insert | Commit, waiter: Waiter) -> None:
+        told: asyncio.Future[Any] = self.insert(write.message) if isinstance(write, Insert) else self.commit(write)
+        told.add_done_callback(partial(pass_on, waiter))
 
     def setback(self, write: Setback) -> asyncio.Future[Any]:
         return self._submit("setback", write, self._setback)

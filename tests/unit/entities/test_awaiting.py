@@ -32,8 +32,7 @@ def waiting(calling: FakeCalling, *, within_s: float = 10.0, is_new: bool = True
         calling.storage.messages.add(sent)
     until_s = asyncio.get_running_loop().time() + within_s
     awaiting: Any = Awaiting(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
-    ask = awaiting.first_reply if is_new else awaiting.reply
-    reply = ask(CHARGE, sent, due_s=0.0, until_s=until_s, within_s=within_s)
+    reply = awaiting.reply(CHARGE, sent, due_s=0.0, until_s=until_s, within_s=within_s, is_new=is_new)
     return asyncio.create_task(reply)
 
 

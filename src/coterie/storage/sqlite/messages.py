@@ -67,8 +67,8 @@ class SqliteMessages:
         self._origin.require_same()
         return self._writer.submit(write)
 
-    def save(self, write: Commit, waiter: Waiter) -> None:
-        """The same; `waiter` is told."""
+    def save(self, write: Insert | Commit, waiter: Waiter) -> None:
+        """Either; `waiter` is told."""
         self._origin.require_same()
         self._writer.post(write, waiter)
 

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.witness import Witness
     from coterie.storage.undertakings import Undertaking
 
+_GROUP_MOST = 128
+"""Writes of one transaction. Processes take turns: while one of them commits, others work on what it has committed
+before. With groups of 500 the hundreds of calls under way between two processes went to and fro as one, and one process
+slept while the other worked."""
+
 
 class SqliteStorage(Storage):
     """One cluster's database in a SQLite file, or in memory for one process.
@@ -82,7 +87,7 @@ class SqliteStorage(Storage):
         )
         self._owners = Owners(self._main, settings=settings, clock=clock, chance=chance, witness=witness)
         super().__init__(what=f"storage {self.address}")
-        self.groups = GroupWriter(self._commit)
+        self.groups = GroupWriter(self._commit, most=_GROUP_MOST)
         self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
         named: Any = {"write": self.write, "cluster": settings.name, "clock": clock}
         self.states = leading.SqliteStates(self._main, **named)
