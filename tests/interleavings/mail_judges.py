@@ -108,6 +108,14 @@ def one_key(run: Run) -> Problems:
     return problems
 
 
+def one_message(run: Run) -> Problems:
+    """Both store the same one, as somebody does whose first try is not known: it is there, and both are told of it."""
+    there = [row["id"] for row in _messages(run)]
+    told = [read for read in (run.a.rows("read"), run.b.rows("read")) if read is not None]
+    problems = [f"told of {read}, and {there} are there" for read in told if [row["id"] for row in read] != there]
+    return problems if there == ["n1"] or _lost(run) else [*problems, f"{there} are there"]
+
+
 def each_key_once(run: Run) -> Problems:
     """Groups that bring the same keys: each is there once."""
     keys = [row["key"] for row in _messages(run)]

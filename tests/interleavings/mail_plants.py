@@ -27,7 +27,7 @@ MAIL_PLANTS = (
         "C1",
         "message: lone end x release and grant",
         "stale",
-        swapped(("end_message",), ("    from held\n", "")),
+        swapped(("end_message",), ("from held\n", "")),
     ),
     Plant(
         "a lone message fenced by a seat locked too weakly",
@@ -99,7 +99,11 @@ MAIL_PLANTS = (
         "M3",
         "message: lone end x cancel",
         "told 'written', and it is not done",
-        swapped(("end_message",), ("else coterie.overtaken()", "else 'written'")),
+        swapped(
+            ("end_message",),
+            (")\nupdate", "), done as (\nupdate"),
+            ("returning 'written' as outcome", "returning m.id)\nselect 'written' as outcome"),
+        ),
     ),
     Plant(
         "a commit that does not look whether all was sent",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage.interface import Claim
 from coterie.storage.messages import Commit, Insert, Message, Setback, StateChange
-from coterie.storage.postgres import folding, posting
+from coterie.storage.postgres import alone, folding, posting
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from coterie.testing.interleaving.scripts import restart_if_none
 from tests.interleavings import mail_judges as judges
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})
 """A statement that somebody was faster than comes to nothing, and is run again [M3]."""
+
+_THERE = frozenset({"23505"})
 
 
 def message(id: str, *, key: str | None = None) -> Message:
@@ -63,7 +66,7 @@ def _against_owners(s: Steps) -> list[Pair]:
     evicted = Script("evict and grant", (*s.evicting("a"), s.grant("b", "s1"), LOAD))
     takes_over = Script("take over", (*evicted.steps, *atomic(_suspect(s, "b"))))
     end, commit = _script(s, "end", ENDED), _script(s, "commit", LEFT)
-    lone = _lone(s, "lone end", ENDED)
+    lone = _lone_end(s)
     again, dead = _script(s, "set back", AGAIN), _script(s, "set aside", DEAD)
     suspect = Script("suspect", atomic(_suspect(s, "a")))
     cancel = Script("cancel under the fence", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", step="write")))
@@ -85,7 +88,7 @@ def _against_owners(s: Steps) -> list[Pair]:
 def _against_each_other(s: Steps) -> list[Pair]:
     """Two that want the same pending message."""
     end, commit, again = _script(s, "end", ENDED), _script(s, "commit", LEFT), _script(s, "set back", AGAIN)
-    lone = _lone(s, "lone end", ENDED)
+    lone = _lone_end(s)
     cancel = Script("cancel", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", step="cancel")))
     late = Script("cancel unheld", atomic(s.step("cancel", "m1", step="cancel")))
     begins = Script("acquire and look", (s.grant("b", "s1"), LOAD))
@@ -105,7 +108,8 @@ def _with_keys(s: Steps) -> list[Pair]:
     """A key is there once, and everybody is told by whom [M4]."""
     one, other = _inserting(s, "n1", key="x"), _inserting(s, "n2", key="x")
     again = _inserting(s, "n1", key="x", name="insert again")
-    lone = _inserting(s, "n2", key="x", name="lone insert n2", alone=True)
+    lone = _inserting(s, "n2", key="x", name="lone insert n2", is_lone=True)
+    new, too = (_inserting(s, "n1", key=None, name=name, is_lone=True) for name in ("add n1", "add it again"))
     sends = _script(s, "send", Commit(MINE, "m1", sends=(message("n3", key="x"),)))
     forth = _insert(s, "insert x, z, y", ("n1", "x"), ("n2", "z"), ("n3", "y"))
     back = _insert(s, "insert y, z, x", ("n4", "y"), ("n5", "z"), ("n6", "x"))
@@ -115,6 +119,7 @@ def _with_keys(s: Steps) -> list[Pair]:
         _pair(rows(), one, other, judges.one_key),
         _pair(rows(), one, lone, judges.one_key),
         _pair(rows(), one, again, judges.one_key),
+        _pair(rows(), new, too, judges.one_message),
         _pair(rows("m1"), one, sends, judges.one_key, allows=OVERTAKEN),
         _pair(rows(), forth, back, judges.each_key_once, c=held),
         _pair(old, one, _purge(s), judges.one_key),
@@ -138,17 +143,27 @@ LOAD = Step("load", "select id, status, attempts from coterie.messages where clu
 
 def _script(s: Steps, name: str, write: Write) -> Script:
     """The statement and arrays that the engine itself makes of a write that is not alone."""
-    return _step(s, name, write, folding.Bucket(folding.shape_of(write), [0]))
+    bucket = folding.Bucket(folding.shape_of(write), [0])
+    return Script(name, atomic(s.step(bucket.shape, *folding.values(bucket, [write]), step="write")))
 
 
-def _lone(s: Steps, name: str, write: Write, *, step: str = "write") -> Script:
-    """The same for one that is."""
-    (bucket,) = folding.fold([write])
-    return _step(s, name, write, bucket, step=step)
+def _lone_end(s: Steps) -> Script:
+    """The same for one that is; unless it is ended, why not. Each in a transaction of its own."""
+    short, long = (folding.values(folding.Bucket(shape, [0]), [ENDED]) for shape in ("end_message", "end_messages"))
+    end = s.step("end_message", *short, step="end")
+
+    def sql(reads: Reads) -> str:
+        return "select 'written' as outcome" if reads["end"] else s.sql["end_messages"]
+
+    told = Step("write", sql, lambda reads: () if reads["end"] else (CLUSTER, *long))
+    return Script("lone end", (*atomic(end), *atomic(told)))
 
 
-def _step(s: Steps, name: str, write: Write, bucket: folding.Bucket, *, step: str = "write") -> Script:
-    return Script(name, atomic(s.step(bucket.shape, *folding.values(bucket, [write]), step=step)))
+def _lone_insert(s: Steps, write: Insert) -> tuple[Step, ...]:
+    shape = alone.shape_of(write)
+    assert shape is not None
+    insert = s.step(shape, *alone.values(shape, write), step="insert")
+    return atomic(replace(insert, nothing=_THERE) if shape in folding.ADDING else insert)
 
 
 def _suspect(s: Steps, me: str) -> Step:
@@ -165,11 +180,11 @@ def _insert(s: Steps, title: str, *messages: tuple[str, str | None]) -> Script:
     return Script(title, atomic(insert))
 
 
-def _inserting(s: Steps, id: str, *, key: str, name: str = "", alone: bool = False) -> Script:
+def _inserting(s: Steps, id: str, *, key: str | None, name: str = "", is_lone: bool = False) -> Script:
     """Store it, see what is there; if what was in the way is gone by then, store it after all."""
     name = name or f"insert {id}"
     write = Insert(message(id, key=key))
-    insert = _lone(s, name, write, step="insert").steps if alone else _insert(s, name, (id, key)).steps
+    insert = _lone_insert(s, write) if is_lone else _insert(s, name, (id, key)).steps
     read = s.step("read_back", *posting.sought([message(id, key=key)]), step="read", then=restart_if_none)
     return Script(name, (*insert, read))
 

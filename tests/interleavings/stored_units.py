@@ -210,8 +210,7 @@ def _steps(s: Steps, name: str = "steps", *, write: StepWrite = STEP) -> Script:
 
 def _lone(s: Steps, name: str = "lone step", *, write: StepWrite = STEP) -> Script:
     """The same of one that is, each in a transaction of its own."""
-    bucket = folding.lone(write)
-    assert bucket is not None
+    bucket = folding.Bucket("add_step", [0])
     add = replace(s.step(bucket.shape, *folding.values(bucket, [write]), step="add"), nothing=_THERE)
     return Script(name, (*atomic(add), *atomic(_rest(s, write))))
 

@@ -11,20 +11,31 @@ commit, instead of waiting for another turn.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading  # noqa: TID251 a lock only: the thread that closes a group is its engine's
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos, meters
+from coterie.kernel.driving import remaining_steps
 from coterie.kernel.service import Service, State
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from coterie.errors import Outcome
 
     Commit = Callable[["Group"], Awaitable[Sequence[Any]]]
     Member = tuple[Write, "Waiter"]
+
+_IN_A_ROW = 8
+"""After so many groups of one the next write is begun at once. Where more come together it would only be the first one
+of them, split off: a commit for itself."""
+
+_enter_task = asyncio.tasks._enter_task  # noqa: SLF001 documented, for those who write tasks of their own
+_leave_task = asyncio.tasks._leave_task  # noqa: SLF001
 
 _took, _sizes, _fenced = meters.COMMIT_DURATION.spread(), meters.GROUP_SIZE.spread(), meters.FENCED.of()
 
@@ -97,6 +108,8 @@ class GroupWriter(Service):
         self._queue: deque[Member] = deque()
         self._idle: asyncio.Future[None] | None = None
         self._is_lent = False  # somebody commits in a task of its own
+        self._alone = 0  # so many groups of one in a row
+        self._begun: _Begun | None = None
         self.groups = 0
         self.members = 0
         self.reruns = 0
@@ -149,37 +162,73 @@ class GroupWriter(Service):
             self._wake(idle)
 
     def _wake(self, idle: asyncio.Future[None]) -> None:
+        """Have what has queued committed: where it is always one, at once, as far as that goes without waiting."""
         self._idle = None
-        if not idle.done():
-            idle.set_result(None)
+        if idle.done():
+            return  # cancelled
+        idle.set_result(None)
+        if self._alone >= _IN_A_ROW and not chaos.on:
+            self._begun = self._ahead(self._taken(self._most))
+
+    def _ahead(self, group: Group) -> _Begun | None:
+        """Take a group to the engine; None: it has ended already."""
+        commit, loop, caller, me = self._commit_and_tell(group), self._loop, asyncio.current_task(), self._folder
+        if caller is not None:
+            _leave_task(loop, caller)
+        _enter_task(loop, me)  # what it takes for its task goes on with it
+        try:
+            return _Begun(group, commit, self._context.run(commit.send, None))
+        except StopIteration:
+            return None
+        finally:
+            _leave_task(loop, me)
+            if caller is not None:
+                _enter_task(loop, caller)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         self._create_future: Callable[[], asyncio.Future[Any]] = loop.create_future
+        self._loop = loop
         self._call_soon = loop.call_soon
         self._time = loop.time
-        self.tasks.spawn(self._fold(), name="fold")
+        self._context = contextvars.copy_context()
+        self._folder = self.tasks.spawn(self._fold(), name="fold")
 
     async def _stop(self) -> None:
-        stopped = PersistenceError(doing="write", problem="the process is shutting down", outcome="unreachable")
         while self._queue:
-            _tell_failure(self._queue.popleft()[1], stopped)
+            _tell_failure(self._queue.popleft()[1], _stopping("unreachable"))
 
     async def _fold(self) -> None:
         while True:
             if not self._queue:
                 self._idle = self._create_future()
-                await self._idle
-            if chaos.on:
-                await chaos.point("groups.before_commit")
-            most = 1 if chaos.on and chaos.flip("groups.of_one") else self._most
-            members = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-            group = Group(members, queue=self._queue, most=most)
+                try:
+                    await self._idle
+                except asyncio.CancelledError:
+                    if self._begun is not None:
+                        self._begun.commit.close()
+                        _fail(self._begun.group, _stopping("unknown"))
+                    raise
+            begun, self._begun = self._begun, None
+            commit: Awaitable[None]
+            if begun is not None:
+                group, commit = begun.group, remaining_steps(self._context, begun.commit, begun.waits_for)
+            elif self._queue:
+                if chaos.on:
+                    await chaos.point("groups.before_commit")
+                group = self._taken(1 if chaos.on and chaos.flip("groups.of_one") else self._most)
+                commit = self._commit_and_tell(group)
+            else:
+                continue  # what was begun ahead has ended
             try:
-                await self._commit_and_tell(group)
+                await commit
             except asyncio.CancelledError:
-                _fail(group, PersistenceError(doing="write", problem="the process is shutting down", outcome="unknown"))
+                _fail(group, _stopping("unknown"))
                 raise
+
+    def _taken(self, most: int) -> Group:
+        queue = self._queue
+        return Group([queue.popleft() for _ in range(min(most, len(queue)))], queue=queue, most=most)
 
     async def _commit_and_tell(self, group: Group) -> None:
         self.groups += 1
@@ -191,8 +240,9 @@ class GroupWriter(Service):
             meters.STORAGE_ERRORS.of("commit", error.outcome).value += 1
             if error.outcome == "refused" and len(group) > 1:
                 self.reruns += 1
-                for member in group.members:
-                    await self._commit_and_tell(Group([member]))
+                while group.members:
+                    await self._commit_and_tell(Group(group.members[:1]))
+                    del group.members[0]  # it has been told: should the next one be cut short, those are that are left
             else:
                 _fail(group, error)
         except Exception as error:  # noqa: BLE001 a bug in an engine must not leave callers waiting for ever
@@ -206,13 +256,28 @@ class GroupWriter(Service):
 
     def _count(self, results: Sequence[Any], took_s: float) -> None:
         self.members += len(results)
+        self._alone = self._alone + 1 if len(results) == 1 else 0
         _took.see(took_s)
         _sizes.see(len(results))
         _fenced.value += fenced(results)
 
 
+class _Begun(NamedTuple):
+    """A commit whose first step was taken elsewhere."""
+
+    group: Group
+    commit: Coroutine[Any, Any, None]
+    waits_for: Any
+
+
+def _stopping(outcome: Outcome) -> PersistenceError:
+    return PersistenceError(doing="write", problem="the process is shutting down", outcome=outcome)
+
+
 def fenced(results: Sequence[Any]) -> int:
     """How many writes were refused because their seat is somebody else's; some tell more than that word."""
+    if len(results) == 1:
+        return int(getattr(results[0], "told", results[0]) == "fenced")
     if all(kind is str or not hasattr(kind, "told") for kind in set(map(type, results))):
         return results.count("fenced")
     return sum(getattr(result, "told", result) == "fenced" for result in results)

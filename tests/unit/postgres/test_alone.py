@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from coterie.storage.interface import Claim, StateSave
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 MINE = Claim("me", "s", 1)
 MESSAGE = Message(id="m", seat="s", entity_type="E", entity_id="e", method="m", payload=b"")
+KEYED = Message(id="k", seat="s", entity_type="E", entity_id="e", method="m", payload=b"", key="x")
 STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
 
 
@@ -29,7 +31,8 @@ STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
         (StepWrite(MINE, "u", "", 0, "sleep", "n"), None),
         (StepWrite(MINE, "u", "", 0, "deferred", "n", done=False), None),
         (StepWrite(MINE, "u", "", 0, "step", "n", due_s=1.0), None),
-        (Insert(MESSAGE), "insert_message"),
+        (Insert(MESSAGE), "add_message"),
+        (Insert(KEYED), "insert_message"),
         (Commit(MINE, "m", b"r"), "end_message"),
         (Commit(MINE, "m", b"r", StateChange("k", b"v", 1)), None),
         (Commit(MINE, "m", b"r", None, (MESSAGE,)), None),
@@ -41,16 +44,17 @@ STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
     ],
 )
 def test_which_writes_have_a_statement_of_their_own(write: Write, shape: str | None) -> None:
-    found = folding.lone(write)
-    assert (found and found.shape) == shape
+    assert alone.shape_of(write) == shape
     assert shape is None or alone.is_shape(shape)
 
 
-def test_a_step_inside_of_a_transaction_takes_the_statement_that_does_not_fail() -> None:
+def test_inside_of_a_transaction_statements_are_taken_that_do_not_fail() -> None:
     """A failed one would take its neighbours with it."""
     assert [bucket.shape for bucket in folding.fold([STEP])] == ["add_steps"]
-    both = [bucket.shape for bucket in folding.fold([STEP, Insert(MESSAGE)])]
-    assert sorted(both) == ["add_steps", "insert_message"]
+    assert [bucket.shape for bucket in folding.fold([Insert(MESSAGE)])] == ["insert_messages"]
+    for sent, shape in ((MESSAGE, "insert_messages"), (KEYED, "insert_message")):
+        both = [bucket.shape for bucket in folding.fold([STEP, Insert(sent)])]
+        assert sorted(both) == ["add_steps", shape]
 
 
 @pytest.mark.postgres
@@ -65,3 +69,26 @@ async def test_a_lone_step_that_stands_there_already_is_told_so(postgres_url: st
         later = await storage.units.step(StepWrite(claim, "u", "", 1, "step", "n", value=b"c"))
     assert (first.told, again.told, later.told) == ("written", "there", "written")
     assert again.row == first.row
+
+
+@pytest.mark.postgres
+async def test_a_lone_message_that_stands_there_already_is_its_senders_own(postgres_url: str) -> None:
+    """As somebody finds it whose first try is not known."""
+    async with new_storage(postgres_url) as storage:
+        first, again = [await storage.messages.insert(MESSAGE) for _ in range(2)]
+        (row,) = await storage.messages.look(["m"])
+    assert (first.fresh, again.fresh, again.id, again.due_at) == (True, True, "m", first.due_at)
+    assert row.status == "pending"
+
+
+@pytest.mark.postgres
+async def test_a_lone_end_that_is_not_written_is_told_why(postgres_url: str) -> None:
+    async with new_storage(postgres_url) as storage, runner(storage, A) as a:
+        (granted,) = await a.acquire([S1])
+        claim, late = Claim(A, S1, granted.epoch), Claim(A, S1, granted.epoch + 1)
+        sent = msgspec.structs.replace(MESSAGE, seat=S1)
+        await storage.messages.insert(sent)
+        told = [await storage.messages.commit(write) for write in (Commit(late, "m", b"r"), Commit(claim, "m", b"r"))]
+        told += [await storage.messages.commit(write) for write in (Commit(claim, "m", b"r"), Commit(claim, "x", b"r"))]
+        told.append(await storage.messages.commit(Commit(late, "m", b"r")))
+    assert told == ["fenced", "written", "written", "gone", "fenced"]

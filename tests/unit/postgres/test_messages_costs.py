@@ -11,7 +11,7 @@ import pytest
 
 from coterie.storage.interface import Claim
 from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.postgres import folding, posting
+from coterie.storage.postgres import alone, folding, posting
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.postgres.connections import Limits, session_settings
 from tests.contract.messages import change, id_of, message
@@ -69,8 +69,9 @@ DEEPER = 15
 
 def lone(write: Write) -> Sequence[Any]:
     """What the statement takes after the cluster's name for a write that is alone."""
-    (bucket,) = folding.fold([write])
-    return folding.values(bucket, [write])
+    shape = alone.shape_of(write)
+    assert shape is not None
+    return alone.values(shape, write)
 
 
 def of(*writes: Write) -> Sequence[Any]:
@@ -95,6 +96,7 @@ def hot(number: int) -> dict[str, Sequence[Any]]:
     return {
         "insert_messages": of(Insert(sent)),
         "insert_message": lone(Insert(sent)),
+        "add_message": lone(Insert(new(number))),
         "read_back": posting.sought([one]),
         "end_messages": of(Commit(MINE, one.id, b"reply")),
         "end_message": lone(Commit(MINE, one.id, b"reply")),

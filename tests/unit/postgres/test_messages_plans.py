@@ -25,7 +25,8 @@ pytestmark = pytest.mark.postgres
 WRITES = {"end_messages", "end_message", "commit_handlers", "set_back"}
 FENCED = [*sorted(folding.FENCED & WRITES), "suspect", "cancel_fenced"]
 STATEMENTS = [
-    "insert_messages", "insert_message", "read_back", *FENCED, "due", "backlog", "fetch", "look", "find", "cancel",
+    "insert_messages", "insert_message", "add_message", "read_back", *FENCED, "due", "backlog", "fetch", "look", "find",
+    "cancel",
     "revive", "revive_all", "list", "list_dead", "remove_messages", "remove_dead", "purge_messages",
     "count_messages", "count_dead", "discard_messages",
 ]  # fmt: skip
@@ -195,7 +196,7 @@ async def test_a_part_that_joins_no_fence_and_a_walk_are_seen(postgres_url: str)
         careless = careless.replace("where j.outcome is null\n    order by s.entity_type", "order by s.entity_type")
         assert careless != SQL["commit_handlers"]
         assert unfenced(await plan_of(connection, careless)) == ["messages"]
-        careless = SQL["end_message"].replace("    from held\n", "")
+        careless = SQL["end_message"].replace("from held\n", "")
         assert careless != SQL["end_message"]
         assert unfenced(await plan_of(connection, careless)) == ["messages"]
         walking = SQL["fetch"].replace(" offset 0", "")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Write, Written
     from coterie.storage.messages import Message
 
-Shape = Literal["save_state", "insert_message", "end_message", "add_step"]
+Shape = Literal["save_state", "insert_message", "add_message", "end_message", "add_step"]
 """The statement that carries a write which is alone."""
 
 LONGEST_S = 9e9
@@ -35,7 +35,7 @@ def shape_of(write: Write) -> Shape | None:
         is_plain = write.kind == "step" and write.done and write.error is None and write.due_s is None
         return "add_step" if is_plain else None
     if isinstance(write, Insert):
-        return "insert_message"
+        return "add_message" if write.message.key is None else "insert_message"
     if isinstance(write, Commit):
         return "end_message" if write.message and write.state is None and not write.sends else None
     if isinstance(write, StateSave):  # one that follows another, and has a history or an end
@@ -45,17 +45,17 @@ def shape_of(write: Write) -> Shape | None:
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
     """Whether it is a statement for one."""
-    return shape in _WAYS
+    return shape in WAYS
 
 
 def values(shape: Shape, write: Any) -> tuple[Any, ...]:
     """What the statement takes after the cluster's name."""
-    return _WAYS[shape][0](write)
+    return WAYS[shape][0](write)
 
 
 def result(shape: Shape, write: Any, rows: Sequence[Sequence[Any]]) -> Any:
     """What became of it, from the statement's row; None: it does not tell."""
-    return _WAYS[shape][1](write, rows[0]) if rows else None
+    return WAYS[shape][1](write, rows[0]) if rows else None
 
 
 def written(*, held: bool, was_written: bool) -> Written:
@@ -119,9 +119,10 @@ def _stepped(write: StepWrite, row: Sequence[Any]) -> Stepped:
     return Stepped("written", stored, row[0])
 
 
-_WAYS: dict[Shape, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Sequence[Any]], Any]]] = {
+WAYS: dict[Shape, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Any], Any]]] = {
     "save_state": (_save, _saved),
     "insert_message": (_insert, _inserted),
+    "add_message": (_insert, _inserted),
     "end_message": (_end, _ended),
     "add_step": (_step, _stepped),
 }

@@ -18,7 +18,7 @@ import asyncpg
 from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.messages import Insert
-from coterie.storage.postgres import folding, posting
+from coterie.storage.postgres import alone, folding, posting
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, judge, loss, refusal
 from coterie.storage.postgres.sessions import deadline
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from coterie.storage.messages import Message, Receipt
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.sessions import Session
-    from coterie.storage.units import Stepped
 
     Fetch = Callable[..., Awaitable[Any]]
 
@@ -40,8 +39,12 @@ SQL = {
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }
 
-_UNTOLD = frozenset({"insert_messages", "insert_message", "add_steps", "add_step"})
-"""Statements that tell only of what they have written."""
+_AT_LENGTH: dict[str, folding.Shape] = {
+    "add_steps": "write_steps", "add_step": "write_steps", "end_message": "end_messages"
+}  # fmt: skip
+"""Statements that tell only of what they have written, and those that tell of the rest."""
+
+_UNTOLD = _AT_LENGTH.keys() | {"insert_messages", "insert_message", "add_message"}
 
 AGAIN_MOST = 4
 """Tries of a group that met a deadlock or, alone, a lock, before it is refused."""
@@ -122,12 +125,30 @@ class Committer:
         return tries < AGAIN_MOST and (verdict == "again" or alone)
 
     def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> Awaitable[list[Any]]:
-        if len(writes) == 1 and not self._audit and (lone := folding.lone(writes[0])) is not None:
-            return self._written(partial(session.fetch, over=over), lone, writes)
+        if len(writes) == 1 and not self._audit and (shape := alone.shape_of(writes[0])) is not None:
+            return self._run_alone(session, shape, writes, over=over)
         buckets = folding.fold(writes)
         if len(buckets) == 1 and not (self._audit and buckets[0].shape in folding.FENCED):
             return self._written(partial(session.fetch, over=over), buckets[0], writes)  # in their order
         return self._run_all(session, buckets, writes, over=over)
+
+    async def _run_alone(
+        self, session: Session, shape: alone.Shape, writes: Sequence[Write], *, over: float
+    ) -> list[Any]:
+        """As `_written`, in few steps: whoever is alone waits for nothing else."""
+        take, read = alone.WAYS[shape]
+        rows: Sequence[Any]
+        try:
+            rows = await session.fetch(SQL[shape], self._cluster, *take(writes[0]), over=over)
+        except asyncpg.UniqueViolationError:
+            if shape not in folding.ADDING:
+                raise
+            rows = []  # something stands there
+        if rows:
+            return [read(writes[0], rows[0])]
+        found: list[Any] = [None]
+        await self._complete(partial(session.fetch, over=over), folding.Bucket(shape, [0]), writes, found)
+        return found
 
     async def _run_all(
         self, session: Session, buckets: Sequence[folding.Bucket], writes: Sequence[Write], *, over: float
@@ -145,33 +166,27 @@ class Committer:
 
     async def _written(self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write]) -> list[Any]:
         """The results of one statement's writes."""
-        try:
-            rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
-        except asyncpg.UniqueViolationError:
-            if bucket.shape != "add_step":
-                raise
-            rows = []  # something stands there
+        rows = await fetch(SQL[bucket.shape], self._cluster, *folding.values(bucket, writes))
         found = folding.results(bucket, writes, rows)
         if bucket.shape in _UNTOLD and None in found:
-            await self._after(self._completed(fetch, bucket, writes, found))
+            await self._complete(fetch, bucket, writes, found)
         if self._audit and (refused := folding.refused(bucket, writes, found)):
             await fetch(SQL["refused"], self._cluster, *refused)
         return found
 
-    async def _after(self, more: Awaitable[None]) -> None:
-        """Do what follows an insert, which has committed by itself unless there is a transaction."""
+    async def _complete(self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write], found: list[Any]) -> None:
+        """Do what follows a statement that tells only of what it has written."""
+        if bucket.shape in _AT_LENGTH:
+            more = self._told_at_length(fetch, bucket, writes, found)
+        else:
+            more = self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
         try:
             await more
         except DatabaseRefusal as error:
-            if self._session is None or self._session.in_transaction:
+            # It has committed by itself, unless there is a transaction, or nothing to commit.
+            if bucket.shape == "end_message" or self._session is None or self._session.in_transaction:
                 raise
             raise Lost(describe(error), sent=True) from error
-
-    async def _completed(self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write], found: list[Any]) -> None:
-        if bucket.shape in ("add_steps", "add_step"):
-            await self._write_steps(fetch, bucket, writes, found)
-        else:
-            await self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
 
     async def _read_back(self, fetch: Fetch, messages: Sequence[Message], found: list[Receipt | None]) -> None:
         """Find what is there instead of those that were not stored, in a statement of its own [M4]."""
@@ -182,12 +197,12 @@ class Committer:
             await self._look_or_store(fetch, left, found)
         raise asyncpg.SerializationError("the messages that are in the way come and go")
 
-    async def _write_steps(
-        self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write], found: list[Stepped | None]
+    async def _told_at_length(
+        self, fetch: Fetch, bucket: folding.Bucket, writes: Sequence[Write], found: list[Any]
     ) -> None:
-        """Complete those steps that stand there already, or find out why they may not be written."""
+        """Write those after all that could not be written so, or find out why they may not be."""
         left = [place for place, told in enumerate(found) if told is None]
-        rest = folding.Bucket("write_steps", [bucket.places[place] for place in left])
+        rest = folding.Bucket(_AT_LENGTH[bucket.shape], [bucket.places[place] for place in left])
         rows = await fetch(SQL[rest.shape], self._cluster, *folding.values(rest, writes))
         for place, told in zip(left, folding.results(rest, writes, rows), strict=True):
             found[place] = told

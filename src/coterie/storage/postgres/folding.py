@@ -51,6 +51,9 @@ _WORKING = frozenset[Shape]({"claim_ticks", "note_ticks", "add_steps", "write_st
 _ONCE = _LEADING | _WORKING | frozenset[Shape]({"swap_kv", "end_messages", "commit_handlers", "set_back"})
 """Those that cannot carry a row twice: each save builds on the version that the one before it wrote."""
 
+ADDING = frozenset[Shape]({"add_step", "add_message"})
+"""Those that fail if something stands there already, and what is beside them with it."""
+
 FENCED = _ONCE | frozenset[Shape]({"put_kv", "remove_kv", "save_state", "end_message", "add_step"})
 """Those in the name of seats. They tell of each write whether its seat was held."""
 
@@ -89,15 +92,11 @@ def fold(writes: Sequence[Write]) -> list[Bucket]:
     return [_bucket(spot[1], buckets[spot], writes) for spot in sorted(buckets)]
 
 
-def lone(write: Write) -> Bucket | None:
-    """The statement of a write that is a transaction by itself, if there is one for such."""
-    shape = alone.shape_of(write)
-    return None if shape is None else Bucket(shape, [0])
-
-
 def _bucket(shape: Shape, places: list[int], writes: Sequence[Write]) -> Bucket:
     shorter = alone.shape_of(writes[places[0]]) if len(places) == 1 else None
-    return Bucket(shape if shorter in (None, "add_step") else shorter, places)  # that one would fail what is beside it
+    if shorter is None or shorter in ADDING:
+        return Bucket(shape, places)
+    return Bucket(shorter, places)
 
 
 def _spot(write: Write, before: Sequence[tuple[_Spot, Write]]) -> _Spot:

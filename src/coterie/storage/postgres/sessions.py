@@ -94,9 +94,15 @@ class Session:
         statement, until = self._prepared.get(sql, _NOT_PREPARED)
         if statement is None or self._loop.time() >= until:
             statement = await self._prepare(sql, over=over)
-        with _Limited(self, over, sent=True):
+        self.enter(over)  # the hot path: what `_Limited` comes to
+        try:
             rows: Sequence[asyncpg.Record] = await statement.fetch(*values)
-            return rows
+        except BaseException as error:
+            self.failed(error, sent=True)
+            raise
+        finally:
+            self.leave()
+        return rows
 
     async def run(self, sql: str, *values: Any, over: float) -> tuple[Sequence[asyncpg.Record], str]:
         """The rows of a statement that is not ours, and the server's word for it ("UPDATE 3"). It is not kept."""
