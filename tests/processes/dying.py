@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import coterie.cluster
 from coterie.connection import system_doors
+from coterie.storage.messages import Commit, Insert
 from tests.processes.bank import note
 from tests.waiters import pass_on
 
@@ -57,8 +58,9 @@ class Dying:
             method = getattr(part, self._method, None)
             if method is not None:
                 setattr(part, self._method, self._mortal(method))
-        if self._method == "commit" and storage.messages in parts:  # the end of a handler is a commit without a future
-            storage.messages.save = self._mortal_save(storage.messages.save)  # type: ignore[method-assign]
+        kind = {"insert": Insert, "commit": Commit}.get(self._method)
+        if kind is not None and storage.messages in parts:  # calls and the ends of handlers do so without a future
+            storage.messages.save = self._mortal_save(storage.messages.save, kind)  # type: ignore[method-assign]
         return storage
 
     def _mortal(self, method: Any) -> Any:
@@ -71,9 +73,9 @@ class Dying:
 
         return call
 
-    def _mortal_save(self, save: Any) -> Any:
+    def _mortal_save(self, save: Any, kind: type) -> Any:
         def call(write: Any, waiter: Any) -> None:
-            if not self._has_come((write,)):
+            if not isinstance(write, kind) or not self._has_come((write,)):
                 save(write, waiter)
                 return
             doing = asyncio.get_running_loop().create_future()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,9 @@ from coterie.storage.interface import KvPut, Write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+
+whose: ContextVar[str] = ContextVar("whose", default="nobody's")
 
 
 class Engine:
@@ -387,3 +391,112 @@ async def test_one_that_waits_without_a_future_is_told_that_the_process_stops_an
     assert [getattr(listener.heard[0][0], "outcome", None) for listener in listeners] == ["unknown", "unreachable"]
     with pytest.raises(ShuttingDown):
         writer.post(put("c"), listeners[0])
+
+
+# One after another: begun by whoever asks
+
+
+async def alone(writer: GroupWriter, times: int = 10) -> None:
+    """One after another, often enough that the next one is begun ahead."""
+    for _ in range(times):
+        await writer.write(put("before"))
+    await asyncio.sleep(0)
+
+
+async def test_where_it_is_always_one_a_commit_is_begun_in_the_turn_of_whoever_asks() -> None:
+    engine = Engine()
+    async with writing(engine) as writer:
+        first = writer.submit(put("first"))
+        assert engine.groups == []  # others may come
+        assert await first == "FIRST"
+        await alone(writer)
+        engine.open.clear()
+        second = writer.submit(put("second"))
+        assert engine.groups[-1] == ["second"]
+        third, fourth = writer.submit(put("third")), writer.submit(put("fourth"))
+        engine.open.set()
+        assert await asyncio.gather(second, third, fourth) == ["SECOND", "THIRD", "FOURTH"]
+        assert engine.groups[-1] == ["third", "fourth"]  # they came together …
+        fifth = writer.submit(put("fifth"))
+        assert engine.groups[-1] == ["third", "fourth"]  # … so more may, and it waits for them
+        assert await fifth == "FIFTH"
+
+
+async def test_what_is_begun_ahead_belongs_to_the_writer_and_not_to_whoever_asks() -> None:
+    """Its task, by which it is cancelled and timed, and its context are the writer's, from the first step on."""
+    seen = []
+
+    class Curious(Engine):
+        async def commit(self, writes: Sequence[Write]) -> list[Any]:
+            seen.append((asyncio.current_task(), whose.get()))
+            async with asyncio.timeout(60):
+                told = await super().commit(writes)
+            seen.append((asyncio.current_task(), whose.get()))
+            return told
+
+    engine = Curious()
+    async with writing(engine) as writer:
+        await alone(writer)
+        me, token = asyncio.current_task(), whose.set("mine")
+        engine.open.clear()
+        done = writer.submit(put("a"))
+        assert asyncio.current_task() is me
+        engine.open.set()
+        assert await done == "A"
+        whose.reset(token)
+        task, _ = seen[0]
+        assert task is not me
+        assert set(seen) == {(task, "nobody's")}
+        asyncio.get_running_loop().call_soon(lambda: later.append(writer.submit(put("b"))))  # where there is no task
+        later: list[asyncio.Future[Any]] = []
+        await asyncio.sleep(0)
+        assert await later[0] == "B"
+        assert set(seen) == {(task, "nobody's")}
+
+
+@pytest.mark.parametrize("key", ["bad", "bug"])
+async def test_what_fails_before_it_waits_is_told_so_and_writing_goes_on(key: str) -> None:
+    engine = Engine()
+    async with writing(engine) as writer:
+        await alone(writer)
+        with pytest.raises((PersistenceError, ZeroDivisionError)):
+            await writer.write(put(key))
+        await alone(writer)
+        assert await writer.write(put("a")) == "A"
+
+
+async def test_stopping_before_the_writer_takes_over_what_was_begun_tells_who_waits() -> None:
+    engine = Engine()
+    async with writing(engine) as writer:
+        await alone(writer)
+        engine.open.clear()
+        done = writer.submit(put("a"))
+        assert engine.groups[-1] == ["a"]
+    with pytest.raises(PersistenceError) as caught:
+        await done
+    assert caught.value.outcome == "unknown"  # it has begun
+
+
+async def test_stopping_during_a_rerun_tells_nobody_twice() -> None:
+    """Some wait without a future, and would take it for another end."""
+    told: list[tuple[str, str]] = []
+
+    class Waiter:
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+        def set_result(self, result: Any) -> None:
+            told.append((self.key, str(result)))
+            if self.key == "a":
+                engine.open.clear()
+
+        def set_exception(self, error: BaseException) -> None:
+            told.append((self.key, type(error).__name__))
+
+    engine = Engine()
+    async with writing(engine) as writer:
+        for key in ("a", "b", "bad"):
+            writer.post(put(key), Waiter(key))
+        while not told:
+            await asyncio.sleep(0)
+    assert told == [("a", "A"), ("b", "PersistenceError"), ("bad", "PersistenceError")]

@@ -28,12 +28,17 @@ class FakeWires:
         self.answers: list[bytes | Exception | None] = []
         self.asked: list[bytes] = []
         self.notified: list[bytes] = []
+        self.left: list[str] = []
+        """What somebody has stopped waiting for."""
         self.takes = True
         """Whether there is a connection, for what does not wait for one."""
         self._tasks = Tasks("wires")
 
     async def request(self, peer: Any, route: int, body: bytes, *, within_s: float, target: object) -> bytes:
         self.asked.append(body)
+        return await self._answer(within_s, target)
+
+    async def _answer(self, within_s: float, target: object) -> bytes:
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, bytes):
             return answer
@@ -47,9 +52,10 @@ class FakeWires:
     ) -> Any:
         if not self.takes:
             return None
-        task = self._tasks.spawn(self.request(peer, route, body, within_s=within_s, target=target), name="ask")
+        self.asked.append(body)
+        task = self._tasks.spawn(self._answer(within_s, target), name="answer", report=False)
         task.add_done_callback(partial(_tell, answer))
-        return SimpleNamespace(leave=task.cancel)
+        return SimpleNamespace(leave=lambda: task.cancel() and self.left.append(str(target)))
 
     def notify(self, peer: Any, route: int, body: bytes) -> bool:
         self.notified.append(body)

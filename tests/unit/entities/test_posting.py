@@ -9,22 +9,32 @@ import msgspec
 import pytest
 
 from coterie.entities.calls import require_call
-from coterie.entities.envelopes import encode
+from coterie.entities.envelopes import LOOK, encode
 from coterie.entities.handovers import Handover, Kind
 from coterie.entities.posting import Posting
-from coterie.errors import KeyConflict, MalformedMessage, MessageDead, MessageExpired, PersistenceError
+from coterie.errors import (
+    KeyConflict,
+    MalformedMessage,
+    MessageDead,
+    MessageExpired,
+    PersistenceError,
+    RunnerUnavailable,
+)
+from coterie.storage.messages import Receipt
 from tests.unit.entities.accounts import ACCOUNT, account
 from tests.unit.entities.callers import FakeCalling
-from tests.unit.entities.stores import refused, unknown, unreachable
+from tests.unit.entities.stores import now_at, refused, unknown, unreachable
 from tests.unit.entities.test_outcomes import message
 
 if TYPE_CHECKING:
     from coterie.entities.calls import Call
+    from coterie.storage.messages import Insert
 
 pytestmark = pytest.mark.simulated(seeds=2)
 
 CHARGE = ACCOUNT.rpcs["charge"]
 FIVE = CHARGE.encode_result(5)
+LOST = RunnerUnavailable(runner="peer", target="x", problem="it is gone", sent=True)
 
 
 def posting(calling: FakeCalling) -> Posting:
@@ -160,3 +170,91 @@ async def test_a_cancellation_that_storage_refuses_is_asked_for_again_at_whoever
 async def test_m17_the_result_of_what_is_not_there_is_a_typed_error() -> None:
     with pytest.raises(MessageExpired):
         await posting(FakeCalling()).result("1" * 32, within_s=5, rpc_of=lambda *_: CHARGE)
+
+
+# From storage to the owner, without its caller
+
+
+class Gate:
+    """Storage that says when a call is stored, in whose turn nobody else's task runs."""
+
+    def __init__(self, calling: FakeCalling) -> None:
+        self._messages = calling.storage.messages
+        self._posted: list[tuple[Insert, Any]] = []
+        calling.storage.messages.save = self._save  # type: ignore[method-assign]
+
+    def _save(self, write: Any, waiter: Any) -> None:
+        self._posted.append((write, waiter))
+
+    def store(self) -> None:
+        write, waiter = self._posted.pop()
+        self._messages.add(write.message)
+        waiter.set_result(Receipt(write.message.id, True, now_at(), now_at()))
+
+
+async def posted(calling: FakeCalling) -> tuple[Gate, asyncio.Task[Any]]:
+    """A call that is about to be stored."""
+    gate = Gate(calling)
+    task = asyncio.create_task(call_(posting(calling), charge()))
+    await asyncio.sleep(0)
+    return gate, task
+
+
+async def test_a_call_is_brought_in_the_turn_that_learns_that_it_is_stored() -> None:
+    calling = FakeCalling()
+    calling.wires.answers = [FIVE]
+    gate, task = await posted(calling)
+    assert calling.wires.asked == []
+    gate.store()
+    (handover,) = brought(calling.wires.asked)
+    assert (handover.kind, handover.epoch, handover.is_immediate) == (Kind.NEW, 7, True)
+    assert await task == 5
+    assert calling.storage.messages.asked["look"] == []
+
+
+async def test_a_caller_that_leaves_before_its_call_is_stored_has_it_brought_nowhere() -> None:
+    """It is stored, and its owner finds it."""
+    calling = FakeCalling()
+    gate, task = await posted(calling)
+    task.cancel()
+    await asyncio.wait([task])
+    gate.store()
+    assert (calling.wires.asked, len(calling.storage.messages.rows)) == ([], 1)
+
+
+async def test_a_caller_that_leaves_while_its_owner_is_asked_says_so_and_the_message_stays() -> None:
+    calling = FakeCalling()
+    gate, task = await posted(calling)
+    gate.store()
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert calling.wires.left == list(calling.storage.messages.rows)
+
+
+@pytest.mark.parametrize("answer", [LOST, LOOK, None], ids=["lost", "look", "silent"])
+async def test_an_owner_that_does_not_answer_is_asked_once_more_as_one_that_may_have_run_it(answer: Any) -> None:
+    calling = FakeCalling()
+    calling.wires.answers = [answer, FIVE]
+    assert await call_(posting(calling), charge()) == 5
+    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.NEW, Kind.AGAIN]
+    assert calling.doubts == 1
+
+
+async def test_without_a_connection_the_caller_has_one_made_and_brings_it_itself() -> None:
+    calling = FakeCalling()
+    calling.wires.takes = False
+    calling.wires.answers = [FIVE]
+    assert await call_(posting(calling), charge()) == 5
+    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.NEW]
+    assert calling.doubts == 0
+
+
+async def test_whatever_goes_wrong_on_the_way_to_the_owner_reaches_the_caller() -> None:
+    calling = FakeCalling()
+    gate, task = await posted(calling)
+    calling.here.directory.epoch = None
+    gate.store()
+    with pytest.raises(TypeError):
+        await task

@@ -251,3 +251,47 @@ async def test_streams_count_like_requests_in_number_and_in_bytes() -> None:
     assert [type(result) for result in results] == [bytes, bytes, RunnerUnavailable]
     assert [type(stream.error) for stream in streams] == [type(None), RunnerUnavailable, RunnerUnavailable]
     assert table.calls._sizes == {}
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_what_is_asked_without_a_coroutine_is_answered_failed_and_left_like_a_request() -> None:
+    table = Table()
+
+    def ask(within_s: float = 5.0) -> tuple[asyncio.Future[bytes], Any]:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        return answer, table.calls.ask(answer, 1, b"body", within_s, "x")
+
+    (first, _), (second, _), (third, asked), (fourth, _) = ask(), ask(0.5), ask(), ask()
+    assert table.asked() == [1, 2, 3, 4]
+    assert ask()[1] is None  # no room
+    table.calls.replied(Reply(1, b"answer"))
+    assert first.result() == b"answer"
+    asked.leave()
+    third.cancel()
+    asked.leave()  # it is over
+    assert [frame.id for frame in table.sent if isinstance(frame, Cancel)] == [3]
+    with pytest.raises(SendTimeout):
+        await second
+    table.calls.lost(unavailable("web-2", "it broke", sent=True))
+    with pytest.raises(RunnerUnavailable):
+        await fourth
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    assert table.calls.ask(answer, 1, b"body", 5.0, "x") is None
+    assert table.asked() == [1, 2, 3, 4]
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_what_is_asked_without_a_coroutine_passes_by_nobody_who_waits_for_room() -> None:
+    table = Table()
+    calls = [table.ask() for _ in range(5)]
+    await asyncio.sleep(0)
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    table.calls.replied(Reply(1, b""))
+    assert table.calls.ask(answer, 1, b"body", 5.0, "x") is None
+    assert table.calls.ask(answer, 1, bytes(1000), 5.0, "x") is None
+    for number in range(2, 6):
+        await asyncio.sleep(0)
+        table.calls.replied(Reply(number, b""))
+    await asyncio.gather(*calls)
+    assert table.calls.ask(answer, 1, bytes(1000), 5.0, "x") is None  # large ones are weighed
+    assert table.calls.ask(answer, 1, b"body", 5.0, "x") is not None
