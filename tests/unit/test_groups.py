@@ -415,7 +415,7 @@ async def test_where_it_is_always_one_a_commit_is_begun_in_the_turn_of_whoever_a
         assert engine.groups[-1] == ["second"]
         third, fourth = writer.submit(put("third")), writer.submit(put("fourth"))
         engine.open.set()
-        assert await asyncio.gather(second, third, fourth) == ["SECOND", "THIRD", "FOURTH"]
+        assert [await each for each in (second, third, fourth)] == ["SECOND", "THIRD", "FOURTH"]
         assert engine.groups[-1] == ["third", "fourth"]  # they came together …
         fifth = writer.submit(put("fifth"))
         assert engine.groups[-1] == ["third", "fourth"]  # … so more may, and it waits for them

@@ -55,7 +55,12 @@ class FakeWires:
         self.asked.append(body)
         task = self._tasks.spawn(self._answer(within_s, target), name="answer", report=False)
         task.add_done_callback(partial(_tell, answer))
-        return SimpleNamespace(leave=lambda: task.cancel() and self.left.append(str(target)))
+
+        def leave() -> None:
+            task.cancel()
+            self.left.append(str(target))
+
+        return SimpleNamespace(leave=leave)
 
     def notify(self, peer: Any, route: int, body: bytes) -> bool:
         self.notified.append(body)
