@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,6 +34,8 @@ STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
         (StepWrite(MINE, "u", "", 0, "step", "n", due_s=1.0), None),
         (Insert(MESSAGE), "add_message"),
         (Insert(KEYED), "insert_message"),
+        (Insert(msgspec.structs.replace(MESSAGE, delay_s=1.0)), "insert_message"),
+        (Insert(msgspec.structs.replace(MESSAGE, due_at=datetime.now(UTC))), "insert_message"),
         (Commit(MINE, "m", b"r"), "end_message"),
         (Commit(MINE, "m", b"r", StateChange("k", b"v", 1)), None),
         (Commit(MINE, "m", b"r", None, (MESSAGE,)), None),

@@ -27,6 +27,9 @@ LONGEST_S = 9e9
 """What lives longer would end after the last day that the database knows."""
 
 _message: Callable[[Message], tuple[Any, ...]] = attrgetter(*posting.MESSAGE)
+_plain: Callable[[Message], tuple[Any, ...]] = attrgetter(
+    "id", "seat", "entity_type", "entity_id", "method", "payload", "digest", "trace_id"
+)
 
 
 def shape_of(write: Write) -> Shape | None:
@@ -35,7 +38,7 @@ def shape_of(write: Write) -> Shape | None:
         is_plain = write.kind == "step" and write.done and write.error is None and write.due_s is None
         return "add_step" if is_plain else None
     if isinstance(write, Insert):
-        return "add_message" if write.message.key is None else "insert_message"
+        return "add_message" if write.message.key is None and write.message.is_immediate else "insert_message"
     if isinstance(write, Commit):
         return "end_message" if write.message and write.state is None and not write.sends else None
     if isinstance(write, StateSave):  # one that follows another, and has a history or an end
@@ -82,6 +85,15 @@ def _inserted(write: Insert, row: Sequence[Any]) -> Receipt:
     return Receipt(write.message.id, True, due_at, now, "pending", write.message.digest)
 
 
+def _add(write: Insert) -> tuple[Any, ...]:
+    return _plain(write.message)
+
+
+def _added(write: Insert, row: Sequence[Any]) -> Receipt:
+    (now,) = row
+    return Receipt(write.message.id, True, now, now, "pending", write.message.digest)
+
+
 def _end(write: Commit) -> tuple[Any, ...]:
     claim = write.claim
     return claim.runner, claim.seat, claim.epoch, write.message, write.reply
@@ -122,7 +134,7 @@ def _stepped(write: StepWrite, row: Sequence[Any]) -> Stepped:
 WAYS: dict[Shape, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Any], Any]]] = {
     "save_state": (_save, _saved),
     "insert_message": (_insert, _inserted),
-    "add_message": (_insert, _inserted),
+    "add_message": (_add, _added),
     "end_message": (_end, _ended),
     "add_step": (_step, _stepped),
 }

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.witness import Witness
     from coterie.storage.undertakings import Undertaking
 
-_GROUP_MOST = 128
+_GROUP_MOST = 200
 """Writes of one transaction. Processes take turns: while one of them commits, others work on what it has committed
 before. With groups of 500 the hundreds of calls under way between two processes went to and fro as one, and one process
 slept while the other worked."""

@@ -33,14 +33,11 @@ on conflict do nothing
 returning due_at, sent_at;
 
 -- name: add_message
--- The same without a key: it is new, and fails if it is not, which is cheaper than to look.
+-- The same without a key, and due at once: it is new, and fails if it is not, which is cheaper than to look.
 insert into coterie.messages
-    (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
-values (
-    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, statement_timestamp(),
-    coalesce($11::timestamptz, statement_timestamp() + make_interval(secs => $12::float8))
-)
-returning due_at, sent_at;
+    (cluster, id, seat, entity_type, entity_id, method, payload, digest, trace_id, sent_at, due_at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, statement_timestamp(), statement_timestamp())
+returning sent_at;
 
 -- name: read_back
 -- The messages that were in the way of others, by number: by id it is one's own, by key another's [M4].
