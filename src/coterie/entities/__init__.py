@@ -33,13 +33,19 @@ own), `detached` (those nobody waits for), `broadcasting`; `room` (the entities 
 host them). By name, for those who do not have the program: `questions` (what crosses), `untyped` (who asks) and
 `inquiries` (who answers).
 
-Persisted calls and state: `posting` (the sender's side) with `awaiting` and `seeking` (its reply, from the owner or
-from storage) and `outcomes` (which error, pure); `handovers` (what arrives at the owner), `deliveries` and `stored`
-(what is in its memory), `sweeping` (what it finds in storage), `retention`; `kept` (state as it is stored), `ledgers`
-(what a handler leaves behind), `transacting` (SQL of its own) and `committing` (which is durable before anybody hears
-of it); `mail` (for people to look at messages, and to run them again). stored ──▶ handed over, or swept ──▶ in memory
-──▶ handler ──▶ one commit ──▶ replied ▲ │ └── set back ─┴──▶ dead after its attempts Promise: A message that is
-stored runs to its end, once as far as the database can tell (B3): reply, state and sent messages commit together,
-under the fence, before anybody hears of them. What cannot run now stays in storage, and is bounded in memory [INV-D1,
-D2, R1].
+Persisted calls and state: `posting` (the sender's side) with `bringing` (from storage to the owner), `awaiting` and
+`seeking` (its reply, from the owner or from storage) and `outcomes` (which error, pure); `handovers` (what arrives at
+the owner), `deliveries` and `stored` (what is in its memory), `sweeping` (what it finds in storage), `retention`;
+`kept` (state as it is stored), `ledgers` (what a handler leaves behind), `transacting` (SQL of its own) and
+`committing` (which is durable before anybody hears of it); `mail` (for people to look at messages, and to run them
+again).
+
+    stored ──▶ handed over, or swept ──▶ in memory ──▶ handler ──▶ one commit ──▶ replied
+                         ▲                                │
+                         └────────── set back ────────────┴──▶ dead after its attempts
+
+Promise:
+    A message that is stored runs to its end, once as far as the database can tell (B3): reply, state and sent messages
+    commit together, under the fence, before anybody hears of them. What cannot run now stays in storage, and is bounded
+    in memory [INV-D1, D2, R1].
 """

@@ -62,9 +62,9 @@ class Bringing(Struct, eq=False, gc=False):
     def _ask(self, message: Message, receipt: Receipt) -> Any:
         calling = self.calling
         peer, wires = calling.routing.of_seat(message.seat).peer, calling.wires
-        if peer is None or wires is None:
+        left_s = min(self.until_s - calling.time(), SLICE_S)
+        if peer is None or wires is None or left_s <= 0:
             return None
         epoch, due_s = calling.here.directory.epoch(message.seat), receipt.due_at.timestamp()
-        left_s = min(self.until_s - calling.time(), SLICE_S)
         packed = pack(_NEW, message, epoch=epoch, due_s=due_s)
         return wires.ask(peer, _MESSAGE, packed, within_s=left_s, target=message.id, answer=self.answer)

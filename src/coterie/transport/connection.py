@@ -108,7 +108,8 @@ class Connection(asyncio.Protocol):
     ) -> Reading:
         """Open a stream."""
         await self.calls.enter(len(body), within_s, target)
-        request = envelopes.Request(0, route, body, int(within_s * 1000), headers, self._limits.window_bytes)
+        left_ms = int(max(within_s, 0.0) * 1000)
+        request = envelopes.Request(0, route, body, left_ms, headers, self._limits.window_bytes)
         return Reading(self.calls, self._out.send, request, peer=self.peer, within_s=within_s, target=target)
 
     def ping(self) -> None:

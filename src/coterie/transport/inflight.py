@@ -119,7 +119,8 @@ class Calls:
             self.deadlines.arm(until_s)
         lone = not waiting
         waiting[number] = (answer, until_s, within_s, target)
-        send(Request(number, route, body, int(within_s * 1000), headers), lone)
+        left_ms = int(within_s * 1000) if within_s > 0 else 0  # its time may be over by now: it expires
+        send(Request(number, route, body, left_ms, headers), lone)
         return number
 
     def opened(self, reading: Reading) -> int:

@@ -19,6 +19,7 @@ from coterie.errors import (
     MessageExpired,
     PersistenceError,
     RunnerUnavailable,
+    SendTimeout,
 )
 from coterie.storage.messages import Receipt
 from tests.unit.entities.accounts import ACCOUNT, account
@@ -258,3 +259,13 @@ async def test_whatever_goes_wrong_on_the_way_to_the_owner_reaches_the_caller() 
     gate.store()
     with pytest.raises(TypeError):
         await task
+
+
+async def test_a_call_whose_time_was_over_when_it_was_stored_asks_nobody_and_is_told_so() -> None:
+    calling = FakeCalling()
+    gate, task = await posted(calling)
+    await asyncio.sleep(31)
+    gate.store()
+    with pytest.raises(SendTimeout):
+        await task
+    assert (calling.wires.asked, len(calling.storage.messages.rows)) == ([], 1)

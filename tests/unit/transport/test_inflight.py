@@ -11,7 +11,7 @@ import pytest
 
 from coterie.errors import MailboxFull, MalformedMessage, RunnerUnavailable, SendTimeout
 from coterie.testing.running import current_loop
-from coterie.transport.envelopes import Cancel, End, Failure, Item, Reply, Request, pack_error
+from coterie.transport.envelopes import Cancel, End, Failure, Item, Reply, Request, decode, encode, pack_error
 from coterie.transport.frames import ProtocolError
 from coterie.transport.inflight import Calls
 from coterie.transport.interface import Limits
@@ -295,3 +295,12 @@ async def test_what_is_asked_without_a_coroutine_passes_by_nobody_who_waits_for_
     await asyncio.gather(*calls)
     assert table.calls.ask(answer, 1, bytes(1000), 5.0, "x") is None  # large ones are weighed
     assert table.calls.ask(answer, 1, b"body", 5.0, "x") is not None
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_a_request_whose_time_is_over_expires_and_its_frame_is_one_that_the_peer_can_read() -> None:
+    """What it cannot read costs everybody the connection."""
+    table = Table()
+    with pytest.raises(SendTimeout):
+        await table.ask(within_s=-1.5)
+    assert decode(encode(table.sent[0])) == Request(1, 1, b"", 0)
