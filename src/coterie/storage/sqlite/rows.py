@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import apsw
 
 _EACH = re.compile(r"(\([?\d, ]+\)) -- each")
-_MOST = 64
+_MOST = 128
 """Rows of one statement. Powers of two up to it make any number of rows, and few statements to be kept prepared; what
 is bound is copied, so that more would cost memory."""
 

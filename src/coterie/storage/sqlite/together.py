@@ -32,18 +32,18 @@ def meet(group: Sequence[Write]) -> bool:
     """Whether two of them are about one message, key or state: then their order counts."""
     names: list[object] = []
     for write in group:
-        if isinstance(write, Insert):
-            names += _names(write.message)
-        elif isinstance(write, Commit):
+        if type(write) is Insert:  # nobody derives from these, and it is done for each write, under the lock
+            _name(names, write.message)
+        elif type(write) is Commit:
             if write.message is not None:
                 names.append(write.message)
             if write.state is not None:
                 names.append(write.state.key)
             for message in write.sends:
-                names += _names(message)
-        elif isinstance(write, Setback):
+                _name(names, message)
+        elif type(write) is Setback:
             names.append(write.message)
-        elif isinstance(write, StateSave):
+        elif type(write) is StateSave:
             names.append(write.key)
     return len(set(names)) < len(names)
 
@@ -62,10 +62,11 @@ def insert(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) ->
     return {
         place: Receipt(
             each.message.id,
-            fresh=True,
-            due_at=now if _is_due(each) else to_datetime(row[completions.DUE_AT_NS]),
-            now=now,
-            digest=each.message.digest,
+            True,
+            now if _is_due(each) else to_datetime(row[completions.DUE_AT_NS]),
+            now,
+            "pending",
+            each.message.digest,
         )
         for place, each, row in zip(places, inserts, stored, strict=True)
     }
@@ -119,10 +120,10 @@ def units(connection: apsw.Connection, scope: Scope, group: Sequence[Write], *, 
     return done
 
 
-def _names(message: Message) -> list[object]:
-    if message.key is None:
-        return [message.id]
-    return [message.id, (message.entity_type, message.entity_id, message.method, message.key)]
+def _name(names: list[object], message: Message) -> None:
+    names.append(message.id)
+    if message.key is not None:
+        names.append((message.entity_type, message.entity_id, message.method, message.key))
 
 
 def _is_due(write: Insert) -> bool:
