@@ -146,6 +146,7 @@ class Committer:
             rows = []  # something stands there
         if rows:
             return [read(writes[0], rows[0])]
+        assert shape in _UNTOLD, f"{shape} tells of everything"
         found: list[Any] = [None]
         await self._complete(partial(session.fetch, over=over), folding.Bucket(shape, [0]), writes, found)
         return found
