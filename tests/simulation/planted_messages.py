@@ -204,7 +204,7 @@ PLANTED: tuple[Planted, ...] = (
     ("committed without the fence", _committed_without_the_fence, workload.main, ("INV-F2", "INV-D4", "M7")),
     ("failed attempt not counted", _failed_attempt_not_counted, workload.main, ("INV-D1",)),
     ("begun too early", _begun_too_early, workload.main, ("INV-D5",)),
-    ("old hand-over believed", _old_hand_over_believed, workload.main, ("M5",)),
+    ("old hand-over believed", _old_hand_over_believed, workload.main, ("M5", "INV-D5")),
     ("what has ended forgotten", _what_has_ended_forgotten, workload.main, ("M5",)),
     (
         "attempt not counted on takeover",
