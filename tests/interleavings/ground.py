@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 CLUSTER = "c"
 
+THERE = frozenset({"23505"})
+"""What a statement fails with that adds, if something stands there already."""
+
 _PACKAGE = "coterie.storage.postgres.sql"
 SQL: Mapping[str, str] = {
     **statements.load(_PACKAGE, "ownership.sql"),

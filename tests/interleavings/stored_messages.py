@@ -12,7 +12,7 @@ from coterie.storage.postgres import alone, folding, posting
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from coterie.testing.interleaving.scripts import restart_if_none
 from tests.interleavings import mail_judges as judges
-from tests.interleavings.ground import CLUSTER, given
+from tests.interleavings.ground import CLUSTER, THERE, given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})
 """A statement that somebody was faster than comes to nothing, and is run again [M3]."""
-
-_THERE = frozenset({"23505"})
 
 
 def message(id: str, *, key: str | None = None) -> Message:
@@ -163,7 +161,7 @@ def _lone_insert(s: Steps, write: Insert) -> tuple[Step, ...]:
     shape = alone.shape_of(write)
     assert shape is not None
     insert = s.step(shape, *alone.values(shape, write), step="insert")
-    return atomic(replace(insert, nothing=_THERE) if shape in folding.ADDING else insert)
+    return atomic(replace(insert, nothing=THERE) if shape in folding.ADDING else insert)
 
 
 def _suspect(s: Steps, me: str) -> Step:

@@ -11,7 +11,7 @@ from coterie.storage.units import StepWrite, UnitEnd
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from coterie.testing.interleaving.scripts import restart_if_none, stop_if_none
 from tests.interleavings import unit_judges as judges
-from tests.interleavings.ground import CLUSTER, given
+from tests.interleavings.ground import CLUSTER, THERE, given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})
 """A statement that somebody was faster than comes to nothing, and is run again [M3]."""
-
-_THERE = frozenset({"23505"})
-"""A step stands there already."""
 STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
 OTHER = StepWrite(MINE, "u", "", 0, "step", "n", value=b"b")
 DONE = UnitEnd(MINE, "u", "done", value=b"v")
@@ -211,7 +208,7 @@ def _steps(s: Steps, name: str = "steps", *, write: StepWrite = STEP) -> Script:
 def _lone(s: Steps, name: str = "lone step", *, write: StepWrite = STEP) -> Script:
     """The same of one that is, each in a transaction of its own."""
     bucket = folding.Bucket("add_step", [0])
-    add = replace(s.step(bucket.shape, *folding.values(bucket, [write]), step="add"), nothing=_THERE)
+    add = replace(s.step(bucket.shape, *folding.values(bucket, [write]), step="add"), nothing=THERE)
     return Script(name, (*atomic(add), *atomic(_rest(s, write))))
 
 

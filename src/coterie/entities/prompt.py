@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from coterie.entities.driving import first_step
 from coterie.entities.serving import raise_if_meant_for_us
+from coterie.kernel.driving import enter_task, leave_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,9 +27,6 @@ _FEW = 32
 """So many calls of one read begin at once; then somebody looks at the clock …"""
 _MOST_NS = 5_000_000
 """… and as much later the rest is queued, so that the loop gets its turn."""
-
-_enter_task = asyncio.tasks._enter_task  # noqa: SLF001 documented, for those who write tasks of their own
-_leave_task = asyncio.tasks._leave_task  # noqa: SLF001
 
 
 class Prompt:
@@ -77,7 +75,7 @@ class Prompt:
             return False
         loop, task = self._loop, spare.task
         try:
-            _enter_task(loop, task)
+            enter_task(loop, task)
         except RuntimeError:  # called by a task
             return False
         self._more -= 1
@@ -97,7 +95,7 @@ class Prompt:
         except BaseException as error:  # noqa: BLE001 as in `Serving`
             self._raised(work, error, spare)
             return True
-        _leave_task(loop, task)
+        leave_task(loop, task)
         if not has_ended:
             serving.suspend(work, context, coroutine, waits_for=value)
             return True
@@ -115,7 +113,7 @@ class Prompt:
         return self._more > 0
 
     def _raised(self, work: ArrivedCall | ArrivedStream | StoredWork, error: BaseException, spare: Spare) -> None:
-        _leave_task(self._loop, spare.task)
+        leave_task(self._loop, spare.task)
         if spare.wake.done():  # as above
             self._serving.drop(spare)
         self._handlers.raised(work, error)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Generator
     from contextvars import Context
+
+enter_task = asyncio.tasks._enter_task  # noqa: SLF001 documented, for those who write tasks of their own
+leave_task = asyncio.tasks._leave_task  # noqa: SLF001
 
 
 @types.coroutine

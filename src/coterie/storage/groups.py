@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos, meters
-from coterie.kernel.driving import remaining_steps
+from coterie.kernel.driving import enter_task, leave_task, remaining_steps
 from coterie.kernel.service import Service, State
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 _IN_A_ROW = 8
 """After so many groups of one the next write is begun at once. Where more come together it would only be the first one
 of them, split off: a commit for itself."""
-
-_enter_task = asyncio.tasks._enter_task  # noqa: SLF001 documented, for those who write tasks of their own
-_leave_task = asyncio.tasks._leave_task  # noqa: SLF001
 
 _took, _sizes, _fenced = meters.COMMIT_DURATION.spread(), meters.GROUP_SIZE.spread(), meters.FENCED.of()
 
@@ -174,16 +171,16 @@ class GroupWriter(Service):
         """Take a group to the engine; None: it has ended already."""
         commit, loop, caller, me = self._commit_and_tell(group), self._loop, asyncio.current_task(), self._folder
         if caller is not None:
-            _leave_task(loop, caller)
-        _enter_task(loop, me)  # what it takes for its task goes on with it
+            leave_task(loop, caller)
+        enter_task(loop, me)  # what it takes for its task goes on with it
         try:
             return _Begun(group, commit, self._context.run(commit.send, None))
         except StopIteration:
             return None
         finally:
-            _leave_task(loop, me)
+            leave_task(loop, me)
             if caller is not None:
-                _enter_task(loop, caller)
+                enter_task(loop, caller)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()

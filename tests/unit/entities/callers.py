@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import SendTimeout
+from coterie.errors import RunnerUnavailable, SendTimeout
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.tasks import Tasks
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coterie.entities.hosting import Host
 
 SEAT = "shard:default:1"
+LOST = RunnerUnavailable(runner="peer", target="x", problem="it is gone", sent=True)
 
 
 class FakeWires:

@@ -12,9 +12,9 @@ from coterie.entities.awaiting import Awaiting
 from coterie.entities.envelopes import FAILED, LOOK
 from coterie.entities.failures import pack_failure
 from coterie.entities.handovers import Handover, Kind
-from coterie.errors import MessageDead, MessageExpired, RunnerUnavailable, SendTimeout
+from coterie.errors import MessageDead, MessageExpired, SendTimeout
 from tests.unit.entities.accounts import ACCOUNT, Overdrawn
-from tests.unit.entities.callers import FakeCalling
+from tests.unit.entities.callers import LOST, FakeCalling
 from tests.unit.entities.stores import unreachable
 from tests.unit.entities.test_outcomes import message
 
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.simulated(seeds=2)
 
 CHARGE = ACCOUNT.rpcs["charge"]
 FIVE = CHARGE.encode_result(5)
-LOST = RunnerUnavailable(runner="peer", target="x", problem="it is gone", sent=True)
 
 
 def waiting(calling: FakeCalling, *, within_s: float = 10.0, is_new: bool = True) -> asyncio.Task[Any]:

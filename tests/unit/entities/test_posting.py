@@ -18,12 +18,11 @@ from coterie.errors import (
     MessageDead,
     MessageExpired,
     PersistenceError,
-    RunnerUnavailable,
     SendTimeout,
 )
 from coterie.storage.messages import Receipt
 from tests.unit.entities.accounts import ACCOUNT, account
-from tests.unit.entities.callers import FakeCalling
+from tests.unit.entities.callers import LOST, FakeCalling
 from tests.unit.entities.stores import now_at, refused, unknown, unreachable
 from tests.unit.entities.test_outcomes import message
 
@@ -35,7 +34,6 @@ pytestmark = pytest.mark.simulated(seeds=2)
 
 CHARGE = ACCOUNT.rpcs["charge"]
 FIVE = CHARGE.encode_result(5)
-LOST = RunnerUnavailable(runner="peer", target="x", problem="it is gone", sent=True)
 
 
 def posting(calling: FakeCalling) -> Posting:

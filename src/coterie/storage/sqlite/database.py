@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAUSE_S = 0.0004
-"""Between two tries for the write lock, about. Of 1 ms a sender and a runner pay a twentieth of their throughput, of
-0.3 ms four senders and a runner a tenth; SQLite's own waiting starves."""
+"""Between two tries for the write lock, about. With 1 ms a sender and a runner did a twentieth less; with 0.3 ms four
+busy senders and a runner seemed to do less again; SQLite's own waiting starves."""
 
 
 class Database(Service):
