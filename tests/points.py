@@ -35,3 +35,8 @@ class At:
         """Never the rare way."""
         del name
         return False
+
+    def failure(self, task: str, /) -> Exception | None:
+        """No standing task raises."""
+        del task
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coterie.durable.changes import KeyValues
@@ -17,6 +17,7 @@ from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
+from coterie.kernel.supervisor import Supervisor
 from coterie.observe.gathering import Gathering
 from coterie.observe.local import Usage, usage
 from coterie.ownership import notices
@@ -58,6 +59,7 @@ class Doors:
         host: Where loopback leads to.
         process: By what a writer that froze is recognised [C3]; empty: nobody may end it.
         usage: What the process takes of its machine.
+        supervisor: Knows the standing tasks of the process that fail.
     """
 
     clock: Clock
@@ -68,20 +70,25 @@ class Doors:
     host: str
     process: str = ""
     usage: Callable[[], Usage] = Usage
+    supervisor: Supervisor = field(default_factory=Supervisor)
 
 
 def system_doors(settings: Settings) -> Doors:
     """The doors of a real process."""
     clock, chance = SystemClock(), Chance()
+    supervisor = Supervisor(chance)
     return Doors(
         clock=clock,
         chance=chance,
-        open_storage=lambda incarnation: open_storage(settings, incarnation=incarnation, clock=clock, chance=chance),
-        new_wire=lambda: TcpWire(settings),
+        open_storage=lambda incarnation: open_storage(
+            settings, incarnation=incarnation, clock=clock, chance=chance, supervisor=supervisor
+        ),
+        new_wire=lambda: TcpWire(settings, supervisor=supervisor),
         new_aside=ThreadAside,
         host=host_id(),
         process=process_id(),
         usage=usage,
+        supervisor=supervisor,
     )
 
 
@@ -91,6 +98,7 @@ class Connection(Service):
     def __init__(self, settings: Settings, doors: Doors) -> None:
         super().__init__(what=f"cluster {settings.name!r}")
         self.settings = settings
+        self.supervisor = doors.supervisor
         self.incarnation = new_incarnation(doors.chance)
         self.storage = doors.open_storage(self.incarnation)
         self.values = KeyValues(self.storage.kv, clock=doors.clock, chance=doors.chance)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from coterie.connection import Doors
+    from coterie.kernel.supervisor import FailingTask
     from coterie.observe.facts import LocalFacts
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupant, Occupy, Tenure
@@ -155,6 +156,9 @@ class Runner(Connection):
         """Set when it has stopped, whoever stopped it."""
         self.left_behind: list[str] = []
         """The seats that it could not give back when it stopped: others take them when its lease has run out."""
+        self.failure = ""
+        """Why it ended by itself; empty: it did not. A standing task kept failing."""
+        self._failed: Callable[[], object] = lambda: None
         self._last: list[Callable[[], Awaitable[None]]] = []
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
         self._wakers: dict[str, list[Callable[[str, str], None]]] = {}
@@ -191,11 +195,16 @@ class Runner(Connection):
             host=self.calling.host,
             membership=None if self._life is None else self._life.membership,
             used=self._doors.usage(),
+            failing=self.supervisor.failing(),
         )
 
     def tenure(self, seat: str) -> Tenure | None:
         """Our holding of a seat; None if it is not ours."""
         return None if self._life is None else self._life.membership.tenure(seat)
+
+    def on_failure(self, failed: Callable[[], object]) -> None:
+        """Have `failed` called when the runner begins to end by itself; `failure` says why."""
+        self._failed = failed
 
     def at_end(self, last: Callable[[], Awaitable[None]]) -> None:
         """Have something awaited when it stops, after its last seat."""
@@ -226,14 +235,22 @@ class Runner(Connection):
 
     # Its life
 
+    def _fail(self, failing: FailingTask) -> None:
+        """End, since a standing task of its own keeps failing: another process may do better."""
+        self.failure = f"its standing task {failing} failed {failing.failures} times within a minute, {failing.error}"
+        log.critical("runner %s ends: %s", self.name, self.failure)
+        self._failed()
+        self._lifecycle.spawn(self.stop(), name="fail", report=False)
+
     async def _start(self) -> None:
+        self.supervisor.on_hopeless(self._fail)
         self._missing = "the database is not open yet"
         await self._open()
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
         await self._live()
         otlp.publish(self._gauges)
-        self.tasks.spawn(self._live_again_and_again(), name="live again")
+        self.tasks.supervise(self._live_again_and_again, name="live again", supervisor=self.supervisor)
 
     async def _stop(self) -> None:
         self._settled.set()  # whoever waits for it learns that it will not come

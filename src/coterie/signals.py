@@ -2,7 +2,9 @@
 
 first SIGTERM or SIGINT   drain, hand over, leave: exit code 0, or 1 if something could not be given back
 second one                end at once: exit code 128 + the signal's number
-neither is enough         the stacks of all threads are printed and the process ends: exit code 1
+a standing task of the    drain, hand over, leave, with a line that names it: exit code 1
+runner keeps failing
+none of these is enough   the stacks of all threads are printed and the process ends: exit code 1
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ def run(
         teller: Who says what happens; the log, if left out.
 
     Raises:
-        SystemExit: Not everything was given back.
+        SystemExit: Not everything was given back, or the runner ended by itself.
         RuntimeError: Called where a loop runs already, or in another thread than the main one.
     """
     _require_no_loop()
@@ -176,6 +178,11 @@ class Signals:
         if self.asked:
             callback()
 
+    def end_in_time(self) -> None:
+        """From now on the process ends within `limit_s`."""
+        # In a thread that needs no Python: it works even if C code holds everything up [P19].
+        faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
+
     def _on_signal(self, number: int, _: object) -> None:
         if os.getpid() != self._pid:
             self._as_before(number)
@@ -184,8 +191,7 @@ class Signals:
             os._exit(128 + number)
         else:
             self.asked = True
-            # In a thread that needs no Python: it works even if C code holds everything up [P19].
-            faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
+            self.end_in_time()
             self._call()
 
     def _as_before(self, number: int) -> None:
@@ -200,13 +206,14 @@ async def _live(
     """The whole life of the process; whether it left in order."""
     runner, tasks = begin(), Tasks("signals")
     drains: list[asyncio.Task[None]] = []
+    runner.on_failure(signals.end_in_time)
     signals.on_first(lambda: drains.append(tasks.spawn(_drain(runner, teller), name="drain", report=False)))
     async with AsyncExitStack() as last:
         # First and last: probes are answered while the runner starts, and until it has left.
         served = None if beside is None else await last.enter_async_context(beside())
         await _run(runner, signals, served, teller)
         await asyncio.gather(*drains)
-    return not runner.left_behind
+    return not runner.left_behind and not runner.failure
 
 
 async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: Teller) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import NotStarted, Outcome, PersistenceError, ShuttingDown
+from coterie.kernel import chaos
 from coterie.storage.groups import Group, GroupWriter
 from coterie.storage.interface import KvPut, Write
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 
 whose: ContextVar[str] = ContextVar("whose", default="nobody's")
@@ -47,7 +48,7 @@ class Engine:
 
 
 @asynccontextmanager
-async def writing(engine: Engine, **bounds: int) -> AsyncIterator[GroupWriter]:
+async def writing(engine: Engine, **bounds: Any) -> AsyncIterator[GroupWriter]:
     async with GroupWriter(engine.commit, **bounds) as writer:
         yield writer
 
@@ -270,6 +271,73 @@ async def test_stopping_tells_those_who_joined_late_too(joins: str) -> None:
         results = await asyncio.gather(*tasks, return_exceptions=True)
     outcomes = [getattr(result, "outcome", None) for result in results]
     assert outcomes == ["unknown", "unknown" if joins == "before" else "unreachable"]
+
+
+class Failure:
+    """A source of chaos that throws errors into the fold, one at each place where it goes on."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+
+    async def point(self, _: str, /) -> None:
+        """Come back at once."""
+
+    def flip(self, _: str, /) -> bool:
+        """Never the rare way."""
+        return False
+
+    def failure(self, task: str, /) -> Exception | None:
+        assert task == "commit groups"
+        return self.errors.pop(0) if self.errors else None
+
+
+@pytest.fixture
+def chaos_ends() -> Iterator[None]:
+    yield
+    chaos.install(None)
+
+
+@pytest.mark.usefixtures("chaos_ends")
+@pytest.mark.parametrize("error", [OSError("x"), ValueError("x"), KeyError("x"), AssertionError(), RuntimeError("x")])
+async def test_an_error_in_the_fold_leaves_nobody_waiting_and_the_next_write_is_committed(error: Exception) -> None:
+    """Where it waited for work nothing was begun; in the middle of a commit its members are told."""
+    engine = Engine()
+    engine.open.clear()
+    chaos.install(Failure(error, error))
+    async with writing(engine) as writer, asyncio.timeout(30):
+        await turns()
+        first = writer.submit(put("a"))  # thrown where the fold is woken: nothing is lost
+        await eventually(lambda: engine.groups)
+        second = writer.submit(put("b"))
+        engine.open.set()  # thrown where the commit has ended: it may have happened
+        with pytest.raises(type(error)):
+            await first
+        assert await second == "B"
+        assert await writer.write_here(put("c")) == "C"
+
+
+@pytest.mark.usefixtures("chaos_ends")
+async def test_a_fold_that_begins_again_while_somebody_commits_in_its_own_task_waits_for_it() -> None:
+    engine, failure = Engine(), Failure()
+    chaos.install(failure)
+    engine.open.clear()
+    async with writing(engine) as writer, asyncio.timeout(30):
+        await turns()
+        lent = asyncio.create_task(writer.write_here(put("a")))
+        await turns()
+        assert writer._idle is not None
+        failure.errors.append(OSError("x"))
+        writer._idle.set_result(None)  # the fold goes on for no reason, and is struck there
+        queued = writer.submit(put("b"))
+        await eventually(lambda: writer._idle is not None and not writer._idle.done())
+        assert engine.groups == [["a"]]  # never two commits at once
+        engine.open.set()
+        assert (await lent, await queued) == ("A", "B")
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 async def test_a_lone_write_may_be_committed_in_the_task_of_its_caller() -> None:

@@ -15,6 +15,7 @@ from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, Shutti
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.service import Service, State
+from coterie.kernel.supervisor import FailingTask
 from coterie.ownership.joining import Definition
 from coterie.ownership.tenure import Occupant, Occupy, Tenure, Trust
 from coterie.runner import Nobody, Runner
@@ -311,6 +312,38 @@ async def test_whoever_waits_for_a_runner_that_cannot_start_is_told(world: World
         await runner.start()
     with pytest.raises(ShuttingDown):
         await waiting
+
+
+async def test_a_runner_whose_own_task_keeps_failing_ends_and_says_why(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = world.runner()
+    told: list[str] = []
+    runner.on_failure(lambda: told.append(runner.failure))
+    await runner.start()
+    runner.supervisor.give_up(FailingTask(name="settle seats", failures=7, error="ValueError: odd"))
+    async with asyncio.timeout(10):
+        await runner.gone.wait()
+    assert told == ["its standing task 'settle seats' failed 7 times within a minute, ValueError: odd"]
+    assert f"runner anna ends: {told[0]}" in caplog.text
+    assert "leaves" in world.log  # in order
+    await runner.stop()
+    assert runner.state is State.STOPPED
+
+
+async def test_an_error_while_it_comes_back_does_not_keep_it_away(world: World) -> None:
+    """A life is begun again, whatever the error was and wherever it struck."""
+    async with world.runner() as runner:
+        broken = world.membership.stop
+
+        async def stop() -> None:
+            world.membership.stop = broken  # type: ignore[method-assign]
+            raise OSError("once")
+
+        world.membership.stop = stop  # type: ignore[method-assign]
+        world.membership.evict("test")
+        await until(lambda: len(world.made) == 2 and world.membership.state is State.RUNNING)
+        assert runner.incarnation == world.membership.incarnation
 
 
 async def test_what_was_not_given_back_is_known_afterwards(world: World) -> None:

@@ -6,6 +6,7 @@
         await chaos.point("commit.before")       # may wait here: a yield, a moment, long
     if chaos.on and chaos.flip("batch.of_one"):  # may take the rare way
         …
+    error = chaos.failure("settle seats")        # what this standing task shall raise now
 
 In production `on` is False and a point costs the reading of one global. The source of the choices belongs to the
 simulator, which installs it for a run.
@@ -29,6 +30,10 @@ class Source(Protocol):
         """Whether to take the rare way."""
         ...
 
+    def failure(self, task: str, /) -> Exception | None:
+        """What a standing task shall raise where it is; None: nothing."""
+        ...
+
 
 _source: Source | None = None
 
@@ -42,6 +47,11 @@ async def point(name: str) -> None:
 def flip(name: str) -> bool:
     """A place with a rare way: whether to take it."""
     return _source is not None and _source.flip(name)
+
+
+def failure(task: str) -> Exception | None:
+    """What a standing task shall raise where it is; None: nothing."""
+    return None if _source is None else _source.failure(task)
 
 
 def install(source: Source | None) -> None:

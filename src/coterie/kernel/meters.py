@@ -100,6 +100,11 @@ CLOCK_OFFSET = _gauge("coterie_clock_offset_seconds", "This machine's clock, com
 MEMORY = _gauge("coterie_memory_bytes", "Memory of this process that is resident")
 CPU = _counter("coterie_cpu_seconds_total", "CPU time of this process")
 LOOP_STALLS = _counter("coterie_loop_stalls_total", "Times that the loop was found blocked, for a second each")
+TASK_FAILURES = _counter(
+    "coterie_task_failures_total",
+    "Times that an unexpected error ended a standing task, which begins again or is given up",
+    "task",
+)
 
 # Calls
 

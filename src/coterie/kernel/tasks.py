@@ -6,9 +6,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from coterie.kernel.supervisor import StandingTask
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from contextvars import Context
+
+    from coterie.kernel.supervisor import MakeWork, Seated, Supervisor
 
 log = logging.getLogger("coterie")
 
@@ -31,6 +35,31 @@ class Tasks:
         self._tasks[task] = None
         task.add_done_callback(self._ended if report else self._forget)
         return task
+
+    def supervise(
+        self,
+        make: MakeWork,
+        *,
+        name: str,
+        supervisor: Supervisor,
+        seated: Seated | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[None]:
+        """Run a standing task: a loop that an unexpected error must not end.
+
+        An error is logged and counted, and the task begins again after a pause that grows. If it fails seven times
+        within a minute it is given up: a task with `seated` gives up its seat and ends; for any other one the runner
+        ends, and its process with exit code 1. When the work returns, or is cancelled, the task ends.
+
+        Args:
+            make: Makes the work anew for each beginning, so that it begins with what is in its object's attributes.
+            name: What it does, unique among the standing tasks: a label of `coterie_task_failures_total`.
+            supervisor: The one of this process.
+            seated: The seat that it works for; None: the task is the runner's own.
+            context: What it inherits.
+        """
+        standing = StandingTask(make, name=name, supervisor=supervisor, seated=seated)
+        return self.spawn(standing.run(), name=name if seated is None else f"{name} {seated.seat}", context=context)
 
     def __len__(self) -> int:
         return len(self._tasks)

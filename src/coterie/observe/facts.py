@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coterie.kernel.supervisor import FailingTask  # noqa: TC001 msgspec reads it
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
@@ -51,6 +53,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How long it may trust its lease; None: it has none."""
     memory_bytes: int = 0
     cpu_s: float = 0.0
+    failing: tuple[FailingTask, ...] = ()
+    """Its standing tasks that failed within the last minute."""
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.storage.interface import RunnerRow, SeatRow
 
 _WORSE = ("healthy", "degraded", "unhealthy")
+_FAILING_HINT = "its log has the stack; what fails seven times within a minute gives up its seat, or ends the runner"
 _NAMED = 3
 """So many of the same kind are named; the others are counted."""
 
@@ -117,10 +118,13 @@ def readiness(
 
 
 def liveness(local: LocalFacts) -> tuple[Reason, ...]:
-    """Why a process should be started anew: never. A loop that does not turn does not come here, and a database that
-    is away comes back without it."""
-    del local
-    return ()
+    """What may soon end the process. A loop that does not turn does not come here, a database that is away comes back
+    by itself, and a runner whose own task keeps failing ends its process itself: this only says so before."""
+    what = f"runner {local.name}"
+    return tuple(
+        Reason(status="degraded", what=what, problem=each, hint=_FAILING_HINT, runner=local.name)
+        for each in _failing_tasks(local)
+    )
 
 
 # A runner by itself
@@ -136,10 +140,18 @@ def _unfit(local: LocalFacts) -> Iterator[str]:
         yield "its lease has run out"
     if local.storage_problem:
         yield f"the database does not answer: {local.storage_problem}"
+    yield from _failing_tasks(local)
+
+
+def _failing_tasks(local: LocalFacts) -> Iterator[str]:
+    """The runner's own tasks that keep failing: it ends if that goes on."""
+    for task in local.failing:
+        if task.keeps_failing and not task.seat:
+            yield f"its task {task} keeps failing, {task.failures} times within a minute: {task.error}"
 
 
 def _is_healthy(told: LocalFacts | None, bounds: Bounds) -> bool:
-    if told is None or not told.is_ready or told.storage_problem:
+    if told is None or not told.is_ready or told.storage_problem or any(task.keeps_failing for task in told.failing):
         return False
     return told.lease_left_s is not None and told.lease_left_s > 0 and told.loop_lag_s <= bounds.lag_s
 
@@ -172,6 +184,9 @@ def _troubles(told: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status,
         yield "degraded", f"not ready for {told.up_s:.0f}s: {missing}", f"coterie runners show {told.name}"
     elif told.is_ready and not told.is_draining and (told.lease_left_s is None or told.lease_left_s <= 0):
         yield "degraded", "its lease has run out", "others take over within 10s what it holds"
+    for task in told.failing:
+        times = f"{task.failures} times within a minute" if task.failures > 1 else "within the last minute"
+        yield "degraded", f"its task {task} failed {times}: {task.error}", _FAILING_HINT
     if told.loop_lag_s > bounds.lag_s:
         hint = "something blocks its event loop: its log has the stack; asyncio.to_thread takes it elsewhere"
         yield "degraded", f"its event loop was blocked for {told.loop_lag_s:.1f}s", hint

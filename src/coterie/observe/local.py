@@ -14,6 +14,7 @@ from coterie.observe.facts import LocalFacts
 
 if TYPE_CHECKING:
     from coterie.entities.hosting import Host
+    from coterie.kernel.supervisor import FailingTask
     from coterie.ownership.membership import Membership
 
 _version = cache(version)  # it reads a file
@@ -42,6 +43,7 @@ def facts_of(
     host: Host | None,
     membership: Membership | None,
     used: Usage,
+    failing: tuple[FailingTask, ...] = (),
 ) -> LocalFacts:
     """What a runner says of itself.
 
@@ -55,6 +57,7 @@ def facts_of(
         host: Of its entities; None: it has no entities.
         membership: Of its present life; None: it has not begun to live.
         used: What its process has taken.
+        failing: Its standing tasks that failed within the last minute.
     """
     vitals = None if membership is None else membership.vitals
     trust = None if membership is None else membership.trust
@@ -80,6 +83,7 @@ def facts_of(
         lease_left_s=trust.left_s if trust is not None and trust.holds else None,
         memory_bytes=used.memory_bytes,
         cpu_s=used.cpu_s,
+        failing=failing,
     )
 
 

@@ -20,6 +20,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel import chaos, meters
 from coterie.kernel.driving import enter_task, leave_task, remaining_steps
 from coterie.kernel.service import Service, State
+from coterie.kernel.supervisor import Supervisor
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
@@ -91,14 +92,23 @@ class GroupWriter(Service):
             written.
         most: Members of one group at most.
         waiting_most: Writes that may wait; the next one is refused.
+        supervisor: The one of this process.
 
     Promise:
         A write whose `write()` returned is durable. A caller that is cancelled leaves its write in the queue:
         it may or may not happen, like any write whose caller is gone.
     """
 
-    def __init__(self, commit: Commit, *, most: int = GROUP_MOST, waiting_most: int = WAITING_MOST) -> None:
+    def __init__(
+        self,
+        commit: Commit,
+        *,
+        most: int = GROUP_MOST,
+        waiting_most: int = WAITING_MOST,
+        supervisor: Supervisor | None = None,
+    ) -> None:
         super().__init__(what="group writer")
+        self._supervisor = supervisor or Supervisor()
         self._commit = commit
         self._most = most
         self._waiting_most = waiting_most
@@ -131,8 +141,8 @@ class GroupWriter(Service):
             await self._commit_and_tell(Group([(write, done)]))
         finally:
             self._is_lent = False
-            if self._queue:
-                self._wake(idle)
+            if self._queue and self._idle is not None:  # another one than before if the fold has begun again
+                self._wake(self._idle)
         return done.result()
 
     def submit(self, write: Write) -> asyncio.Future[Any]:
@@ -189,22 +199,24 @@ class GroupWriter(Service):
         self._call_soon = loop.call_soon
         self._time = loop.time
         self._context = contextvars.copy_context()
-        self._folder = self.tasks.spawn(self._fold(), name="fold")
+        self._folder = self.tasks.supervise(self._fold, name="commit groups", supervisor=self._supervisor)
 
     async def _stop(self) -> None:
         while self._queue:
             _tell_failure(self._queue.popleft()[1], _stopping("unreachable"))
 
     async def _fold(self) -> None:
+        self._idle = None  # of the fold before, if an error ended that one
         while True:
-            if not self._queue:
+            if not self._queue or self._is_lent:
                 self._idle = self._create_future()
                 try:
                     await self._idle
-                except asyncio.CancelledError:
-                    if self._begun is not None:
-                        self._begun.commit.close()
-                        _fail(self._begun.group, _stopping("unknown"))
+                except BaseException as error:
+                    begun, self._begun, self._idle = self._begun, None, None
+                    if begun is not None:
+                        begun.commit.close()
+                        _fail(begun.group, _cut_short(error))
                     raise
             begun, self._begun = self._begun, None
             commit: Awaitable[None]
@@ -219,8 +231,8 @@ class GroupWriter(Service):
                 continue  # what was begun ahead has ended
             try:
                 await commit
-            except asyncio.CancelledError:
-                _fail(group, _stopping("unknown"))
+            except BaseException as error:
+                _fail(group, _cut_short(error))
                 raise
 
     def _taken(self, most: int) -> Group:
@@ -265,6 +277,13 @@ class _Begun(NamedTuple):
     group: Group
     commit: Coroutine[Any, Any, None]
     waits_for: Any
+
+
+def _cut_short(error: BaseException) -> PersistenceError:
+    """What those are told whose commit was cut short: whether it happened is not known."""
+    if isinstance(error, asyncio.CancelledError):
+        return _stopping("unknown")
+    return PersistenceError(doing="write", problem=f"the commit was cut short by {error!r}", outcome="unknown")
 
 
 def _stopping(outcome: Outcome) -> PersistenceError:

@@ -11,23 +11,38 @@ if TYPE_CHECKING:
 
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
 
 
 def open_storage(
-    settings: Settings, *, incarnation: str, clock: Clock, chance: Chance, check_schema: bool = True
+    settings: Settings,
+    *,
+    incarnation: str,
+    clock: Clock,
+    chance: Chance,
+    check_schema: bool = True,
+    supervisor: Supervisor | None = None,
 ) -> Storage:
     """The storage of one process, not started yet.
 
     Args:
         check_schema: Off for the command that migrates: it starts on any schema and sets nothing up.
+        supervisor: The one of this process.
     """
     scheme = settings.url.partition(":")[0]
     if scheme == "sqlite":
         from coterie.storage.sqlite import SqliteStorage
 
-        return SqliteStorage(settings, incarnation=incarnation, clock=clock, chance=chance, check_schema=check_schema)
+        return SqliteStorage(
+            settings,
+            incarnation=incarnation,
+            clock=clock,
+            chance=chance,
+            check_schema=check_schema,
+            supervisor=supervisor,
+        )
     if scheme in ("postgresql", "postgres"):
         try:
             from coterie.storage.postgres import PostgresStorage
@@ -36,7 +51,9 @@ def open_storage(
                 problem="PostgreSQL needs the asyncpg package, which is not installed",
                 hint='pip install "coterie[postgres]"',
             ) from error
-        return PostgresStorage(settings, incarnation=incarnation, chance=chance, check_schema=check_schema)
+        return PostgresStorage(
+            settings, incarnation=incarnation, chance=chance, check_schema=check_schema, supervisor=supervisor
+        )
     raise ConfigurationError(
         problem=f"url begins with {scheme!r}, which is no database that coterie knows",
         hint="write sqlite:///file.db, sqlite:// (memory) or postgresql://user@host/database",

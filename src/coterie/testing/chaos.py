@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _ENABLED = 0.4  # of the points in one run: with all of them at once, runs would be alike
 _DELAY, _FLIP = 0.1, 0.05
 _SHORT_S, _LONG_S = 0.01, 3.0
+_ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, AssertionError, RuntimeError)
+"""What an unexpected error may be: of the machine, of data, of the program."""
 _POINT = re.compile(r"""chaos\.(?:point|flip)\(\s*["']([^"']+)["']""")
 
 
@@ -29,6 +31,8 @@ class SeededChaos:
         self.hits: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()
         self.quiet = False
+        self.failures = 0.0
+        """How probable it is that a standing task raises where it goes on."""
         self._seed = seed
         self._chance = stream(seed, "chaos")
         self._enabled: dict[str, bool] = {}
@@ -39,6 +43,12 @@ class SeededChaos:
 
     def flip(self, name: str, /) -> bool:
         return self._happens(name, _FLIP)
+
+    def failure(self, task: str, /) -> Exception | None:
+        if self.quiet or not self.failures or self._chance.random() >= self.failures:
+            return None
+        self.taken[f"failure of {task}"] += 1
+        return self._chance.choice(_ERRORS)("thrown into a standing task by the simulator")
 
     def _happens(self, name: str, probability: float) -> bool:
         self.hits[name] += 1

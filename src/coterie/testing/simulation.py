@@ -22,6 +22,7 @@ from coterie.kernel.addresses import Seat, ShardId
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.durations import to_seconds, to_timedelta
+from coterie.kernel.supervisor import Supervisor
 from coterie.runner import nobody
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.aside import SimAside
@@ -167,6 +168,7 @@ class Simulation:
 
     def _doors(self, node: Node) -> Doors:
         chance = Chance(self._random.getrandbits(64))
+        supervisor = Supervisor(chance)
         executors = self.database.executors(node.name)
 
         def open_storage(incarnation: str) -> SqliteStorage:
@@ -177,6 +179,7 @@ class Simulation:
                 chance=chance,
                 executors=executors,
                 witness=self.database.witness,
+                supervisor=supervisor,
             )
 
         return Doors(
@@ -186,6 +189,7 @@ class Simulation:
             new_wire=lambda: SimWire(self.network, node),
             new_aside=lambda: SimAside(self.loop, node),
             host=node.name,
+            supervisor=supervisor,
         )
 
     def _new_time(self) -> LocalTime:

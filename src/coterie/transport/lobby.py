@@ -8,9 +8,11 @@ and it may take a minute. So under TLS we accept ourselves, put the socket befor
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import TYPE_CHECKING
 
+from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
 from coterie.transport.listening import PROVED_WITHIN_S, Gate
 
@@ -32,21 +34,29 @@ class Lobby:
         context: The server's side of TLS.
         factory: Makes the protocol of a connection; called when its TLS is through, and only then.
         gate: Counts and limits those who wait for TLS; the handshake that follows inside it has a gate of its own.
+        supervisor: The one of this process.
     """
 
     def __init__(
-        self, context: ssl.SSLContext, factory: Callable[[], asyncio.Protocol], *, gate: Gate | None = None
+        self,
+        context: ssl.SSLContext,
+        factory: Callable[[], asyncio.Protocol],
+        *,
+        gate: Gate | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.gate = gate or Gate()
         self._context = context
         self._factory = factory
+        self._supervisor = supervisor or Supervisor()
         self._tasks = Tasks("TLS lobby")
         self._fresh: dict[socket.socket, None] = {}  # accepted, and their tasks have not begun
 
     def open(self, listener: socket.socket) -> None:
         """Accept from now on. The listener is bound and listens; it stays the caller's to close, after `close`."""
         listener.setblocking(False)
-        self._tasks.spawn(self._accept(listener), name="accept")
+        accept = functools.partial(self._accept, listener)
+        self._tasks.supervise(accept, name="accept connections", supervisor=self._supervisor)
 
     async def close(self) -> None:
         """Accept no more, and close all that wait."""

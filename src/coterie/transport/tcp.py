@@ -18,6 +18,7 @@ from coterie.transport.tls import client_context, server_context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
 
 _BACKLOG = 256
@@ -26,8 +27,9 @@ _BACKLOG = 256
 class TcpWire:
     """Sockets: `listen`, `advertise` and `tls_*` of the settings decide which."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, supervisor: Supervisor | None = None) -> None:
         self._settings = settings
+        self._supervisor = supervisor
         self._tls_server, self._tls_client = server_context(settings), client_context(settings)
         self._listener: socket.socket | None = None
         self._plug: Plug | None = None
@@ -48,7 +50,7 @@ class TcpWire:
             self._server = await asyncio.get_running_loop().create_server(factory, sock=listener, backlog=_BACKLOG)
         else:
             listener.listen(_BACKLOG)
-            self._lobby = Lobby(self._tls_server, factory)
+            self._lobby = Lobby(self._tls_server, factory, supervisor=self._supervisor)
             self._lobby.open(listener)
         address = advertised_address(self._settings, listener.getsockname()[:2])
         warn_in_the_clear(self._settings, self._settings.listen)

@@ -72,9 +72,13 @@ class Pages:
     def __init__(self, sight: Sight) -> None:
         self._sight = sight
 
-    async def live(self, _: Request) -> Response:
+    async def live(self, request: Request) -> Response:
         """The loop turns: else nobody would answer."""
-        return JSONResponse(answers.probe("live"))
+        reasons = self._sight.failing()
+        if not reasons:
+            return JSONResponse(answers.probe("live"))
+        told = reasons if request.scope["coterie.access"] == "all" else None
+        return JSONResponse(answers.probe("degraded", told))
 
     async def ready(self, request: Request) -> Response:
         """By what is known here, and how old that is."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from coterie.errors import NotStarted
 from coterie.kernel.service import State
 from coterie.observe.health import Reason
-from coterie.observe.judge import BOUNDS, judge
+from coterie.observe.judge import BOUNDS, judge, liveness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -43,6 +43,10 @@ class Sight(Protocol):
 
     def unstarted(self) -> tuple[Reason, ...]:
         """Why it has not started yet; empty: it has. Asks nobody."""
+        ...
+
+    def failing(self) -> tuple[Reason, ...]:
+        """What may soon end this process; empty: nothing. Asks nobody."""
         ...
 
     async def unready(self) -> tuple[Reason, ...]:
@@ -91,6 +95,12 @@ class ClusterSight:
         if here is None or here.state in (State.NEW, State.STARTING):
             return (self._not_yet(here),)
         return ()
+
+    def failing(self) -> tuple[Reason, ...]:
+        """Standing tasks of a runner that keep failing."""
+        here = self._present()
+        local = None if here is None else here.facts()
+        return () if local is None else liveness(local)
 
     async def unready(self) -> tuple[Reason, ...]:
         """By what this process knows of itself, and what it last found in the database."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coterie.kernel.supervisor import FailingTask
 from coterie.observe.facts import ClusterFacts
 from coterie.observe.judge import BOUNDS, judge, liveness, readiness
 
@@ -386,6 +387,41 @@ def test_what_is_degraded_or_wrong_elsewhere_does_not_turn_a_runner_off() -> Non
 def test_l4_whoever_can_answer_lives_whatever_else_is_wrong() -> None:
     """A database that is away must not start everybody anew."""
     assert liveness(local(is_ready=False, lease_left_s=None, storage_problem="away", loop_lag_s=60.0)) == ()
+
+
+# Standing tasks
+
+
+def test_a_task_that_failed_once_is_told_and_turns_nothing_off() -> None:
+    failed = FailingTask(name="sweep crons", failures=1, error="OSError: gone")
+    facts = cluster(local(failing=(failed,)))
+    reason = only(facts)
+    assert (reason.status, reason.problem) == (
+        "degraded",
+        "its task 'sweep crons' failed within the last minute: OSError: gone",
+    )
+    assert unready(facts, failing=(failed,)) == []
+    assert liveness(local(failing=(failed,))) == ()
+    assert judge(facts).healthy_runners == 1
+
+
+def test_a_task_of_the_runner_that_keeps_failing_makes_it_unready_and_its_liveness_names_it() -> None:
+    failed = FailingTask(name="settle seats", failures=3, error="ValueError: odd", keeps_failing=True)
+    facts = cluster(local(failing=(failed,)))
+    problem = "its task 'settle seats' keeps failing, 3 times within a minute: ValueError: odd"
+    assert only(facts).problem == "its task 'settle seats' failed 3 times within a minute: ValueError: odd"
+    assert unready(facts, failing=(failed,)) == [f"runner web-1: {problem}"]
+    [reason] = liveness(local(failing=(failed,)))
+    assert (reason.status, reason.problem) == ("degraded", problem)
+    assert judge(facts).healthy_runners == 0
+
+
+def test_a_task_of_a_seat_that_keeps_failing_turns_no_runner_off() -> None:
+    failed = FailingTask(name="hold cron", seat="cron:x", failures=3, error="ValueError: odd", keeps_failing=True)
+    facts = cluster(local(failing=(failed,)))
+    assert only(facts).problem == "its task 'hold cron' of cron:x failed 3 times within a minute: ValueError: odd"
+    assert unready(facts, failing=(failed,)) == []
+    assert liveness(local(failing=(failed,))) == ()
 
 
 def test_the_bounds_can_be_told() -> None:

@@ -81,10 +81,14 @@ class FakeSight:
         self.token = token
         self.why_unready: tuple[Reason, ...] = ()
         self.why_unstarted: tuple[Reason, ...] = ()
+        self.what_fails: tuple[Reason, ...] = ()
         self.judged: Health | Exception = health()
         self.waits = asyncio.Event()
         self.waits.set()
         self.accepted = ""
+
+    def failing(self) -> tuple[Reason, ...]:
+        return self.what_fails
 
     def unstarted(self) -> tuple[Reason, ...]:
         return self.why_unstarted

@@ -59,6 +59,14 @@ async def test_the_probes_of_one_that_is_not() -> None:
     assert words(await ask(sight, "/startup")) == (503, {"status": "starting", "reasons": [told]})
 
 
+async def test_a_runner_whose_task_keeps_failing_lives_and_says_so() -> None:
+    sight = FakeSight(Secret(TOKEN))
+    sight.what_fails = (STUCK,)
+    status, told = words(await ask(sight, "/live"))
+    assert (status, told["status"], told["reasons"][0]["what"]) == (200, "degraded", "singleton importer")
+    assert words(await ask(sight, "/live", client="10.0.0.7")) == (200, {"status": "degraded"})
+
+
 async def test_from_elsewhere_probes_say_words_and_no_more() -> None:
     """INV-X4."""
     sight = FakeSight(Secret(TOKEN))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.kernel.chance import Chance
+    from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import View
     from coterie.storage.postgres.ownership import PostgresOwnership
@@ -49,6 +50,7 @@ class PostgresStorage(Storage):
         chance: For pauses between tries, and for telling sessions apart.
         check_schema: Off for the command that migrates: it starts on any schema and sets nothing up.
         limits: How long what may take.
+        supervisor: The one of this process.
     """
 
     kv: PostgresKv
@@ -69,6 +71,7 @@ class PostgresStorage(Storage):
         chance: Chance,
         check_schema: bool = True,
         limits: Limits | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._limits = limits or Limits(
             transaction_s=settings.transaction_limit.total_seconds(),
@@ -84,7 +87,7 @@ class PostgresStorage(Storage):
         self._committer = Committer(
             self._connector, cluster=settings.name, chance=chance, limits=self._limits, audit=settings.audit
         )
-        self.writer = GroupWriter(self._committer.commit)
+        self.writer = GroupWriter(self._committer.commit, supervisor=supervisor)
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
         self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.states = PostgresStates(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import View, Write
     from coterie.storage.sqlite.kv import Handler
@@ -60,6 +61,7 @@ class SqliteStorage(Storage):
         witness: Who knows whose process lives [m5]; locks beside the file, unless likewise.
         check_schema: Refuse a schema that this program cannot work on. Off for `coterie migrate`.
         lock_limit_s: How long a write waits for other processes before it fails and names who holds the lock.
+        supervisor: The one of this process.
 
     Promise:
         A write that returned survives the death of all processes and a loss of power.
@@ -76,6 +78,7 @@ class SqliteStorage(Storage):
         witness: Witness | None = None,
         check_schema: bool = True,
         lock_limit_s: float = 10.0,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._settings = settings
         self.incarnation = incarnation
@@ -87,7 +90,7 @@ class SqliteStorage(Storage):
         )
         self._owners = Owners(self._main, settings=settings, clock=clock, chance=chance, witness=witness)
         super().__init__(what=f"storage {self.address}")
-        self.groups = GroupWriter(self._commit, most=_GROUP_MOST)
+        self.groups = GroupWriter(self._commit, most=_GROUP_MOST, supervisor=supervisor)
         self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
         named: Any = {"write": self.write, "cluster": settings.name, "clock": clock}
         self.states = leading.SqliteStates(self._main, **named)

@@ -1,0 +1,265 @@
+"""Supervision of standing tasks: loops that live as long as a runner, a client or a seat.
+
+    runs ──raises──▶ logged and counted ──a pause that grows──▶ runs again
+                            │
+                            └── failed MOST times within WITHIN_S ──▶ given up: its seat, or the whole runner
+
+An outage of the database ends by itself, and does not count towards giving up. `Tasks.supervise` starts a standing
+task; one `Supervisor` per process knows which of them fail, for health and probes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import types
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from coterie.errors import PersistenceError
+from coterie.kernel import chaos, meters
+from coterie.kernel.chance import Chance
+from coterie.kernel.retry import Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Iterable
+
+    MakeWork = Callable[[], Coroutine[Any, Any, Any]]
+
+log = logging.getLogger("coterie")
+
+MOST = 7
+"""So many failures within `WITHIN_S` and a task is given up. With the pauses below that takes at least 12 s: probes
+that ask every few seconds tell of it before."""
+WITHIN_S = 60.0
+PAUSES = Retry(attempts=MOST + 1, base="250ms", max="10s")
+"""Pauses before a failed task begins again, by the number of its failures within `WITHIN_S`."""
+WELL_S = 10.0
+"""A task that has run so long since it last began does not keep failing."""
+
+
+class Seated(NamedTuple):
+    """The seat that a standing task works for, and how it is given up.
+
+    Args:
+        seat: Its name.
+        give_up: Gives the seat to another runner; called once, when the task keeps failing, after which it has ended.
+    """
+
+    seat: str
+    give_up: Callable[[], object]
+
+
+class FailingTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A standing task that failed within the last minute. Crosses the wire by names."""
+
+    name: str
+    seat: str = ""
+    """The seat that it works for; empty: it is the runner's own."""
+    failures: int = 1
+    """Within the last minute."""
+    error: str = ""
+    """The last one."""
+    keeps_failing: bool = False
+    """It failed more than once, and has not run well since."""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.seat}" if self.seat else repr(self.name)
+
+
+class Supervisor:
+    """Knows the standing tasks of one process that fail. `Tasks.supervise` registers them.
+
+    Args:
+        chance: For the jitter of pauses.
+    """
+
+    def __init__(self, chance: Chance | None = None) -> None:
+        self.chance = chance or Chance()
+        self._standing: dict[StandingTask, None] = {}
+        self._hopeless: Callable[[FailingTask], object] | None = None
+
+    def failing(self) -> tuple[FailingTask, ...]:
+        """Those that failed within the last minute, in the order of their first failures. From any thread."""
+        return tuple(failing for each in list(self._standing) if (failing := each.failing()) is not None)
+
+    def on_hopeless(self, end: Callable[[FailingTask], object]) -> None:
+        """Have `end` called, once, when a task that belongs to no seat keeps failing: the runner's end.
+
+        Without it, as in a client, such a task goes on at the longest pause.
+        """
+        self._hopeless = end
+
+    def register(self, task: StandingTask) -> None:
+        """A standing task has failed for the first time: from now on it is among those that may be failing."""
+        self._standing[task] = None
+
+    def forget(self, task: StandingTask) -> None:
+        """A standing task has ended."""
+        self._standing.pop(task, None)
+
+    def give_up(self, failing: FailingTask) -> None:
+        """A task of no seat keeps failing."""
+        end, self._hopeless = self._hopeless, None
+        if end is not None:
+            end(failing)
+
+
+class StandingTask:
+    """One loop under supervision: `run` is what its task executes. Made by `Tasks.supervise` only.
+
+    Args:
+        make: Makes the work anew for each beginning.
+        name: What it is; a label of the metric, so it contains no ids and no names of seats.
+        supervisor: Who knows about its failures.
+        seated: The seat that it works for; None: it is the runner's own.
+    """
+
+    def __init__(self, make: MakeWork, *, name: str, supervisor: Supervisor, seated: Seated | None = None) -> None:
+        self._make = make
+        self._name = name
+        self._supervisor = supervisor
+        self._seated = seated
+        self._failed_at_s: deque[float] = deque(maxlen=MOST)
+        self._outages = 0  # in a row
+        self._error = ""
+        self._began_s: float | None = None
+        self._now_s: Callable[[], float] = lambda: 0.0
+
+    async def run(self) -> None:
+        """Run the work until it returns, is cancelled, or is given up."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._now_s = asyncio.get_running_loop().time
+        try:
+            while True:
+                self._began_s = self._now_s()
+                try:
+                    work = self._make()
+                    await (_work_that_may_fail(work, self._name) if chaos.on else work)
+                except asyncio.CancelledError as error:
+                    if task.cancelling():
+                        raise
+                    pause_s = self._failed(error)  # it waited for something that was cancelled: an error like any
+                except Exception as error:  # noqa: BLE001 that is what it is for
+                    pause_s = self._failed(error)
+                else:
+                    return
+                if pause_s is None:
+                    return
+                await asyncio.sleep(pause_s)
+        finally:
+            self._supervisor.forget(self)
+
+    def failing(self) -> FailingTask | None:
+        """How it stands; None: it has not failed within the last minute."""
+        now_s, failed_at_s = self._now_s(), list(self._failed_at_s)
+        failures = len(recent(failed_at_s, now_s))
+        if not failures:
+            return None
+        return FailingTask(
+            name=self._name,
+            seat="" if self._seated is None else self._seated.seat,
+            failures=failures,
+            error=self._error,
+            keeps_failing=keeps_failing(failures, ran_s=None if self._began_s is None else now_s - self._began_s),
+        )
+
+    def _failed(self, error: BaseException) -> float | None:
+        """Count a failure: the pause before it begins again; None: it is given up."""
+        now_s = self._now_s()
+        ran_s = 0.0 if self._began_s is None else now_s - self._began_s
+        self._began_s = None
+        meters.TASK_FAILURES.of(self._name).value += 1
+        if is_outage(error):
+            self._outages = 1 if ran_s >= WELL_S else self._outages + 1
+            pause_s = self._pause_s(self._outages)
+            log.warning("standing task %s waits %.1f s for the database: %s", self, pause_s, error)
+            return pause_s
+        self._error = f"{type(error).__name__}: {error}"
+        self._failed_at_s.append(now_s)
+        self._supervisor.register(self)
+        failing = self.failing()
+        assert failing is not None, "it has just failed"
+        pause_s = self._pause_s(failing.failures)
+        if is_hopeless(failing.failures):
+            return self._give_up(failing, error, pause_s)
+        log.error("standing task %s failed and begins again in %.1f s: %r", self, pause_s, error, exc_info=error)
+        return pause_s
+
+    def _pause_s(self, failures: int) -> float:
+        return PAUSES.delay_s(min(failures, MOST), self._supervisor.chance) or 0.0
+
+    def _give_up(self, failing: FailingTask, error: BaseException, pause_s: float) -> float | None:
+        times = f"{failing.failures} times within {WITHIN_S:g} s"
+        if self._seated is None:
+            log.error("standing task %s failed %s: %r", self, times, error, exc_info=error)
+            self._supervisor.give_up(failing)
+            return pause_s  # the runner may need it for leaving in order
+        log.error("standing task %s failed %s, its seat is given up: %r", self, times, error, exc_info=error)
+        self._seated.give_up()
+        return None
+
+    def __str__(self) -> str:
+        return f"{self._name!r}" if self._seated is None else f"{self._name!r} of {self._seated.seat}"
+
+
+# Decisions
+
+
+def recent(failed_at_s: Iterable[float], now_s: float) -> list[float]:
+    """The failures that still count: those of the last `WITHIN_S`."""
+    return [at_s for at_s in failed_at_s if now_s - at_s < WITHIN_S]
+
+
+def is_hopeless(failures: int) -> bool:
+    """Whether a task with so many failures within `WITHIN_S` is given up."""
+    return failures >= MOST
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the database could not be reached, which ends by itself and says nothing about the task."""
+    return isinstance(error, PersistenceError) and error.outcome != "refused"
+
+
+def keeps_failing(failures: int, *, ran_s: float | None) -> bool:
+    """Whether a task fails again and again just now.
+
+    Args:
+        failures: Within `WITHIN_S`.
+        ran_s: For how long it has run since it last began; None: it waits to begin again.
+    """
+    return failures > 1 and (ran_s is None or ran_s < WELL_S)
+
+
+@types.coroutine
+def _work_that_may_fail(work: Coroutine[Any, Any, Any], name: str) -> Generator[Any, Any, Any]:
+    """Await work into which the simulator may throw an error wherever it goes on after a wait."""
+    step: Callable[[], Any] = functools.partial(work.send, None)
+    while True:
+        try:
+            waits_for = step()
+        except StopIteration as ended:
+            return ended.value
+        try:
+            given = yield waits_for
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 a cancellation: the work's to deal with
+            step = functools.partial(work.throw, error)
+            continue
+        thrown = None if _is_inside_a_lock(work) else chaos.failure(name)
+        step = functools.partial(work.send, given) if thrown is None else functools.partial(work.throw, thrown)
+
+
+def _is_inside_a_lock(work: Any) -> bool:
+    """Whether it has just been handed a lock: an error there would leave the lock to nobody, which no error can."""
+    while (inner := getattr(work, "cr_await", None)) is not None:
+        work = inner
+        if getattr(getattr(work, "cr_code", None), "co_name", "") == "acquire":
+            return True
+    return False
