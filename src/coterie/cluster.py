@@ -386,7 +386,7 @@ class Cluster:
 
     # Life
 
-    def run(self, *, teller: Teller | None = None, number: int = 1) -> None:
+    def run(self, *, teller: Teller | None = None, number: int = 1, wait: bool = True) -> None:
         """Be a runner until SIGTERM or Ctrl-C, then drain, hand over and leave. A second one ends at once.
 
         Probes, health and metrics are served at `http_listen` from before it starts until after it has left.
@@ -395,6 +395,11 @@ class Cluster:
             teller: Who says what happens; the log, if left out.
             number: Which one it is of several processes that share their settings: all but the first serve probes at
                 the next free ports.
+            wait: Whether to wait for a database server that cannot be reached yet, instead of raising.
+
+        Raises:
+            ConfigurationError: It does not fit the cluster: shared settings, addresses, the database.
+            PersistenceError: The database refuses this process, or cannot be reached and is not waited for.
 
         Promise:
             The process ends within `drain` and some seconds after the first signal, whatever hangs; with exit
@@ -408,7 +413,7 @@ class Cluster:
             return Serving(web.app(self), self.settings, number=number)
 
         beside = None if self.settings.http_listen is None else serving
-        signals.run(self._begin, self.settings, beside=beside, teller=teller)
+        signals.run(self._begin, self.settings, beside=beside, teller=teller, wait=wait)
 
     def defined(self) -> Mapping[str, Sequence[str]]:
         """The names of what this program defines so far, by kind: entity, singleton, cron, workflow."""

@@ -1,7 +1,7 @@
 """A runner as a whole process, for `cluster.run`: its loop, its signals, its exit code.
 
 first SIGTERM or SIGINT   drain, hand over, leave: exit code 0, or 1 if something could not be given back
-second one                end at once: exit code 128 + the signal's number
+second one                end at once: exit code 128 + the signal's number; within half a second it is still the first
 a standing task of the    drain, hand over, leave, with a line that names it: exit code 1
 runner keeps failing
 none of these is enough   the stacks of all threads are printed and the process ends: exit code 1
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from coterie.errors import ShuttingDown
+from coterie.kernel.clock import SystemClock
 from coterie.kernel.durations import format_duration
 from coterie.kernel.secret import redacted_url
 from coterie.kernel.tasks import Tasks
@@ -29,6 +30,8 @@ from coterie.runner import name_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from coterie.errors import PersistenceError
+    from coterie.kernel.clock import Clock
     from coterie.runner import Runner
     from coterie.settings import Settings
 
@@ -36,7 +39,12 @@ log = logging.getLogger("coterie")
 
 GRACE_S = 9.0
 """What ending may take beyond the drain, before it is enforced: 29 s by default, and Kubernetes kills after 30."""
+ONE_S = 0.5
+"""Signals within this time of the first are the same one: supervisors signal a process and its group, and wrappers
+pass on what the terminal has sent to all."""
 _PROGRESS_S = 1.0
+_WAITING_TOLD_S = 10.0
+"""Between two lines about a database that is waited for."""
 _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -86,6 +94,10 @@ class Drain:
 class Teller(Protocol):
     """Says what happens to a runner, to whoever started its process. Called on its loop."""
 
+    def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
+        """Its database cannot be reached, and it waits for it: told at once, and now and then."""
+        ...
+
     def announce(self, runner: Runner, beside: Beside | None) -> None:
         """It runs."""
         ...
@@ -113,6 +125,7 @@ def run(
     *,
     beside: Callable[[], Beside] | None = None,
     teller: Teller | None = None,
+    wait: bool = True,
 ) -> None:
     """Run a runner until a signal has ended it, or somebody has stopped it.
 
@@ -121,6 +134,7 @@ def run(
         settings: Its settings.
         beside: Makes what runs beside it; called on the loop, after `begin`.
         teller: Who says what happens; the log, if left out.
+        wait: Whether to wait for a database that cannot be reached yet.
 
     Raises:
         SystemExit: Not everything was given back, or the runner ended by itself.
@@ -133,7 +147,7 @@ def run(
         Signals(limit_s=settings.drain.total_seconds() + GRACE_S) as signals,
         asyncio.Runner(loop_factory=_loop_factory()) as loop,
     ):
-        in_order = loop.run(_live(begin, signals, beside, teller or Logged()))
+        in_order = loop.run(_live(begin, signals, beside, teller or Logged(), wait=wait))
     if not in_order:
         sys.exit(1)
 
@@ -145,13 +159,15 @@ class Signals:
 
     Promise:
         The first one calls back on the loop; from then on the process ends within `limit_s`, whatever hangs. The
-        second one ends it at once. In forked children they do what they did before.
+        second one, after `ONE_S`, ends it at once. In forked children they do what they did before.
     """
 
     def __init__(self, *, limit_s: float) -> None:
         self.asked = False
         """Whether there was a first one."""
         self._limit_s = limit_s
+        self._clock: Clock = SystemClock()
+        self._asked_ns = 0
         self._pid = os.getpid()
         self._before: dict[int, Any] = {}
         self._call: Callable[[], object] = lambda: None
@@ -186,11 +202,13 @@ class Signals:
     def _on_signal(self, number: int, _: object) -> None:
         if os.getpid() != self._pid:
             self._as_before(number)
+        elif self.asked and self._clock.steady_ns() - self._asked_ns < ONE_S * 1e9:
+            return
         elif self.asked:
             os.write(_STDERR, b"coterie: a second signal, so it ends at once\n")
             os._exit(128 + number)
         else:
-            self.asked = True
+            self.asked, self._asked_ns = True, self._clock.steady_ns()
             self.end_in_time()
             self._call()
 
@@ -201,10 +219,17 @@ class Signals:
 
 
 async def _live(
-    begin: Callable[[], Runner], signals: Signals, beside: Callable[[], Beside] | None, teller: Teller
+    begin: Callable[[], Runner],
+    signals: Signals,
+    beside: Callable[[], Beside] | None,
+    teller: Teller,
+    *,
+    wait: bool,
 ) -> bool:
     """The whole life of the process; whether it left in order."""
     runner, tasks = begin(), Tasks("signals")
+    if wait:
+        runner.storage.on_unreachable = Patience(runner, teller)
     drains: list[asyncio.Task[None]] = []
     runner.on_failure(signals.end_in_time)
     signals.on_first(lambda: drains.append(tasks.spawn(_drain(runner, teller), name="drain", report=False)))
@@ -214,6 +239,24 @@ async def _live(
         await _run(runner, signals, served, teller)
         await asyncio.gather(*drains)
     return not runner.left_behind and not runner.failure
+
+
+class Patience:
+    """Tells that a runner waits for its database: at once, then each `_WAITING_TOLD_S`."""
+
+    def __init__(self, runner: Runner, teller: Teller) -> None:
+        self._runner = runner
+        self._teller = teller
+        self._began_s: float | None = None
+        self._next_s = 0.0
+
+    def __call__(self, error: PersistenceError) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._began_s is None:
+            self._began_s = self._next_s = now_s
+        if now_s >= self._next_s:
+            self._next_s = now_s + _WAITING_TOLD_S
+            self._teller.waits(self._runner, error.message, now_s - self._began_s)
 
 
 async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: Teller) -> None:
@@ -256,6 +299,9 @@ async def _drain(runner: Runner, teller: Teller) -> None:
 
 class Logged:
     """A teller for programs that run themselves: two lines on stderr, the rest in the log."""
+
+    def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
+        log.warning("runner %s waits for its database (%.0fs so far): %s", runner.name, waited_s, problem)
 
     def announce(self, runner: Runner, beside: Beside | None) -> None:
         url, address = redacted_url(runner.settings.url), runner.transport.address

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.testing.launching import children
+from coterie.testing.proxy import Proxy
 from tests.processes.commands import command, command_at_terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.postgres import Server
     from tests.processes.commands import Command
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -99,6 +101,44 @@ def test_with_log_format_json_every_line_is_an_object(folder: Path) -> None:
         assert {"time", "level", "logger", "msg", "runner"} <= lines[0].keys()
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["alone", "workers"])
+def test_a_database_that_comes_up_later_is_waited_for(
+    folder: Path, postgres_server: Server, options: list[str]
+) -> None:
+    """One line says so, for all workers; the first signal ends the wait. A database that is not there is refused."""
+    proxy = Proxy("127.0.0.1", postgres_server.port)
+    proxy.start()
+    proxy.refuse()
+    database = postgres_server.create_database()
+    url = f"postgresql://postgres@127.0.0.1:{proxy.port}/{database}"
+    try:
+        with command(folder, "run", "app.py", *options, env={**ANY_PORT, "COTERIE_URL": url}) as running:
+            running.wait_for(f"127.0.0.1:{proxy.port}/{database}: connection refused")
+            proxy.heal()
+            running.wait_for("joined, ", times=2 if options else 1)
+            running.send(signal.SIGTERM)
+            running.ends_with(0)
+            said = [line for line in running.said.splitlines() if "waiting" in line]
+            assert "waiting for it (--no-wait refuses instead)" in said[0]
+            assert sum("waiting for it" in line for line in said) == 1
+        proxy.refuse()
+        with command(folder, "run", "app.py", *options, "--no-wait", env={**ANY_PORT, "COTERIE_URL": url}) as running:
+            running.ends_with(3)
+        with command(folder, "run", "app.py", *options, env={**ANY_PORT, "COTERIE_URL": url}) as running:
+            running.wait_for("waiting for it")
+            running.send(signal.SIGTERM)
+            running.ends_with(0)
+        proxy.heal()
+        absent = url.replace(database, "absent")
+        with command(folder, "run", "app.py", *options, env={**ANY_PORT, "COTERIE_URL": absent}) as running:
+            running.ends_with(3)
+            assert 'database "absent" does not exist' in running.said
+    finally:
+        proxy.close()
+        postgres_server.drop_database(database)
+
+
 def test_a_worker_that_dies_is_started_again_and_all_drain_together(folder: Path) -> None:
     """Workers have names of their own, and the ports after the one that was chosen."""
     port, env = free_port(), {"COTERIE_RUNNER_NAME": "web"}
@@ -131,7 +171,9 @@ def test_a_worker_that_cannot_leave_costs_the_zero(folder: Path) -> None:
         os.kill(frozen, signal.SIGSTOP)
         running.send(signal.SIGTERM)
         running.wait_for("draining (limit 5s")
-        running.send(signal.SIGTERM)
+        while "a second signal" not in running.said:  # those within half a second of the first are the same one
+            running.send(signal.SIGTERM)
+            time.sleep(0.02)
         running.ends_with(128 + signal.SIGTERM)
         assert f"-{frozen} was ended by SIGKILL" in running.said
         assert "left cleanly" not in running.said
@@ -154,7 +196,7 @@ def test_workers_leave_when_whoever_started_them_is_gone(folder: Path) -> None:
 def test_what_never_worked_is_not_started_again_and_again(folder: Path) -> None:
     """The exit code is the worker's: the question was wrong (2), or nobody answered (3)."""
     env = {"COTERIE_URL": "postgresql://app@127.0.0.1:1/app"}
-    with command(folder, "run", "app.py", "--workers", "1", env=env) as running:
+    with command(folder, "run", "app.py", "--workers", "1", "--no-wait", env=env) as running:
         running.ends_with(3)
         assert "error: cannot connect to postgresql://app@127.0.0.1:1/app" in running.said
     (folder / "app.py").write_text("import nonsense_that_is_missing\n")

@@ -26,6 +26,14 @@ class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
     drain_s: float
 
 
+class Waits(msgspec.Struct, tag="waits", frozen=True, kw_only=True):
+    """Its database cannot be reached, and it waits for it."""
+
+    runner: str
+    problem: str
+    waited_s: float
+
+
 class Joined(msgspec.Struct, tag="joined", frozen=True, kw_only=True):
     """It holds its share of the seats."""
 
@@ -81,7 +89,7 @@ class Left(msgspec.Struct, tag="left", frozen=True, kw_only=True):
     """Messages that were in memory, had not begun, and are in storage for the next holder."""
 
 
-Event: TypeAlias = Found | Joined | Owns | Leads | Led | Draining | Left
+Event: TypeAlias = Waits | Found | Joined | Owns | Leads | Led | Draining | Left
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

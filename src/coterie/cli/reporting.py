@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns, encode
+from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits, encode
 from coterie.errors import CoterieError
 from coterie.kernel.addresses import Seat
 from coterie.kernel.secret import redacted_url
@@ -41,6 +41,10 @@ class Reporter:
         self._loaded = loaded
         self._tell = tell
         self._served: str | None = None
+
+    def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
+        """It cannot start yet."""
+        self._tell(Waits(runner=runner.name, problem=problem, waited_s=waited_s))
 
     def announce(self, runner: Runner, beside: Beside | None) -> None:
         """It is registered."""
@@ -127,6 +131,12 @@ class WorkerReporter(Reporter):
         self._line = line
         line.setblocking(False)
 
+    def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
+        """Also whether the starter is still there: nobody else would end a worker that waits."""
+        super().waits(runner, problem, waited_s)
+        if self._starter_is_gone():
+            os.kill(os.getpid(), signal.SIGTERM)
+
     async def follow(self, runner: Runner) -> None:
         """Also whether the starter is still there."""
         loop = asyncio.get_running_loop()
@@ -137,11 +147,17 @@ class WorkerReporter(Reporter):
             loop.remove_reader(self._line)
 
     def _spoke(self) -> None:
-        with suppress(BlockingIOError, ConnectionError):
-            if self._line.recv(1024):
-                return  # nothing is said to workers yet
-        asyncio.get_running_loop().remove_reader(self._line)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if self._starter_is_gone():
+            asyncio.get_running_loop().remove_reader(self._line)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _starter_is_gone(self) -> bool:
+        try:
+            return not self._line.recv(1024)  # nothing is said to workers yet
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
 
     def _send(self, event: Event) -> None:
         with suppress(OSError):  # the starter is gone, or does not listen: lines of this size fit, or nobody reads

@@ -29,14 +29,23 @@ _URL, _HTTP, _NAME = "COTERIE_URL", "COTERIE_HTTP_LISTEN", "COTERIE_RUNNER_NAME"
 @click.option("--port", type=click.IntRange(0, 65535), help="Where probes and health are; workers take the next ones.")
 @click.option("--reload", is_flag=True, help="Drain and start again when the program's files change.")
 @click.option("--url", metavar="URL", help="The database (default: COTERIE_URL, else ./coterie.db).")
+@click.option("--no-wait", is_flag=True, help="Refuse a database that cannot be reached, instead of waiting for it.")
 @click.option("--worker", hidden=True, help="Which worker it is, and the socket to whoever started it.")
 def command(
-    target: str, workers: int | None, port: int | None, reload: bool, url: str | None, worker: str | None
+    target: str,
+    workers: int | None,
+    port: int | None,
+    reload: bool,
+    url: str | None,
+    no_wait: bool,
+    worker: str | None,
 ) -> int:
     """Run runners of app.py or package.module:cluster.
 
     Without --workers and --reload the runner is this process. Ctrl-C and SIGTERM drain it: what runs may end, all
-    else is handed over. A second one ends it at once.
+    else is handed over. A second one, half a second later or more, ends it at once.
+
+    A database server that cannot be reached yet is waited for.
 
     \b
     Example:
@@ -48,27 +57,29 @@ def command(
     if port is not None:
         os.environ[_HTTP] = _listen(port)
     if worker is not None:
-        return _work(place, worker)
+        return _work(place, worker, wait=not no_wait)
     if workers is None and not reload:
-        return _run_here(place, url=url, port=port)
+        return _run_here(place, url=url, port=port, wait=not no_wait)
     from coterie.cli.supervising import supervise
 
     many = workers or 1
-    return asyncio.run(supervise(target, place, workers=many, reload=reload, env=lambda number: _env(number, many)))
+    return asyncio.run(
+        supervise(target, place, workers=many, reload=reload, wait=not no_wait, env=lambda number: _env(number, many))
+    )
 
 
-def _run_here(place: Target, *, url: str | None, port: int | None) -> int:
+def _run_here(place: Target, *, url: str | None, port: int | None, wait: bool) -> int:
     loaded, voice = load(place), Voice()
     _refuse_vain_options(loaded, url=url, port=port)
     if loaded.cluster.settings.log_format == "json":  # for programs that read: the log says it all
-        loaded.cluster.run()
+        loaded.cluster.run(wait=wait)
     else:
         be_heard(voice)
-        loaded.cluster.run(teller=Reporter(loaded, voice.hear))
+        loaded.cluster.run(teller=Reporter(loaded, voice.hear), wait=wait)
     return 0
 
 
-def _work(place: Target, worker: str) -> int:
+def _work(place: Target, worker: str, *, wait: bool) -> int:
     number, _, line = worker.partition(":")
     loaded = load(place)
     _refuse_memory(loaded)
@@ -78,7 +89,7 @@ def _work(place: Target, worker: str) -> int:
         be_heard(Voice())
     with socket.socket(fileno=int(line)) as opened:
         opened.set_inheritable(False)
-        loaded.cluster.run(teller=WorkerReporter(loaded, opened), number=int(number))
+        loaded.cluster.run(teller=WorkerReporter(loaded, opened), number=int(number), wait=wait)
     return 0
 
 

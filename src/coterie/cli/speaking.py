@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns
+from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits
 from coterie.cli.showing import instant, lasting
 from coterie.kernel.clock import SystemClock, to_datetime
 
@@ -41,10 +41,13 @@ class Voice:
         self._is_draining = False
         self._open = False  # whether a line stands that may be drawn over
         self._next_s = 0.0
+        self._waiting_s = 0.0
 
     def hear(self, event: Event) -> None:
         """Say what an event means to people."""
         match event:
+            case Waits():
+                self._say_waiting(event)
             case Found():
                 self._announce(event)
             case Joined():
@@ -74,6 +77,14 @@ class Voice:
         self._close()
         name = f"{who}  " if who and self._workers else ""
         print(f"{self._time()}  {name}{text}", file=sys.stderr, flush=True)
+
+    def _say_waiting(self, event: Waits) -> None:
+        """Workers wait for the same database: the first one says it for all."""
+        if _now_s() < self._waiting_s:
+            return
+        self._waiting_s = _now_s() + _SAID_EVERY_S
+        how = f"still waiting after {lasting(event.waited_s)}" if event.waited_s >= 1 else "waiting for it"
+        self.say(f"! {event.problem}: {how} (--no-wait refuses instead)")
 
     def _announce(self, found: Found) -> None:
         if self._has_announced:

@@ -19,7 +19,7 @@ from coterie.cli.workers import Worker, ending
 from coterie.kernel.chance import Chance
 from coterie.kernel.retry import Retry
 from coterie.kernel.tasks import Tasks
-from coterie.signals import GRACE_S
+from coterie.signals import GRACE_S, ONE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def supervise(
-    text: str, target: Target, *, workers: int, reload: bool, env: Callable[[int], Mapping[str, str]]
+    text: str, target: Target, *, workers: int, reload: bool, wait: bool, env: Callable[[int], Mapping[str, str]]
 ) -> int:
     """Run workers until a signal has ended them; the exit code.
 
@@ -45,9 +45,10 @@ async def supervise(
         target: The same, read.
         workers: How many.
         reload: Whether to begin again when the program's files change.
+        wait: Whether they wait for a database that cannot be reached yet.
         env: The variables of a worker, by its number.
     """
-    crew = Crew(text, workers=workers, env=env)
+    crew = Crew(text, workers=workers, wait=wait, env=env)
     watched = Watched(target.folder) if reload else None
     loop = asyncio.get_running_loop()
     for each in _SIGNALS:
@@ -62,22 +63,28 @@ async def supervise(
 class Crew:
     """The workers of one command."""
 
-    def __init__(self, text: str, *, workers: int, env: Callable[[int], Mapping[str, str]]) -> None:
+    def __init__(self, text: str, *, workers: int, wait: bool, env: Callable[[int], Mapping[str, str]]) -> None:
         self.voice = Voice(workers=workers)
         self._workers = [
-            Worker(text, number=number, heard=self.voice.hear, env=env(number)) for number in range(1, workers + 1)
+            Worker(text, number=number, heard=self.voice.hear, wait=wait, env=env(number))
+            for number in range(1, workers + 1)
         ]
         self._chance = Chance()
         self._asked: signal.Signals | None = None
+        self._asked_s = 0.0
         self._stopping = asyncio.Event()
         self._hopeless = 0
 
     def on_signal(self, number: signal.Signals) -> None:
-        """The first one drains, the second one ends at once."""
+        """The first one drains, the second one ends at once, as in `signals`."""
+        now_s = asyncio.get_running_loop().time()
+        if self._asked is not None and now_s - self._asked_s < ONE_S:
+            return
         if self._asked is not None:
             self.voice.say("a second signal, so it ends at once")
             self._kill()
-        self._asked = self._asked or number
+        else:
+            self._asked, self._asked_s = number, now_s
         self._stopping.set()
 
     async def run(self) -> int:

@@ -27,6 +27,7 @@ class Worker:
         target: The program, as on the command line.
         number: Which one it is, from 1 on.
         heard: Called with each event.
+        wait: Whether it waits for a database that cannot be reached yet.
         env: Variables of its own.
         output: Where its stdout and stderr go; None: where ours do.
 
@@ -40,6 +41,7 @@ class Worker:
         *,
         number: int,
         heard: Callable[[Event], None],
+        wait: bool = True,
         env: Mapping[str, str] | None = None,
         output: int | None = None,
     ) -> None:
@@ -49,6 +51,7 @@ class Worker:
         """What it has said in its present life."""
         self._target = target
         self._heard = heard
+        self._options = () if wait else ("--no-wait",)
         self._env = env or {}
         self._output = output
         self._process: asyncio.subprocess.Process | None = None
@@ -76,7 +79,7 @@ class Worker:
             line = theirs.fileno()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "coterie.cli", "run", self._target, "--worker", f"{self.number}:{line}"),
+                *("-m", "coterie.cli", "run", self._target, "--worker", f"{self.number}:{line}", *self._options),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

@@ -24,9 +24,10 @@ from coterie.storage.ticks import TickClaim, TickNote
 from coterie.storage.units import StepWrite, UnitEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from coterie.errors import PersistenceError
     from coterie.storage.executions import Executions
     from coterie.storage.inspection import Inspection
     from coterie.storage.messages import Messages, Transaction
@@ -463,6 +464,10 @@ class Storage(Service):
     messages: Messages
     inspection: Inspection
     schema: Schema
+
+    on_unreachable: Callable[[PersistenceError], None] | None = None
+    """If set before the start, a server that cannot be reached is waited for, and this is told of each vain round of
+    tries. None: it is refused. What another try cannot mend (a wrong password, an unknown database) always is."""
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[Ownership]:
         """A dedicated session for a runner of this incarnation, with its lock held, on the loop that asks.

@@ -19,6 +19,7 @@ from coterie.storage.postgres.connections import (
     without_password,
 )
 from coterie.storage.postgres.sessions import deadline
+from coterie.testing.proxy import Proxy
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage
 
 if TYPE_CHECKING:
@@ -69,6 +70,39 @@ async def test_a_refused_connection_says_how_often_and_how_long_it_was_tried() -
     assert error.retryable
     assert error.hint.startswith("is the server running?")
     assert "hunter2" not in str(error)
+
+
+@pytest.mark.postgres
+async def test_a_server_that_comes_up_later_is_waited_for_if_somebody_listens(
+    own_server: Server, postgres_url: str
+) -> None:
+    proxy = Proxy("127.0.0.1", own_server.port)
+    proxy.start()
+    proxy.refuse()
+
+    def told(error: PersistenceError) -> None:
+        vain.append(error)
+        proxy.heal()
+
+    vain: list[PersistenceError] = []
+    storage = new_storage(f"postgresql://postgres@127.0.0.1:{proxy.port}/{database_of(postgres_url)}", limits=SHORT)
+    storage.on_unreachable = told
+    try:
+        async with storage:
+            assert [each.outcome for each in vain] == ["unreachable"]
+            assert (await storage.now()).tzinfo is not None
+    finally:
+        proxy.close()
+
+
+@pytest.mark.postgres
+async def test_what_another_try_cannot_mend_is_not_waited_for(own_server: Server) -> None:
+    vain: list[PersistenceError] = []
+    storage = new_storage(own_server.url("absent"), limits=SHORT)
+    storage.on_unreachable = vain.append
+    with pytest.raises(PersistenceError, match='database "absent" does not exist'):
+        await storage.start()
+    assert vain == []
 
 
 @pytest.mark.postgres

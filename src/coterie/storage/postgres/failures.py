@@ -64,7 +64,7 @@ def loss(lost: Lost, *, doing: str, outcome: Outcome) -> PersistenceError:
     return PersistenceError(doing=doing, problem=lost.problem, outcome=outcome)
 
 
-def hopeless(error: Exception) -> str | None:
+def hopeless(error: BaseException | None) -> str | None:
     """The hint for a failed connect that another try cannot mend; None if it may."""
     if isinstance(error, asyncpg.ClientConfigurationError):
         return "correct the url"

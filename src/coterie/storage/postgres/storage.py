@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
+from coterie.errors import PersistenceError
 from coterie.kernel import forks
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import Storage
@@ -12,7 +14,7 @@ from coterie.storage.postgres import inspection, secrets
 from coterie.storage.postgres.commits import Committer
 from coterie.storage.postgres.connections import Connector, Limits
 from coterie.storage.postgres.executions import PostgresExecutions
-from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, hopeless, loss, refusal
 from coterie.storage.postgres.inspecting import PostgresInspection
 from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machines import PostgresMachines
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from coterie.storage.undertakings import Undertaking
 
 log = logging.getLogger("coterie")
+
+_PAUSE_S = 1.0
+"""Between two rounds of tries to reach a server that is waited for."""
 
 
 class PostgresStorage(Storage):
@@ -165,7 +170,7 @@ class PostgresStorage(Storage):
         await super().stop()
 
     async def _start(self) -> None:
-        ours = await self._connector.connect("work", tries=self._limits.tries, standby=True, bare=True)
+        ours = await self._first_session()
         self.pool.adopt(ours)
         other = await self._connector.connect("writer", tries=self._limits.tries, standby=True, bare=True)
         self._committer.adopt(other)
@@ -180,6 +185,16 @@ class PostgresStorage(Storage):
         if self._check_schema:
             await self.schema.require_usable(migrate=self._migrate)
         await self.writer.start()
+
+    async def _first_session(self) -> Session:
+        while True:
+            try:
+                return await self._connector.connect("work", tries=self._limits.tries, standby=True, bare=True)
+            except PersistenceError as error:
+                if self.on_unreachable is None or hopeless(error.__cause__):
+                    raise
+                self.on_unreachable(error)
+            await asyncio.sleep(self._chance.between(0.5, 1.0) * _PAUSE_S)
 
     async def _set_up(self, ours: Session, other: Session) -> None:
         """Find out whether sessions are ours, and give these two their settings accordingly."""
