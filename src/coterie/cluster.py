@@ -780,6 +780,8 @@ class Cluster:
         inside = acting.get()
         running = inside[1] if inside is not None and inside[0] is self else self._running
         if running is None or running.state is _STOPPED:
+            if isinstance(running, Runner) and running.lost is not None:
+                raise running.lost
             raise NotStarted(what=f"cluster {self.settings.name!r}")
         running.origin.require_same()
         return running

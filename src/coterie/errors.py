@@ -4,8 +4,8 @@
     ├── ClusterError                 .reason
     │   ├── MailboxFull  RunnerFull  SendTimeout (also TimeoutError)  RunnerUnavailable  EntityNotAssigned
     │   ├── AlreadyProcessing  MalformedMessage  UnknownEntity  KeyConflict  ReentrantCall  MessageDead
-    │   └── MessageExpired  TransactionTimeout  PersistenceError  NotStarted  NotReady (also TimeoutError)
-    │       ShuttingDown  Forked
+    │   └── MessageExpired  TransactionTimeout  PersistenceError (with StorageReplaced)  NotStarted
+    │       NotReady (also TimeoutError)  ShuttingDown  Forked
     ├── RemoteError                  an undeclared exception in a handler
     ├── SingletonError               .reason .singleton
     │   └── StateLoadFailed  StatePersistFailed  SchemaDecodeFailed  HeartbeatFailed  LeaderHandoffFailed
@@ -293,6 +293,17 @@ class PersistenceError(ClusterError):
     doing: str
     problem: str
     outcome: Outcome = "refused"
+
+
+class StorageReplaced(PersistenceError):
+    """The database file was deleted, moved or replaced while this process had it open.
+
+    Whatever is written to the open file is lost. A runner stops with this error, a client's reads and writes raise it;
+    neither recovers without a restart.
+    """
+
+    advice = "stop all processes that use it, put the file back or restore a backup, then start them again"
+    retryable = False
 
 
 class NotStarted(ClusterError):

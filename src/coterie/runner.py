@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.connection import Connection
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, StorageReplaced
 from coterie.kernel import tracing
 from coterie.kernel.addresses import Seat, new_incarnation
 from coterie.kernel.retry import Retry
@@ -157,7 +157,9 @@ class Runner(Connection):
         self.left_behind: list[str] = []
         """The seats that it could not give back when it stopped: others take them when its lease has run out."""
         self.failure = ""
-        """Why it ended by itself; empty: it did not. A standing task kept failing."""
+        """Why it ended by itself; empty: it did not. A standing task kept failing, or the database file was replaced."""
+        self.lost: StorageReplaced | None = None
+        """The database file is gone: there was nothing left to hand over, and whoever uses the runner gets the error."""
         self._failed: Callable[[], object] = lambda: None
         self._last: list[Callable[[], Awaitable[None]]] = []
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
@@ -237,8 +239,20 @@ class Runner(Connection):
 
     def _fail(self, failing: FailingTask) -> None:
         """End, since a standing task of its own keeps failing: another process may do better."""
-        self.failure = f"its standing task {failing} failed {failing.failures} times within a minute, {failing.error}"
-        log.critical("runner %s ends: %s", self.name, self.failure)
+        self._end_by_itself(
+            f"its standing task {failing} failed {failing.failures} times within a minute, {failing.error}"
+        )
+
+    def _lose(self, error: StorageReplaced) -> None:
+        """End without handing over: what is written from now on is lost."""
+        self.lost = error
+        self._missing = str(error)
+        self._settled.clear()
+        self._end_by_itself(str(error))
+
+    def _end_by_itself(self, why: str) -> None:
+        self.failure = why
+        log.critical("runner %s ends: %s", self.name, why)
         self._failed()
         self._lifecycle.spawn(self.stop(), name="fail", report=False)
 
@@ -268,7 +282,7 @@ class Runner(Connection):
 
     async def _leave(self, membership: Membership) -> None:
         try:
-            if membership.state is State.RUNNING:
+            if membership.state is State.RUNNING and self.lost is None:
                 await membership.leave()
         finally:
             self.left_behind = self.seats
@@ -290,16 +304,23 @@ class Runner(Connection):
         self._settled.set()
 
     async def _live_again_and_again(self) -> None:
-        while True:
-            assert self._life is not None, "there is a first one"
-            reason = await self._life.membership.ended
-            log.warning("runner %s lost its place, %s: it comes back under a new incarnation", self.name, reason)
-            self._settled.clear()
-            self._missing = f"it lost its place ({reason}) and is not back yet"
-            self.calling.part()
-            await self._life.stop()
-            await self._come_back(reason)
-            log.warning("runner %s is back as %s", self.name, self.incarnation)
+        try:
+            while True:
+                await self._live_again()
+        except StorageReplaced as error:
+            self._lose(error)
+
+    async def _live_again(self) -> None:
+        """Wait for the end of a life and begin the next."""
+        assert self._life is not None, "there is a first one"
+        reason = await self._life.membership.ended
+        log.warning("runner %s lost its place, %s: it comes back under a new incarnation", self.name, reason)
+        self._settled.clear()
+        self._missing = f"it lost its place ({reason}) and is not back yet"
+        self.calling.part()
+        await self._life.stop()
+        await self._come_back(reason)
+        log.warning("runner %s is back as %s", self.name, self.incarnation)
 
     async def _come_back(self, reason: str) -> None:
         attempt = 0
@@ -312,6 +333,8 @@ class Runner(Connection):
         self.storage.rename(self.incarnation)
         try:
             await self._live()
+        except StorageReplaced:
+            raise
         except Exception as error:
             log.warning(
                 "runner %s cannot come back yet: %s",

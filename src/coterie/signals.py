@@ -4,6 +4,8 @@ first SIGTERM or SIGINT   drain, hand over, leave: exit code 0, or 1 if somethin
 second one                end at once: exit code 128 + the signal's number; within half a second it is still the first
 a standing task of the    drain, hand over, leave, with a line that names it: exit code 1
 runner keeps failing
+its database file was     nothing can be handed over, the error is raised: exit code 1, 4 under `coterie run`
+replaced
 none of these is enough   the stacks of all threads are printed and the process ends: exit code 1
 """
 
@@ -138,6 +140,7 @@ def run(
 
     Raises:
         SystemExit: Not everything was given back, or the runner ended by itself.
+        StorageReplaced: The database file was deleted or replaced while it was in use.
         RuntimeError: Called where a loop runs already, or in another thread than the main one.
     """
     _require_no_loop()
@@ -273,6 +276,8 @@ async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: 
     finally:
         await following.stop()
     await runner.stop()
+    if runner.lost is not None:
+        raise runner.lost
 
 
 async def _drain(runner: Runner, teller: Teller) -> None:

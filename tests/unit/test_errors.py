@@ -37,6 +37,7 @@ CoterieError
   ClusterError
     MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned AlreadyProcessing MalformedMessage
     UnknownEntity KeyConflict ReentrantCall MessageDead MessageExpired TransactionTimeout PersistenceError
+      StorageReplaced
     NotStarted NotReady ShuttingDown Forked
   RemoteError
   SingletonError

@@ -1,7 +1,7 @@
 """The `coterie` command: one file per noun, each imported only when it is asked for.
 
 Data goes to stdout, talk to stderr. Exit codes: 0 yes, 1 the answer is no, 2 the question is wrong, 3 nobody
-answered, 130 interrupted.
+answered, 4 the database file was replaced while it was in use, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _report(error: Any) -> int:
-    from coterie.errors import ConfigurationError, PersistenceError, ScheduleError
+    from coterie.cli.asking import NO, NOBODY, REPLACED, WRONG
+    from coterie.errors import ConfigurationError, PersistenceError, ScheduleError, StorageReplaced
 
     click.echo(f"error: {error.message}", err=True)
     if isinstance(error, ScheduleError):
@@ -104,5 +105,7 @@ def _report(error: Any) -> int:
     if error.hint:
         click.echo(f"hint:  {error.hint}", err=True)
     if isinstance(error, ConfigurationError | ScheduleError):
-        return 2
-    return 3 if isinstance(error, PersistenceError) else 1
+        return WRONG
+    if isinstance(error, StorageReplaced):
+        return REPLACED
+    return NOBODY if isinstance(error, PersistenceError) else NO

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from coterie.connection import Connection
 
-YES, NO, WRONG, NOBODY = 0, 1, 2, 3
-"""Exit codes: the answer is yes; it is no; the question is wrong; nobody answered."""
+YES, NO, WRONG, NOBODY, REPLACED = 0, 1, 2, 3, 4
+"""Exit codes: the answer is yes; it is no; the question is wrong; nobody answered; the database file was replaced."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from coterie.cli.asking import WRONG
+from coterie.cli.asking import REPLACED, WRONG
 from coterie.cli.showing import lasting
 from coterie.cli.speaking import Voice
 from coterie.cli.watching import Watched
@@ -133,7 +133,8 @@ class Crew:
             if self._stopping.is_set():
                 had_begun = worker.found is not None or code != -signal.SIGTERM
                 return code if had_begun else 0  # one that was still being loaded has nothing to give back
-            if not has_worked and (code == WRONG or not self._anybody_works()):
+            # A worker that was started again after `REPLACED` would begin an empty database.
+            if code == REPLACED or (not has_worked and (code == WRONG or not self._anybody_works())):
                 self._hopeless = code if code > 0 else 1  # the program or its database is at fault, and has said so
                 self._stopping.set()
                 return code

@@ -17,7 +17,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.errors import PersistenceError
+from coterie.errors import PersistenceError, StorageReplaced
 from coterie.kernel import meters
 from coterie.kernel.tasks import Tasks
 
@@ -48,6 +48,8 @@ async def insist(work: Callable[[], Awaitable[T]], *, what: str) -> T:
         try:
             return await work()
         except PersistenceError as error:
+            if not error.retryable:
+                raise
             log.debug("%s has to wait: %s", what, error)
         await asyncio.sleep(_AGAIN_S)
 
@@ -59,7 +61,7 @@ class Keeping:
         open: Opens the dedicated session.
         vitals: Told how the loop and the database get on.
         on_renewed: Told on the runner's loop after each renewal, with the moment before it was sent.
-        on_ended: Told there why, once, when this incarnation is over.
+        on_ended: Told there why, once, when this incarnation is over: in words, or by an error if no other can follow.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Keeping:
         ttl_s: float,
         vitals: Vitals,
         on_renewed: Callable[[Renewal, int], None],
-        on_ended: Callable[[str], None],
+        on_ended: Callable[[str | StorageReplaced], None],
     ) -> None:
         self._keeper = keeper
         self._open = open
@@ -189,7 +191,7 @@ class Keeping:
         except PersistenceError as error:
             log.warning("the own row could not be deleted, others wait for the lease to run out: %s", error)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str | StorageReplaced) -> None:
         self._trust.end()  # first: whoever looks next must see it
         self._keeper.evicted()
         self._aside.tell(self._on_ended, reason)
@@ -206,6 +208,10 @@ class Keeping:
             session = await self._connected()
             try:
                 return await work(session)
+            except StorageReplaced as error:
+                self._end(error)
+                await self._close()
+                raise
             except PersistenceError as error:
                 if error.outcome != "refused":  # the session is lost or in doubt
                     await self._close()

@@ -11,7 +11,7 @@ import logging
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from coterie.errors import PersistenceError
+from coterie.errors import PersistenceError, StorageReplaced
 from coterie.kernel import chaos
 from coterie.kernel.service import Service
 from coterie.ownership import joining
@@ -96,6 +96,8 @@ class Membership(Service):
         self.trust = Trust(clock)
         self.vitals = Vitals(clock, silence_s=_SILENT_RENEWALS * settings.lease_renew.total_seconds())
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why it is over; with an exception if no other life can follow."""
+        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # asked for or not
         self._settings = settings
         self._host = host
         self._process = process
@@ -253,9 +255,13 @@ class Membership(Service):
         """One of us two is new: what was settled without it is looked at again, at once."""
         self._talk.tell(peer, "look")
 
-    def _over(self, reason: str) -> None:
-        self._holdings.give_up(reason)
-        if not self.ended.done():
+    def _over(self, reason: str | StorageReplaced) -> None:
+        self._holdings.give_up(str(reason))
+        if self.ended.done():
+            return
+        if isinstance(reason, StorageReplaced):
+            self.ended.set_exception(reason)
+        else:
             self.ended.set_result(reason)
 
     def _released(self, seat: str, epoch: int, target: str | None) -> None:

@@ -77,7 +77,10 @@ class Database(Service):
 
         def run(desk: Desk) -> T:
             with desk.turn:
-                return transactions.transact(desk.main, work, patience=patience, doing=doing)
+                desk.require_in_place(lately=True)
+                result = transactions.transact(desk.main, work, patience=patience, doing=doing)
+                desk.require_in_place(outcome="unknown", lately=True)
+                return result
 
         return await self._writer.run(run)
 
@@ -92,6 +95,7 @@ class Database(Service):
 
         def run(desk: Desk) -> T:
             with desk.turn:
+                desk.require_in_place(lately=True)
                 return transactions.read(desk.main, lambda _: work(desk), patience=patience, doing=doing)
 
         try:

@@ -7,6 +7,7 @@ import threading
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from coterie.errors import StorageReplaced
 from coterie.storage import migrations
 from coterie.storage.sqlite import guard, schema, transactions
 from coterie.storage.sqlite.connection import open_file, open_memory
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     import apsw
 
+    from coterie.errors import Outcome
     from coterie.kernel.clock import Clock
     from coterie.storage.sqlite.transactions import Patience
 
@@ -31,19 +33,35 @@ class Desk:
         main: To the main database.
         open_leases: Opens the one to the leases.
         turn: Held during each piece of work: in memory all executors share the connections.
+        files: The paths that must lead to what is open; those of the leases may be added later.
 
     Attributes:
         closing: What `close` does.
     """
 
     def __init__(
-        self, main: apsw.Connection, open_leases: Callable[[], apsw.Connection], *, turn: threading.Lock | None = None
+        self,
+        main: apsw.Connection,
+        open_leases: Callable[[], apsw.Connection],
+        *,
+        turn: threading.Lock | None = None,
+        files: list[Path] | None = None,
     ) -> None:
         self.main = main
         self.turn = turn or threading.Lock()
         self.closing = ExitStack()
         self._open_leases = open_leases
         self._leases: apsw.Connection | None = None
+        self._files = [] if files is None else files
+
+    def require_in_place(self, *, outcome: Outcome = "refused", lately: bool = False) -> None:
+        """Raise `StorageReplaced` if a file was deleted, moved or replaced: what is written here is lost then.
+
+        Asked before a piece of work, and once more after a commit before anybody is told of it ("unknown": the first
+        look has found nothing). With `lately` a look of the last 10 ms will do.
+        """
+        for file in self._files:
+            guard.require_in_place(file, outcome=outcome, lately=lately)
 
     @property
     def leases(self) -> apsw.Connection:
@@ -65,6 +83,7 @@ class Desk:
 def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience, clock: Clock) -> Desk:
     """A desk with connections of its own to two files (resolved paths); `patience` is for setting up the leases."""
     closing = ExitStack()
+    files = [main]
 
     def open_leases() -> apsw.Connection:
         with ExitStack() as undo:
@@ -74,9 +93,10 @@ def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience,
             connection.pragma("synchronous", "NORMAL")
             prepare_leases(connection, patience=patience, clock=clock, address=str(leases))
             closing.push(undo.pop_all())
+        files.append(leases)
         return connection
 
-    desk = Desk(closing.enter_context(_opened(main, writes=writes)), open_leases)
+    desk = Desk(closing.enter_context(_opened(main, writes=writes)), open_leases, files=files)
     desk.closing = closing
     return desk
 
@@ -112,10 +132,14 @@ def prepare_leases(connection: apsw.Connection, *, patience: Patience, clock: Cl
 def _opened(path: Path, *, writes: bool) -> Iterator[apsw.Connection]:
     """A connection to a file that is guarded while it is open."""
     with guard.opening():
+        guard.require_in_place(path)  # else this would begin an empty file beside the one that is open
         _create_private(path)
         connection = open_file(path, writes=writes)
         try:
             held = guard.hold(path)
+        except StorageReplaced:
+            connection.close()
+            raise
         except OSError as error:
             connection.close()
             raise failed(error, doing=f"open {path}") from error

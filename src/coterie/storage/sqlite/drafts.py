@@ -126,6 +126,7 @@ class Draft:
         self._read = []
 
     def _commit(self, write: Write) -> Committed:
+        self._desk.require_in_place()
         if not self._writing:
             self._read = []  # it only looked: its answer is of the moment at which it did
             self._take_lock()
@@ -133,6 +134,7 @@ class Draft:
         self._until_ns = None  # no more looks at the clock: a commit is not cut short
         if told == "written":
             transactions.commit(self._main, doing=self._doing)
+            self._desk.require_in_place(outcome="unknown")
         else:
             self._main.execute("rollback")
         return told

@@ -243,7 +243,10 @@ class SqliteOwnership:
         def run(desk: Desk) -> T:
             try:
                 with desk.turn:
-                    return work(desk)
+                    desk.require_in_place()
+                    result = work(desk)
+                    desk.require_in_place(outcome="unknown")
+                    return result
             except (apsw.Error, OSError) as error:  # outside of transactions
                 raise failed(error, doing="look after runners and seats") from error
 
