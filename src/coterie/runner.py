@@ -157,9 +157,9 @@ class Runner(Connection):
         self.left_behind: list[str] = []
         """The seats that it could not give back when it stopped: others take them when its lease has run out."""
         self.failure = ""
-        """Why it ended by itself; empty: it did not. A standing task kept failing, or the database file was replaced."""
+        """Why it ended by itself; empty: it did not. A standing task kept failing, or the database file is gone."""
         self.lost: StorageReplaced | None = None
-        """The database file is gone: there was nothing left to hand over, and whoever uses the runner gets the error."""
+        """The database file is gone: nothing was left to hand over, and whoever uses the runner gets the error."""
         self._failed: Callable[[], object] = lambda: None
         self._last: list[Callable[[], Awaitable[None]]] = []
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
