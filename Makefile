@@ -15,6 +15,11 @@ MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {p
 MEMORY := $(shell test -w "$(MEMORY)" && ! grep -qs " $(MEMORY) .*noexec" /proc/mounts && echo $(MEMORY))
 IN_MEMORY := $(if $(MEMORY),export TMPDIR=$$(mktemp -d $(MEMORY)/test.XXXXXX) && trap 'rm -rf $$TMPDIR' EXIT INT TERM && chmod 755 $$TMPDIR &&)
 
+# uv has authorities of its own; those of the system are what pip and curl go by, also where a proxy has added one.
+export UV_SYSTEM_CERTS ?= 1
+INSTALL = install() { $(PY) -m uv pip install --quiet --python $(PY) "$$@" || { echo "set-up: uv could not install, pip tries" && \
+    $(PY) -m pip install --quiet --disable-pip-version-check "$$@"; }; } && install
+
 # Each process of each stage would compile the tests anew, with pytest's own rewriting: most of what collecting them takes.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,18 +35,18 @@ help: ## this list
 	@echo "set-up: creating .venv"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coterie needs Python 3.11 or newer")'
 	@$(PYTHON) -m venv .venv
-	@$(PY) -m pip install --quiet --disable-pip-version-check $(UV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check $(UV) || echo "set-up: there is no uv to be had, so pip installs"
 	@touch $@
 
 .venv/run.stamp: .venv/uv.stamp requirements/run.txt pyproject.toml
 	@echo "set-up: installing what coterie needs (requirements/run.txt)"
-	@$(PY) -m uv pip install --quiet --python $(PY) -r requirements/run.txt
-	@$(PY) -m uv pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .
+	@$(INSTALL) -r requirements/run.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp requirements/dev.txt
 	@echo "set-up: installing what the tests need (requirements/dev.txt)"
-	@$(PY) -m uv pip install --quiet --python $(PY) -r requirements/dev.txt
+	@$(INSTALL) -r requirements/dev.txt
 	@touch $@
 
 # ── the demo, and everything ────────────────────────────────────────────────────────────────────────────────────
