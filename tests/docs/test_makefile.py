@@ -28,7 +28,7 @@ def test_what_uv_cannot_install_pip_does(tmp_path: Path, uv_ends_with: int) -> N
     (tmp_path / ".venv" / "uv.stamp").touch()
     os.utime(tmp_path / ".venv" / "uv.stamp")
     subprocess.run(
-        ["make", "-s", ".venv/run.stamp"],  # noqa: S607 the one of whoever clones
+        ["make", "-s", ".venv/run.stamp"],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "UV_ENDS_WITH": str(uv_ends_with)},
         check=True,

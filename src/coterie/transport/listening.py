@@ -69,7 +69,7 @@ class Gate:
         self._most = most
         self._within_s = within_s
         self._waiting: dict[Door, None] = {}  # in the order of their coming
-        self._refusals = _Refusals(every_s)
+        self._refusals = Refusals(every_s)
 
     @property
     def waiting(self) -> int:
@@ -139,29 +139,37 @@ class Door:
             self._gate._ended(self, end, reason)  # noqa: SLF001 a part of that class
 
 
-class _Refusals:
-    """Tells of the first refusal at once, and of those that follow in one line per while."""
+class Refusals:
+    """Tells of the first refusal at once, and of those that follow in one line per while.
 
-    def __init__(self, every_s: float) -> None:
+    Args:
+        every_s: How long a while is.
+        what: What is refused.
+    """
+
+    def __init__(self, every_s: float = TOLD_EVERY_S, *, what: str = "connection") -> None:
         self._every_s = every_s
+        self._what = what
         self._untold = 0
         self._last = ""
         self._quiet: asyncio.TimerHandle | None = None
 
     def tell(self, peer: str, reason: str) -> None:
+        """Somebody was refused, for a reason in our words."""
         if self._quiet is not None:
             self._untold += 1
             self._last = f"{peer}: {reason}"
             return
-        log.warning("a connection from %s is refused: %s", peer, reason)
+        log.warning("a %s from %s is refused: %s", self._what, peer, reason)
         self._rest()
 
     def flush(self) -> None:
+        """Say what has not been said."""
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
         if self._untold:
-            log.warning("%d more connections were refused, the last from %s", self._untold, self._last)
+            log.warning("%d more %ss were refused, the last from %s", self._untold, self._what, self._last)
             self._untold = 0
 
     def _rest(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -16,7 +17,7 @@ import uvicorn
 from coterie.kernel.service import Service
 from coterie.kernel.tasks import Tasks
 from coterie.transport.identity import is_loopback
-from coterie.transport.listening import Plug
+from coterie.transport.listening import Plug, Refusals
 from coterie.web import limits
 from coterie.web.ports import bind
 
@@ -52,10 +53,11 @@ class Serving(Service):
         super().__init__(what=f"the HTTP server at {settings.http_listen}")
         self._settings = settings
         self._number = number
+        self._refusals = Refusals(what="request")
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=limits.Bounded,
+                http=partial(limits.Bounded, self._refusals),  # type: ignore[arg-type]  # a factory does
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -116,6 +118,7 @@ class Serving(Service):
             log.warning("%s did not close in time and is cut off", self.what)
         finally:
             await self._apart.stop()
+            self._refusals.flush()
             if self._bound is not None and self._plug is not None:
                 self._plug.pull()
                 self._bound.socket.close()

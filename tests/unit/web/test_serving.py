@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -197,6 +198,138 @@ async def test_a_head_that_is_too_large_is_refused() -> None:
         writer.close()
         async with httpx.AsyncClient(base_url=server.url) as http:
             assert (await http.get("/live")).status_code == 200
+
+
+async def test_a_head_that_is_too_large_is_refused_also_if_it_comes_at_once() -> None:
+    """h11 by itself counts only while it waits for the rest."""
+    async with serving_app() as server:
+        for header in (b"x: " + b"x" * limits.HEAD_MOST_BYTES, b"x: y\r\n" * (limits.HEAD_MOST_BYTES // 2)):
+            reader, writer = await connect(server)
+            writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + header + b"\r\n\r\n")
+            assert (await closed_by_peer(reader)).startswith(b"HTTP/1.1 400")
+            writer.close()
+
+
+BAD = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"GET /live HTTP/1.1\r\n\r\n",
+    b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\nNONSENSE\r\n\r\n",
+    b"POST /live HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 40_000 + b"\r\n\r\n",
+]
+
+
+async def test_strangers_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """As at the port of the runners: the first one is told at once, the others are counted, and nobody is quoted."""
+    async with serving_app() as server:
+        for sent in BAD * 4:
+            reader, writer = await connect(server)
+            writer.write(sent)
+            await closed_by_peer(reader)
+            writer.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "a request from 127.0.0.1 is refused: it is no HTTP request, or its head is too large",
+        "23 more requests were refused, the last from 127.0.0.1: it is no HTTP request, or its head is too large",
+    ]
+
+
+async def test_nonsense_behind_a_request_ends_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Its body cannot be read any more, and half of the answer is there already: no traceback, no second answer."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"part"
+                begun.set()
+                await asyncio.sleep(0.01)
+        finally:
+            ended.set()
+
+    async def stream(_: Request) -> StreamingResponse:
+        return StreamingResponse(parts())
+
+    async with serving_app(Starlette(routes=[Route("/", stream, methods=["POST"])])) as server:
+        reader, writer = await connect(server)
+        writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        await begun.wait()
+        writer.write(b"zz\r\n")
+        assert b" 400 " not in await closed_by_peer(reader)
+        await ended.wait()
+        writer.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_whoever_does_not_read_its_answers_makes_room_for_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is being answered for as long as it likes: that must not protect it."""
+    monkeypatch.setattr(limits, "CONNECTIONS_MOST", 3)
+
+    async def much(_: Request) -> Response:
+        return Response(b"x" * 2**24)
+
+    async def live(_: Request) -> Response:
+        return Response(b"live")
+
+    async with serving_app(Starlette(routes=[Route("/much", much), Route("/live", live)])) as server:
+        taken = [await connect(server) for _ in range(3)]
+        for _, writer in taken:
+            writer.write(b"GET /much HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2)
+        connections: set[Any] = server._server.server_state.connections
+        while not (len(connections) == 3 and all(each.is_stuck and not each.waits for each in connections)):
+            await asyncio.sleep(0.001)
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            for _ in range(3):
+                assert (await http.get("/live", headers={"connection": "close"})).text == "live"
+        for _, writer in taken:
+            writer.close()
+
+
+@dataclass(eq=False)
+class Connected:
+    """What decides about one that is open."""
+
+    origin: str
+    number: int
+    is_stuck: bool = False
+    waits: bool = False
+
+
+@pytest.mark.parametrize(
+    ("open_ones", "out"),
+    [
+        ([("a", "answered")] * 3 + [("a", "waits")], None),
+        ([("a", "answered")] * 4 + [("a", "waits")], 4),
+        ([("a", "answered"), ("a", "waits"), ("a", "waits"), ("a", "answered"), ("a", "waits")], 1),
+        ([("a", "waits"), ("a", "answered"), ("a", "stuck"), ("a", "stuck"), ("a", "waits")], 2),
+        ([("a", "answered")] * 4 + [("b", "waits")], 0),
+        ([("b", "stuck"), ("a", "waits"), ("a", "answered"), ("a", "answered"), ("b", "waits")], 1),
+        ([("b", "stuck"), ("a", "waits"), ("a", "waits"), ("b", "stuck"), ("c", "waits")], 0),
+        ([("10.0.0.9", "answered")] * 2 + [("10.0.0.9", "waits")], 2),
+        ([("10.0.0.9", "waits")] * 3, 0),
+        ([("127.0.0.1", "waits")] * 3, None),
+    ],
+)
+def test_whom_a_newcomer_pushes_out(
+    open_ones: list[tuple[str, str]], out: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whoever has most: those who do not read, those who wait, the oldest; never all of one for another's sake."""
+    monkeypatch.setattr(limits, "CONNECTIONS_MOST", 4)
+    monkeypatch.setattr(limits, "ADDRESS_MOST", 2 if open_ones[0][0].count(".") == 3 else 4)
+    made: list[Any] = [
+        Connected(origin, number, is_stuck=how == "stuck", waits=how == "waits")
+        for number, (origin, how) in enumerate(open_ones)
+    ]
+    found = limits.superfluous(made[-1], made)
+    assert (None if found is None else found.number) == out
+
+
+def test_half_of_an_ipv6_address_tells_who_it_is() -> None:
+    same = ["2001:db8:1:2::1", "2001:db8:1:2:ffff::9"]
+    assert {limits.origin_of(each) for each in same} == {"2001:db8:1:2::"}
+    assert limits.origin_of("::ffff:10.0.0.9") == limits.origin_of("10.0.0.9") == "10.0.0.9"
+    assert (limits.origin_of("::1"), limits.origin_of("unknown")) == ("::1", "unknown")
 
 
 async def test_whoever_does_not_read_what_it_asked_for_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
