@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, PersistenceError
+from coterie.kernel import chaos
 from coterie.kernel.chance import Chance
 from coterie.kernel.snowflakes import MACHINES
 from coterie.runner import Nobody
@@ -314,3 +315,22 @@ async def draw(stage: Stage, runner: Runner) -> None:
             stage.notes.drawn.append(Drawn(await runner.real.ids.take(), runner.incarnation))
         except PersistenceError:
             await asyncio.sleep(20)
+
+
+# Many seats
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_a_runner_with_very_many_shards_keeps_its_lease_while_it_leaves() -> None:
+    """Releases take turns on the session of the lease: 10,000 that waited there kept renewals away until it was lost."""
+    chaos.install(None)
+    shards = 600
+    async with simulate(Cluster("sqlite://", shards=shards, drain="60s"), runners=1) as sim:
+        (runner,) = sim.runners
+        await sim.wait_until(lambda: len(runner.real.seats) == shards)
+        sim.database.weather.slow, sim.database.weather.latency_ns = 0.0, 10_000_000
+        before_ns = sim.loop.now_ns
+        await runner.stop()
+        rows = list(sim.database.main.execute("select holder, epoch, released_epoch from seats"))
+        assert rows == [(None, 1, 1)] * shards, "each was given back by its holder"
+        assert (sim.loop.now_ns - before_ns) / 1e9 > 2 * TRUSTED_S, "else it proves nothing"

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from coterie.errors import PersistenceError
 from coterie.kernel import chaos, meters
 from coterie.kernel.addresses import Seat
 from coterie.ownership.keeping import insist
@@ -27,9 +29,14 @@ if TYPE_CHECKING:
 
     from coterie.ownership.keeping import Keeping
     from coterie.ownership.tenure import Occupant, Occupy, Trust
-    from coterie.storage.interface import Grant
+    from coterie.storage.interface import Grant, Ownership
 
 log = logging.getLogger("coterie.ownership")
+
+_RELEASES_MOST = 50
+_RELEASING_S = 0.2
+"""Seats that are released in one turn on the dedicated session, and about how long that may take. The session serves in
+order: behind thousands of releases a renewal came too late, and the lease was lost while the runner left."""
 
 
 class Holding:
@@ -72,6 +79,8 @@ class Holdings:
         self._released = released
         self._held: dict[str, Holding] = {}
         self._owed: dict[str, int] = {}
+        self._unreleased: dict[str, int] = {}  # those that wait for their turn on the session
+        self._releasing = asyncio.Lock()
         self._gone: dict[str, int] = {}  # given back since a view was asked for, which may still have them
 
     def __contains__(self, seat: str) -> bool:
@@ -167,5 +176,47 @@ class Holdings:
         self._released(seat, holding.tenure.epoch, target)
 
     async def _release(self, seat: str, epoch: int) -> None:
-        await self._keeping.ask(lambda session: session.release(seat, epoch))
-        self._gone[seat] = epoch
+        """Give a seat back, in one turn with others that wait for the same.
+
+        Raises:
+            PersistenceError: It could not be given back. Others of that turn learn that in a turn of their own.
+        """
+        self._unreleased[seat] = epoch
+        try:
+            async with self._releasing:
+                if seat in self._unreleased:  # else it went with another one's turn
+                    await self._release_turn(seat, epoch)
+        finally:
+            self._unreleased.pop(seat, None)
+
+    async def _release_turn(self, seat: str, epoch: int) -> None:
+        turn = {seat: epoch} | dict(islice(self._unreleased.items(), _RELEASES_MOST))
+        outcomes = await self._keeping.ask(lambda session: _release_each(session, turn))
+        for each, problem in outcomes.items():
+            if problem is None:
+                self._unreleased.pop(each, None)
+                self._gone[each] = turn[each]
+        if (problem := outcomes[seat]) is not None:
+            raise problem
+
+
+async def _release_each(session: Ownership, seats: Mapping[str, int]) -> dict[str, PersistenceError | None]:
+    """Release seats one by one, each in a transaction of its own [C1], for so long; what became of those tried.
+
+    Raises:
+        PersistenceError: The session is lost.
+    """
+    now_s = asyncio.get_running_loop().time
+    until_s = now_s() + _RELEASING_S
+    outcomes: dict[str, PersistenceError | None] = {}
+    for seat, epoch in seats.items():
+        if outcomes and now_s() >= until_s:
+            break
+        try:
+            await session.release(seat, epoch)
+            outcomes[seat] = None
+        except PersistenceError as error:
+            if error.outcome != "refused":
+                raise
+            outcomes[seat] = error
+    return outcomes

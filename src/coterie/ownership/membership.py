@@ -48,6 +48,10 @@ _FAREWELL_S = 5.0
 """Beyond the drain, for what the database has to hear: then the process goes, and the lease decides."""
 
 
+_GRANTS_MOST = 500
+"""Seats that are acquired in one statement: renewals wait for it, and so does the loop that occupies them."""
+
+
 _SILENT_RENEWALS = 3
 """So many renewals without an answer, and the database is silent."""
 
@@ -321,13 +325,25 @@ class Membership(Service):
             await self._keeping.ask(lambda session: session.declare(declared))
             self._look()
 
+    @property
+    def _may_take(self) -> bool:
+        return not self._leaving and self.trust.connected and self.trust.holds
+
     async def _acquire(self) -> bool:
         """Take the free seats that should be ours; whether there were any."""
-        if self._leaving or not (self.trust.connected and self.trust.holds):
+        if not self._may_take:
             return False
         wanted = self._plans.acquire(set(self._holdings.staying) | self._moves.keys(), now_ns=self._now_ns())
         if not wanted:
             return False
+        for first in range(0, len(wanted), _GRANTS_MOST):
+            await self._take(wanted[first : first + _GRANTS_MOST])
+        return True
+
+    async def _take(self, wanted: Sequence[str]) -> None:
+        """Acquire seats in one statement, between two of which a renewal has its turn, and occupy them."""
+        if not self._may_take:
+            return
         if chaos.on:
             await chaos.point("ownership.before_acquire")
         grants = await self._keeping.ask(lambda session: session.acquire(wanted))
@@ -337,7 +353,6 @@ class Membership(Service):
         if taken:
             self._talk.tell_all("granted", taken)
             self._wake.set()  # else others were faster, or it is not to be had: the next renewal looks again
-        return True
 
     # Handing over
 
@@ -360,7 +375,8 @@ class Membership(Service):
 
     def _moved(self, seat: str) -> None:
         del self._moves[seat]
-        self._wake.set()
+        if not self._moves:  # a pass after each of thousands would look at all of them each time
+            self._wake.set()
 
     async def _end_with_trust(self) -> None:
         """Stop everything as soon as the lease is not trusted any more."""

@@ -146,8 +146,11 @@ def _opened(path: Path, *, writes: bool) -> Iterator[apsw.Connection]:
     try:
         yield connection
     finally:
-        connection.close()
-        held.release()
+        # Both at once: the last connection that is closed takes -wal and -shm away, and who opens the file in between
+        # would miss them.
+        with guard.opening():
+            connection.close()
+            held.release()
 
 
 def _create_private(path: Path) -> None:

@@ -111,7 +111,7 @@ def require_in_place(path: Path, *, outcome: Outcome = "refused", lately: bool =
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Open a file and `hold` it inside: nobody here lets go of it in between, which would drop the new locks."""
+    """Open a file and `hold` it inside, or close and release it: nobody else here does either in between."""
     with _lock:
         yield
 

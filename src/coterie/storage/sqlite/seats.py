@@ -68,10 +68,18 @@ def declare(main: apsw.Connection, scope: Scope, seats: Iterable[Declaration]) -
     """Make seats known, and their definitions current where that is due [M8]."""
     rows = [scope.bindings(name=each.name, group=each.group, fingerprint=each.fingerprint) for each in seats]
     main.executemany(SQL["declare"], rows)
-    for row in rows:
-        if row["fingerprint"]:
-            main.execute(SQL["redefine"], row)
-            main.execute(SQL["remember"], row)
+    defined = [row for row in rows if row["fingerprint"]]
+    if not defined:
+        return
+    # Read once for all of them: SQL that looked into the texts for each seat would cost the square of their number.
+    current = dict(main.execute(SQL["fingerprints"], scope.bindings()))
+    known = [_KNOWS.decode(knows) for (knows,) in main.execute(SQL["known"], scope.bindings())]
+    for row in defined:
+        name = str(row["name"])
+        if current[name] != row["fingerprint"]:
+            in_use = any(each.get(name) == current[name] for each in known)
+            main.execute(SQL["redefine"], {**row, "in_use": in_use})
+        main.execute(SQL["remember"], row)
 
 
 def acquire(main: apsw.Connection, scope: Scope, runner: str, names: Iterable[str]) -> list[Grant]:

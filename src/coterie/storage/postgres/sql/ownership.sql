@@ -74,11 +74,11 @@ returning name;
 
 -- name: contest
 -- Define seats, second statement: lock those whose current definition is another one, in name order. Only the next
--- statement sees what was decided while this one waited.
+-- statement sees what was decided while this one waited. A lookup each: with `any` over all names beside the join, each
+-- of them was compared with all others.
 select s.name
 from unnest($2::text[], $3::text[]) as u (name, fingerprint)
-    join coterie.seats as s on s.name = u.name and s.fingerprint <> u.fingerprint
-where s.cluster = $1 and s.name = any($2::text[])
+    join coterie.seats as s on s.cluster = $1 and s.name = u.name and s.fingerprint <> u.fingerprint
 order by s.name
 for no key update of s;
 
@@ -88,6 +88,10 @@ for no key update of s;
 -- when something is due. The names of those that changed.
 with items as materialized (
     select * from unnest($2::text[], $3::text[], $4::text[]) as u (name, "group", fingerprint)
+), known as materialized ( -- once for all seats, and only if one of them is to go back
+    select k.key collate "C" as name, k.value as fingerprint
+    from coterie.runners as r cross join lateral jsonb_each_text(r.knows) as k
+    where r.cluster = $1
 ), redefined as (
     update coterie.seats as s
     set fingerprint = i.fingerprint, "group" = i."group", effective_from = case
@@ -95,14 +99,12 @@ with items as materialized (
         else clock_timestamp()
     end
     from items as i
-    where s.cluster = $1 and s.name = any($2::text[]) and s.name = i.name and s.fingerprint <> i.fingerprint
+    where s.cluster = $1 and s.name = i.name and s.fingerprint <> i.fingerprint
         and (
             0 = ( -- a lookup each: `not exists` would read all that were ever seen
                 select count(*) from coterie.fingerprints as f
                 where f.cluster = $1 and f.seat = i.name and f.fingerprint = i.fingerprint
-            ) or not exists (
-                select from coterie.runners as r where r.cluster = $1 and r.knows ->> s.name = s.fingerprint
-            )
+            ) or (s.name, s.fingerprint) not in (select name, fingerprint from known)
         )
     returning s.name
 ), remembered as (

@@ -35,8 +35,8 @@ values (:cluster, :name, :group, :fingerprint, :now_ns)
 on conflict (cluster, name) do nothing;
 
 -- name: redefine
--- Make a definition the current one if it was never seen, or if no runner has the current one [M8]. It takes effect now,
--- unless it differs only past the first colon: what stands there, the options of a cron, makes no other ticks.
+-- Make a definition the current one if it was never seen, or if no runner has the current one (is it `in_use`?) [M8]. It
+-- takes effect now, unless it differs only past the first colon: what stands there, the options of a cron, makes no other ticks.
 update seats set fingerprint = :fingerprint, "group" = :group, effective_from_ns = iif(
     substr(fingerprint, 1, instr(fingerprint || ':', ':') - 1)
     = substr(:fingerprint, 1, instr(:fingerprint || ':', ':') - 1), effective_from_ns, :now_ns
@@ -44,11 +44,12 @@ update seats set fingerprint = :fingerprint, "group" = :group, effective_from_ns
 where cluster = :cluster and name = :name and fingerprint <> :fingerprint and (
     not exists (
         select 1 from fingerprints f where f.cluster = :cluster and f.seat = :name and f.fingerprint = :fingerprint
-    ) or not exists (
-        select 1 from runners r, json_each(r.knows) k
-        where r.cluster = :cluster and k.key = :name and k.value = seats.fingerprint
-    )
+    ) or not :in_use
 );
+
+-- name: known
+-- What each runner knows.
+select knows from runners where cluster = :cluster;
 
 -- name: remember
 -- Take note of a definition.
