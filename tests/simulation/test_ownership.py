@@ -322,7 +322,7 @@ async def draw(stage: Stage, runner: Runner) -> None:
 
 @pytest.mark.simulated(seeds=2)
 async def test_a_runner_with_very_many_shards_keeps_its_lease_while_it_leaves() -> None:
-    """Releases take turns on the session of the lease: 10,000 that waited there kept renewals away until it was lost."""
+    """Releases wait for the session of the lease: behind 10,000 of them renewals came too late."""
     chaos.install(None)
     shards = 600
     async with simulate(Cluster("sqlite://", shards=shards, drain="60s"), runners=1) as sim:
