@@ -96,14 +96,15 @@ def main(args: list[str] | None = None) -> None:
 
 def _report(error: Any) -> int:
     from coterie.cli.asking import NO, NOBODY, REPLACED, WRONG
+    from coterie.cli.showing import safe, tell
     from coterie.errors import ConfigurationError, PersistenceError, ScheduleError, StorageReplaced
 
-    click.echo(f"error: {error.message}", err=True)
+    tell(f"error: {safe(error.message, keep='')}", err=True)
     if isinstance(error, ScheduleError):
         for line in error.pointer.splitlines():
-            click.echo(f"           {line}", err=True)
+            tell(f"           {line}", err=True)
     if error.hint:
-        click.echo(f"hint:  {error.hint}", err=True)
+        tell(f"hint:  {safe(error.hint, keep='')}", err=True)
     if isinstance(error, ConfigurationError | ScheduleError):
         return WRONG
     if isinstance(error, StorageReplaced):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from coterie.cli.options import common, settings_for
-from coterie.cli.showing import Screen, as_json
+from coterie.cli.showing import Screen, as_json, safe, tell
 from coterie.cluster import Cluster
 from coterie.kernel.secret import redacted_url
 from coterie.storage.opening import file_of
@@ -42,7 +42,7 @@ class Asking:
 
     def answer(self, value: Any, text: str | Callable[[], str]) -> None:
         """Data, on stdout: one JSON document for a program, text for people."""
-        click.echo(as_json(value) if self.as_json else text if isinstance(text, str) else text())
+        tell(as_json(value) if self.as_json else text if isinstance(text, str) else text())
 
     @property
     def here(self) -> Connection:
@@ -98,20 +98,20 @@ def confirmed(what: str, question: str, *, yes: bool, dry_run: bool) -> bool:
     Raises:
         click.exceptions.Exit: There is nobody to ask, and no `--yes`.
     """
-    click.echo(what, err=True)
+    tell(safe(what, keep=""), err=True)
     if dry_run:
-        click.echo("nothing was done (--dry-run)", err=True)
+        tell("nothing was done (--dry-run)", err=True)
         return False
     if yes:
         return True
     if not sys.stdin.isatty():
         refuse(f"{what.rstrip('.')}; no terminal to ask", hint="add --yes, or look first with --dry-run")
-    return click.confirm(question, err=True)
+    return click.confirm(safe(question), err=True)
 
 
 def refuse(problem: str, *, hint: str = "", code: int = NO) -> NoReturn:
     """End with an error in two lines, on stderr."""
-    click.echo(f"error: {problem}", err=True)
+    tell(f"error: {safe(problem, keep='')}", err=True)
     if hint:
-        click.echo(f"hint:  {hint}", err=True)
+        tell(f"hint:  {safe(hint, keep='')}", err=True)
     raise click.exceptions.Exit(code)

@@ -12,7 +12,7 @@ import click
 from coterie.cli.benching import NAME, SCENARIOS, TOGETHER, measure
 from coterie.cli.options import settings_for
 from coterie.cli.progress import Progress
-from coterie.cli.showing import Screen, as_json
+from coterie.cli.showing import Screen, as_json, tell
 from coterie.kernel.secret import redacted_url
 
 if TYPE_CHECKING:
@@ -49,12 +49,10 @@ def command(scenario: str | None, seconds: float, url: str | None, is_json: bool
 
         found = asyncio.run(measure(where, chosen, seconds=seconds, begins=begins))
         if is_json:
-            click.echo(as_json({"database": shown, "seconds": seconds, "figures": found}))
+            tell(as_json({"database": shown, "seconds": seconds, "figures": found}))
         else:
-            click.echo(f"cluster {NAME} on {shown}\n\n{_table(Screen(colour=colour), found)}")
-            click.echo(
-                f"\nP50 and P99 of one at a time; PER S with CALLERS at once ({TOGETHER}, but for commit)", err=True
-            )
+            tell(f"cluster {NAME} on {shown}\n\n{_table(Screen(colour=colour), found)}")
+            tell(f"\nP50 and P99 of one at a time; PER S with CALLERS at once ({TOGETHER}, but for commit)", err=True)
 
 
 @contextmanager

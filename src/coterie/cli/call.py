@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import msgspec
 from coterie.cli.asking import NOBODY, WRONG, asks, refuse
 from coterie.cli.entities import address_of
 from coterie.cli.reading import read_json
-from coterie.cli.showing import plain
+from coterie.cli.showing import as_json, tell
 from coterie.entities.untyped import Untyped
 from coterie.errors import EntityNotAssigned, RunnerUnavailable, SendTimeout
 from coterie.kernel.durations import to_seconds
@@ -65,15 +64,15 @@ async def command(
     with _answered(method=f"{address}.{method}"):
         if not no_wait and due is None and delay is None:
             result = await untyped.call(address, method, payload, within_s=within_s, key=key, group=group)
-            click.echo(json.dumps(plain(result), ensure_ascii=False))  # the same for people: it is data
+            tell(as_json(result))  # the same for people: it is data
             return
         sent = await untyped.send(
             address, method, payload, within_s=within_s, key=key, at=due, delay_s=delay_s, group=group
         )
     if sent.persisted:
-        click.echo(f"stored; what becomes of it: coterie messages show {sent.message_id}", err=True)
+        tell(f"stored; what becomes of it: coterie messages show {sent.message_id}", err=True)
     else:
-        click.echo("taken by a runner; it is not persisted, and lost if that runner is", err=True)
+        tell("taken by a runner; it is not persisted, and lost if that runner is", err=True)
     asking.answer({"message": sent.message_id, "persisted": sent.persisted}, sent.message_id)
 
 

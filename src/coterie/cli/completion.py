@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from coterie.cli.showing import tell
+
 _VARIABLE = "_COTERIE_COMPLETE"
 """click's: the command's name with it around."""
 
@@ -21,4 +23,4 @@ def command(ctx: click.Context, shell: str) -> None:
     """
     found = get_completion_class(shell)
     assert found is not None, "it is one of those that click has"
-    click.echo(found(ctx.find_root().command, {}, "coterie", _VARIABLE).source())
+    tell(found(ctx.find_root().command, {}, "coterie", _VARIABLE).source())

@@ -24,9 +24,9 @@ def command(url: str | None, as_json: bool) -> None:
     rows = help_rows(settings_for(url))
     if as_json:
         names = ("name", "value", "origin", "variable", "default", "about", "scope")
-        click.echo(showing.as_json([{name: getattr(row, name) for name in names} for row in rows]))
+        showing.tell(showing.as_json([{name: getattr(row, name) for name in names} for row in rows]))
     else:
         table = showing.Screen(colour=False).table(
             ("SETTING", "VALUE", "FROM"), [(row.name, row.value, row.origin) for row in rows]
         )
-        click.echo(table)
+        showing.tell(table)

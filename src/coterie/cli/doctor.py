@@ -14,7 +14,7 @@ from coterie.cli import examining
 from coterie.cli.asking import NO, NOBODY, YES
 from coterie.cli.findings import Finding, as_objects, concluded, counts, shown
 from coterie.cli.options import common, settings_for
-from coterie.cli.showing import Screen, as_json
+from coterie.cli.showing import Screen, as_json, tell
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
 from coterie.kernel.secret import redacted_url
 
@@ -41,10 +41,10 @@ def command(url: str | None, as_json: bool, colour: bool | None) -> int:
     asyncio.run(examination.run())
     code = examination.code
     if as_json:
-        click.echo(_document(examination))
+        tell(_document(examination))
     else:
-        click.echo(f"{examination.where}\n\n{shown(Screen(colour=colour), examination.findings)}")
-        click.echo(concluded(examination.findings, code))
+        tell(f"{examination.where}\n\n{shown(Screen(colour=colour), examination.findings)}")
+        tell(concluded(examination.findings, code))
     return code
 
 

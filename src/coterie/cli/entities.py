@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from coterie.cli.asking import WRONG, acts, asks, confirmed, refuse
 from coterie.cli.looking import fields, headed, page
 from coterie.cli.nouns import Noun
-from coterie.cli.showing import lasting, plain
+from coterie.cli.showing import as_json, lasting, plain, safe, tell
 from coterie.entities.kept import key_of
 from coterie.entities.untyped import Untyped
 from coterie.errors import MalformedMessage
@@ -66,7 +65,7 @@ async def list_some(asking: Asking, kind: str | None, *, limit: int) -> None:
         lambda: f"{asking.where}\n\n{_lives(asking.screen, busiest)}",
     )
     if found.total > len(busiest):
-        click.echo(f"{len(busiest):,} of {found.total:,} are shown: --limit shows more", err=True)
+        tell(f"{len(busiest):,} of {found.total:,} are shown: --limit shows more", err=True)
 
 
 @command.command()
@@ -113,7 +112,9 @@ async def show(asking: Asking, entity: str) -> None:
             ("state", _state_text(state)),
             ("messages", ", ".join(f"{counts[each]:,} {each}" for each in ("pending", "dead"))),
         ]
-        dead = f"\n\nrun dead ones again: coterie entities reset {address}" if counts["dead"] else ""
+        dead = (
+            f"\n\nrun dead ones again: coterie entities reset {safe(str(address), keep='')}" if counts["dead"] else ""
+        )
         return f"{asking.where}\n\n{headed(str(address), _standing(life))}\n{fields(pairs)}{dead}"
 
     asking.answer(value, text)
@@ -143,7 +144,7 @@ async def reset(asking: Asking, entity: str, *, yes: bool, dry_run: bool) -> Non
         return
     revived = await asking.here.storage.messages.revive(entity_type=address.type, entity_id=address.id)
     look = f'coterie messages list --filter "type:{address}"'
-    told = f"reset {address}: {counted_of(revived)} again; no command takes that back"
+    told = f"reset {safe(str(address), keep='')}: {counted_of(revived)} again; no command takes that back"
     asking.answer({"entity": str(address), "revived": revived}, f"{told}\nwhat becomes of them: {look}")
 
 
@@ -179,7 +180,7 @@ def _owner(shard: ShardId | None, view: View) -> tuple[str | None, int]:
 
 def _talk_of_silence(found: Found) -> None:
     if found.silent:
-        click.echo(f"no answer from {', '.join(found.silent)}: what lives there is not shown", err=True)
+        tell(f"no answer from {', '.join(found.silent)}: what lives there is not shown", err=True)
 
 
 def _types(screen: Screen, lines: list[EntityLine]) -> str:
@@ -233,7 +234,7 @@ def _state_text(state: StateRow | None) -> str:
     if state is None:
         return "none saved"
     version, value = _value(state)
-    shown = json.dumps(plain(value), ensure_ascii=False)
+    shown = as_json(value)
     saves = f"{state.version:,} save{'' if state.version == 1 else 's'}"
     return f"{shown}  (v{version}, {len(state.value):,} bytes, {saves}, epoch {state.epoch})"
 

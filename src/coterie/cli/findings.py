@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from coterie.cli.showing import safe
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,7 +41,7 @@ def shown(screen: Screen, findings: Sequence[Finding]) -> str:
     for each in findings:
         head = f"{screen.glyph(each.how)} {each.what:<{_WIDE}}"
         texts = [f"{each.says}:" if each.hint else each.says, *each.hint.splitlines()]
-        lines.append(f"{head}{texts[0]}")
+        lines.append(f"{head}{safe(texts[0], keep='')}")
         lines += [f"{'':<{_WIDE + 2}}{text}" for text in texts[1:]]
     return "\n".join(lines)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +12,7 @@ from coterie.cli.asking import WRONG, acts, asks, confirmed, refuse
 from coterie.cli.looking import refusing
 from coterie.cli.nouns import Noun
 from coterie.cli.reading import read_json
-from coterie.cli.showing import plain
+from coterie.cli.showing import as_json, safe, tell
 
 if TYPE_CHECKING:
     from coterie.cli.asking import Asking
@@ -73,7 +72,7 @@ async def set_one(asking: Asking, key: str, value: str, *, ttl: str | None, yes:
     with refusing():
         await asking.cluster.kv.set(key, given, ttl=ttl)
     undo = f"coterie kv remove {key}" if before is None else _set(key, before)
-    asking.answer({"key": key, "value": given, "before": before}, f"set {key}\nundo: {undo}")
+    asking.answer({"key": key, "value": given, "before": before}, _lines(f"set {key}", f"undo: {undo}"))
 
 
 @command.command()
@@ -94,7 +93,8 @@ async def remove(asking: Asking, key: str, *, yes: bool, dry_run: bool) -> None:
         return
     with refusing():
         removed = await asking.cluster.kv.remove(key)
-    asking.answer({"key": key, "removed": removed, "before": before}, f"removed {key}\nundo: {_set(key, before)}")
+    told = _lines(f"removed {key}", f"undo: {_set(key, before)}")
+    asking.answer({"key": key, "removed": removed, "before": before}, told)
 
 
 @command.command("list")
@@ -125,7 +125,7 @@ async def list_some(asking: Asking, prefix: str, *, limit: int) -> None:
     )
     asking.answer([{"key": key, "value": value} for key, value in found], f"{asking.where}\n\n{shown}")
     if total > len(found):
-        click.echo(f"{len(found):,} of {total:,} are shown: --limit shows more", err=True)
+        tell(f"{len(found):,} of {total:,} are shown: --limit shows more", err=True)
 
 
 async def _value(asking: Asking, key: str) -> Any:
@@ -138,7 +138,11 @@ def _missing(key: str) -> NoReturn:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(plain(value), ensure_ascii=False)
+    return as_json(value)
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(safe(line, keep="") for line in lines)
 
 
 def _set(key: str, value: Any) -> str:

@@ -11,9 +11,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-import click
-
 from coterie.cli.asking import WRONG, refuse
+from coterie.cli.showing import tell
 from coterie.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def _blame(target: Target, error: Exception) -> NoReturn:
     stack = error.__traceback__
     while stack is not None and _is_ours(stack.tb_frame.f_code.co_filename):
         stack = stack.tb_next
-    click.echo("".join(traceback.format_exception(error.with_traceback(stack))), err=True, nl=False)
+    tell("".join(traceback.format_exception(error.with_traceback(stack))), err=True, nl=False)
     refuse(f"{target.place} cannot be loaded: {type(error).__name__}", hint="the lines above say where", code=WRONG)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.asking import refuse
-from coterie.cli.showing import instant, relative
+from coterie.cli.showing import instant, relative, safe
 from coterie.observe.viewing import Viewing
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def refusing(*, hint: str = "") -> Iterator[None]:
 
 def headed(left: str, right: str) -> str:
     """A first line: what it is about, and how that stands."""
+    left, right = safe(left, keep=""), safe(right, keep="")
     return f"{left:<{_HEAD}}  {right}" if right else left
 
 
@@ -66,7 +67,9 @@ def both(at: datetime | None, now: datetime) -> str:
 def fields(pairs: Sequence[tuple[str, str]]) -> str:
     """A thing's properties, a line each; those without a value are left out."""
     wide = max((len(name) for name, _ in pairs), default=0)
-    return "\n".join(f"{name:<{wide}}  {value}" for name, value in pairs if value)
+    further = f"\n{'':<{wide}}  "  # the next line of a value does not look like another property
+    shown = ((name, further.join(value.split("\n"))) for name, value in pairs if value)
+    return "\n".join(f"{name:<{wide}}  {value}" for name, value in shown)
 
 
 def quick(seconds: float | None) -> str:

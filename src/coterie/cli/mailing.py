@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import click
 
 from coterie.cli.filters import state_of
 from coterie.cli.looking import headed, one_line
-from coterie.cli.showing import lasting, plain
+from coterie.cli.showing import as_json, lasting, plain, tell
 from coterie.entities.untyped import Untyped
 from coterie.errors import MessageExpired
 from coterie.kernel.addresses import Seat, ShardId
@@ -112,7 +109,7 @@ def talk_of_silence(chosen: Chosen) -> None:
     """Say what could not be known."""
     if chosen.silent:
         names = ", ".join(chosen.silent)
-        click.echo(f"no answer from {names}: what runs there is taken for waiting", err=True)
+        tell(f"no answer from {names}: what runs there is taken for waiting", err=True)
 
 
 def outlined(message: MessageInfo, chosen: Chosen) -> dict[str, Any]:
@@ -194,4 +191,4 @@ def _pair(name: str, value: str, other: str = "", about: str = "") -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(plain(value), ensure_ascii=False)
+    return as_json(value)

@@ -13,7 +13,7 @@ from coterie.cli.mailing import choose, outlined, shown, table, talk_of_silence
 from coterie.cli.nouns import Noun
 from coterie.cli.progress import Progress
 from coterie.cli.purging import Purge
-from coterie.cli.showing import plain
+from coterie.cli.showing import plain, tell
 from coterie.entities.untyped import Untyped
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def list_some(asking: Asking, *, state: str | None, text: str, limit: int,
     )
     if len(found.messages) == limit:
         which = f' --filter "{chosen}"' if str(chosen) else ""
-        click.echo(f"more: coterie messages list{which} --after {found.messages[-1].id}", err=True)
+        tell(f"more: coterie messages list{which} --after {found.messages[-1].id}", err=True)
 
 
 @command.command()
@@ -148,7 +148,7 @@ async def _named(asking: Asking, ids: tuple[str, ...]) -> list[MessageInfo]:
     found = [await asking.cluster.messages.show(each) for each in dict.fromkeys(ids)]
     for each in found:
         if each.status != "dead":
-            click.echo(f"message {each.id} is {each.status}: only dead ones are run again", err=True)
+            tell(f"message {each.id} is {each.status}: only dead ones are run again", err=True)
     return [each for each in found if each.status == "dead"]
 
 

@@ -10,7 +10,7 @@ import click
 
 from coterie.cli.options import common, settings_for
 from coterie.cli.progress import Progress
-from coterie.cli.showing import lasting
+from coterie.cli.showing import lasting, tell
 from coterie.kernel.addresses import new_incarnation
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
@@ -58,13 +58,13 @@ async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json
             await _apply(storage, applied, pending, wanted, as_json=as_json) if act == "apply" else (pending, 0.0)
         )
         if act == "sql":
-            click.echo("\n".join(f"-- {step}\n{step.sql}" for step in steps))
+            tell("\n".join(f"-- {step}\n{step.sql}" for step in steps))
         elif as_json:
-            click.echo(_as_json(storage, applied, steps, act=act))
+            tell(_as_json(storage, applied, steps, act=act))
         else:
-            click.echo(_as_text(storage, applied, steps, act=act, took_s=took_s))
+            tell(_as_text(storage, applied, steps, act=act, took_s=took_s))
             if act == "apply" and await storage.schema.pending("post"):
-                click.echo("when no older version runs: coterie migrate --apply --phase post", err=True)
+                tell("when no older version runs: coterie migrate --apply --phase post", err=True)
 
 
 async def _apply(

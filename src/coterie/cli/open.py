@@ -9,6 +9,7 @@ import click
 from coterie.cli.asking import NOBODY, refuse
 from coterie.cli.options import settings_for
 from coterie.cli.showing import as_json as to_json
+from coterie.cli.showing import tell
 from coterie.kernel.readings import split_address
 
 _ANSWERED_S = 3.0
@@ -34,7 +35,7 @@ def command(only_print: bool, as_json: bool) -> None:
     host = _ANYWHERE.get(host, host)
     url = f"http://[{host}]:{port}/health" if ":" in host else f"http://{host}:{port}/health"
     _require_answer(host, port, url)
-    click.echo(to_json({"url": url}) if as_json else url)
+    tell(to_json({"url": url}) if as_json else url)
     if not only_print and not as_json:
         click.launch(url)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from coterie.cli import cron, runners, shards, singletons
 from coterie.cli.looking import counted, quick
-from coterie.cli.showing import lasting
+from coterie.cli.showing import lasting, safe
 from coterie.cli.status import standing
 
 if TYPE_CHECKING:
@@ -97,8 +97,11 @@ def frame(panel: Panel, view: View, *, name: str, age_s: float, problem: str, sc
         f"{'coterie top':<30} {KEYS}",
         f"{left:<77} {_freshness(panel, age_s, problem)}",
         _figures(panel, overview, screen),
-        *([problem] if problem else []),
-        *(f"{screen.glyph('bad' if each.status == 'unhealthy' else 'warn')} {each}" for each in overview.reasons),
+        *([safe(problem, keep="")] if problem else []),
+        *(
+            f"{screen.glyph('bad' if each.status == 'unhealthy' else 'warn')} {safe(str(each), keep='')}"
+            for each in overview.reasons
+        ),
         *_chosen(panel, _HELP if panel.helping else body(panel.page, view, screen)),
     ]
     if panel.typing or panel.filter:

@@ -11,7 +11,7 @@ from coterie.cli.asking import client
 from coterie.cli.looking import refusing
 from coterie.cli.options import common
 from coterie.cli.showing import as_json as to_json
-from coterie.cli.showing import relative
+from coterie.cli.showing import relative, tell
 from coterie.kernel.clock import SystemClock, to_datetime
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def preview(name: str, zone: str | None, count: int, url: str | None, as_json: b
         explained, coming, now = _expression(name, zone, count)
     else:
         explained, coming, now = asyncio.run(_cron(name, zone, count, url))
-    click.echo(_as_json(name, explained, coming) if as_json else text(explained, coming, now))
+    tell(_as_json(name, explained, coming) if as_json else text(explained, coming, now))
 
 
 def text(explained: str, coming: Sequence[Upcoming], now: datetime) -> str:

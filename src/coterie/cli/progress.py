@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from coterie.cli.showing import as_json, lasting
+from coterie.cli.showing import as_json, lasting, safe, tell
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.tasks import Tasks
 
@@ -115,16 +115,16 @@ class Progress:
         """It is over: the line that stays. A program has its answer for that."""
         self._clear()
         if not self._json:
-            click.echo(text, err=True)
+            tell(text, err=True)
 
     def _say(self) -> None:
         if self._json:
-            click.echo(as_json(self._object()), err=True)
+            tell(as_json(self._object()), err=True)
         elif self._redraws:
-            click.echo(f"{_CLEAR}{self.line()}", nl=False, err=True)
+            click.echo(f"{_CLEAR}{safe(self.line())}", nl=False, err=True)
             self._is_open = True
         else:
-            click.echo(self.line(), err=True)
+            tell(self.line(), err=True)
 
     def line(self) -> str:
         """All of it in one line."""

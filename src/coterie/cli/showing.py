@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+
+from coterie.kernel.texts import visible, visible_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +44,23 @@ _COLOURS = {
 _LARGEST_EXACT = 2**53
 
 
+_OURS = re.compile(rf"\x1b\[3[1-6]m[{re.escape(''.join(map(''.join, _GLYPHS.values())))}]\x1b\[0m")
+"""The one thing that may colour: a glyph, and nothing after it."""
+
+
+def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Write to stdout, or stderr: the one way by which text leaves, whoever has written it."""
+    click.echo(safe(text), err=err, nl=nl)
+
+
+def safe(text: str, *, keep: str = "\n") -> str:
+    """The same, fit for a terminal, see `visible`; our own glyphs keep their colours."""
+    if "\x1b" not in text:
+        return visible(text, keep=keep)
+    rest = (visible(part, keep=keep) for part in _OURS.split(text))
+    return "".join(part for pair in zip_longest(rest, _OURS.findall(text), fillvalue="") for part in pair)
+
+
 class Screen:
     """Where answers go, and what it can show.
 
@@ -59,7 +80,7 @@ class Screen:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> str:
         """Aligned columns, two spaces apart, under their names; those in `right` to the right."""
-        lines = [list(columns), *(list(row) for row in rows)]
+        lines = [list(columns), *([safe(cell, keep="") for cell in row] for row in rows)]
         widths = [max(_width(line[place]) for line in lines) for place in range(len(columns))]
         to_right = {columns.index(name) for name in right}
         return "\n".join(
@@ -103,7 +124,7 @@ def instant(at: datetime) -> str:
 
 def as_json(value: Any) -> str:
     """One document."""
-    return json.dumps(plain(value), ensure_ascii=False)
+    return visible_json(json.dumps(plain(value), ensure_ascii=False))
 
 
 def plain(value: Any) -> Any:

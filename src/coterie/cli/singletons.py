@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -10,7 +9,7 @@ import click
 from coterie.cli.asking import NOBODY, acts, asks, confirmed, refuse
 from coterie.cli.looking import both, fields, headed, one_line, page, refusing
 from coterie.cli.nouns import Noun
-from coterie.cli.showing import lasting, plain
+from coterie.cli.showing import as_json, lasting, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -158,7 +157,7 @@ def _shown(asking: Asking, line: SingletonLine, state: Any, now: datetime) -> st
         ("last run", f"{both(line.last_run_at, now)}, {line.runs:,} in all"),
         ("note", progress(line)),
         ("error", "" if line.error is None else f"{one_line(line.error)}, {both(line.error_at, now)}"),
-        ("state", "none saved" if state is None else json.dumps(plain(state), ensure_ascii=False)),
+        ("state", "none saved" if state is None else as_json(state)),
     ]
     head = headed(line.name, state_of(asking.screen, line))
     return f"{asking.where}\n\n{head}\n{fields(pairs)}\n\nmove it: coterie singletons resign {line.name}"
@@ -173,7 +172,7 @@ def _history(screen: Screen, saved: Iterable[SavedState], now: datetime) -> str:
             str(each.epoch),
             f"v{each.version}",
             one_line(each.set_aside) or "-",
-            json.dumps(plain(each.value), ensure_ascii=False),
+            as_json(each.value),
         )
         for each in saved
     ]

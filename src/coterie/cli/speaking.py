@@ -8,8 +8,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits
-from coterie.cli.showing import instant, lasting
+from coterie.cli.showing import instant, lasting, safe
 from coterie.kernel.clock import SystemClock, to_datetime
+from coterie.observe.logs import TextLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +77,7 @@ class Voice:
         """One line, with the time."""
         self._close()
         name = f"{who}  " if who and self._workers else ""
-        print(f"{self._time()}  {name}{text}", file=sys.stderr, flush=True)
+        print(f"{self._time()}  {safe(name + text)}", file=sys.stderr, flush=True)
 
     def _say_waiting(self, event: Waits) -> None:
         """Workers wait for the same database: the first one says it for all."""
@@ -91,7 +92,7 @@ class Voice:
             return
         self._has_announced = True
         for line in announcement(found, workers=self._workers):
-            print(line, file=sys.stderr)
+            print(safe(line, keep=""), file=sys.stderr)
         print(file=sys.stderr, flush=True)
 
     def begin_drain(self, limit_s: float) -> None:
@@ -124,7 +125,7 @@ class Voice:
         if not self._is_terminal:
             self.say(text)
             return
-        print(f"\r\x1b[K    {text}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K    {safe(text)}", end="", file=sys.stderr, flush=True)
         self._open = True
 
     def _close(self) -> None:
@@ -135,6 +136,9 @@ class Voice:
     def _time(self) -> str:
         now = _now()
         return f"{now.astimezone():%H:%M:%S}" if self._is_terminal else instant(now)
+
+
+_LINES = TextLine("%(message)s", fields=False)
 
 
 class Shown(logging.Handler):
@@ -148,6 +152,10 @@ class Shown(logging.Handler):
         """As a line among the others."""
         mark = "!" if record.levelno < logging.ERROR else "error:"
         self._voice.say(f"{mark} {self.format(record)}")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The sentence on one line, then what was raised, so that neither looks like another event."""
+        return _LINES.format(record)
 
 
 def be_heard(voice: Voice) -> None:

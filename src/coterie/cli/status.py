@@ -9,7 +9,7 @@ import click
 from coterie.cli.asking import NO, YES, asks
 from coterie.cli.cron import table as cron_table
 from coterie.cli.looking import counted, headed, quick, sampled
-from coterie.cli.showing import plain
+from coterie.cli.showing import plain, safe
 from coterie.cli.singletons import table as singleton_table
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def standing(overview: Overview, screen: Screen) -> str:
 
 def _reasons(overview: Overview, screen: Screen) -> Iterator[str]:
     for reason in overview.reasons:
-        yield f"  {screen.glyph(GLYPHS[reason.status])} {reason}"
+        yield f"  {screen.glyph(GLYPHS[reason.status])} {safe(str(reason), keep='')}"
         if reason.hint:
             yield f"      {reason.hint}"
 

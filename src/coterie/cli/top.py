@@ -14,7 +14,7 @@ import click
 from coterie.cli.asking import WRONG, YES, asks, refuse
 from coterie.cli.looking import viewing
 from coterie.cli.panel import Panel, frame
-from coterie.cli.showing import as_json
+from coterie.cli.showing import as_json, safe, tell
 from coterie.errors import CoterieError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def command(asking: Asking) -> int:
 
 async def _follow(look: Viewing) -> None:
     while True:
-        click.echo(as_json(await look.look(["overview", "runners"])))
+        tell(as_json(await look.look(["overview", "runners"])))
         await asyncio.sleep(_EVERY_S)
 
 
@@ -120,7 +120,7 @@ class Top:
             problem=self._problem,
             screen=self._asking.screen,
         )
-        live.update(Text.from_ansi(shown, no_wrap=True, overflow="crop"), refresh=True)
+        live.update(Text.from_ansi(safe(shown), no_wrap=True, overflow="crop"), refresh=True)
 
     def _shown(self) -> set[str]:
         return set() if self._view is None else set(self._view.data)

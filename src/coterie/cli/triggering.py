@@ -9,7 +9,7 @@ import click
 
 from coterie.cli.asking import NO, NOBODY, YES, acts, asks, confirmed, refuse
 from coterie.cli.looking import refusing
-from coterie.cli.showing import relative
+from coterie.cli.showing import relative, tell
 from coterie.observe.failing import worded
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def trigger(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> int
     try:
         return await _watch(asking, tick)
     except asyncio.CancelledError:
-        click.echo(f"{name} goes on: coterie cron history {name}", err=True)
+        tell(f"{name} goes on: coterie cron history {name}", err=True)
         raise
 
 
@@ -56,7 +56,7 @@ async def _watch(asking: Asking, tick: TickInfo) -> int:
     begun = await _begun(asking, tick)
     if not asking.as_json:
         at = f"{tick.scheduled_at:%Y-%m-%dT%H:%M:%SZ}"
-        click.echo(f"started on {begun.runner}, tick {at} ({tick.kind}), epoch {begun.epoch}")
+        tell(f"started on {begun.runner}, tick {at} ({tick.kind}), epoch {begun.epoch}")
     over = begun if begun.outcome is not None else await asking.cluster.crons.wait(tick)
     asking.answer(over, _ended(asking, over))
     return YES if over.outcome == "ran" else NO

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -11,7 +10,7 @@ from coterie.cli.asking import WRONG, acts, asks, confirmed, refuse
 from coterie.cli.looking import both, fields, headed, one_line
 from coterie.cli.nouns import Noun
 from coterie.cli.reading import read_json
-from coterie.cli.showing import plain
+from coterie.cli.showing import as_json, plain, safe
 from coterie.kernel.codec import PLAIN
 from coterie.steps import failures
 from coterie.storage.units import UnitStatus
@@ -135,11 +134,11 @@ async def resolve(asking: Asking, token: str, value: str, *, yes: bool, dry_run:
     """
     given = read_json(value, what="the value", hint="""quote it for the shell: '"yes"', '{"approved": true}'""")
     unit, name = asking.here.tokens.read(token)
-    what = f'deferred "{name}" of {unit.partition(":")[2]} will have the value {json.dumps(given, ensure_ascii=False)}'
+    what = f'deferred "{name}" of {unit.partition(":")[2]} will have the value {as_json(given)}'
     if not confirmed(what, "resolve it?", yes=yes, dry_run=dry_run):
         return
     await asking.cluster.resolve(token, given)
-    shown = unit.partition(":")[2]
+    shown = safe(unit.partition(":")[2], keep="")
     asking.answer(
         {"unit": unit, "name": name, "resolved": True},
         f'resolved "{name}" of {shown}; the first value stays, no command takes it back\n'
@@ -178,6 +177,7 @@ async def _tell(asking: Asking, before: UnitRow, after: UnitRow | None, done: st
         refuse(f"{before.name}/{before.id} is gone meanwhile")
     await asking.here.wake(after.seat, about=after.unit, fresh=True)
     shown = f"{after.name}/{after.id}"
+    shown = safe(shown, keep="")
     text = f"{shown} {done}; {undo}\nwhat becomes of it: coterie workflows show {shown}"
     asking.answer(_fields(after), text)
 
@@ -246,11 +246,11 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRow], tokens: dict[
     pairs = [
         ("shard", row.seat.partition(":")[2]),
         ("version", row.version),
-        ("payload", json.dumps(plain(_decoded(row.payload)), ensure_ascii=False)),
+        ("payload", as_json(_decoded(row.payload))),
         ("started", both(row.started_at, now)),
         ("goes on", "" if row.wake_at is None else both(row.wake_at, now)),
         ("ended", "" if row.ended_at is None else both(row.ended_at, now)),
-        ("result", "" if row.value is None else json.dumps(plain(_decoded(row.value)), ensure_ascii=False)),
+        ("result", "" if row.value is None else as_json(_decoded(row.value))),
         ("error", "" if row.error is None else one_line(failures.text_of(row.error))),
     ]
     head = headed(f"{row.name}/{row.id}", _status(screen, row.status, interrupting=row.interrupting))
@@ -269,5 +269,5 @@ def _outcome(screen: Screen, step: StepRow, now: datetime) -> str:
         return f"waits{until}"
     if step.error is not None:
         return f"{screen.glyph('bad')} {one_line(failures.text_of(step.error))}"
-    shown = "" if step.value is None else f" {json.dumps(plain(_decoded(step.value)), ensure_ascii=False)}"
+    shown = "" if step.value is None else f" {as_json(_decoded(step.value))}"
     return f"{screen.glyph('good')} done{shown}"

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import json
+
 _COUNT_MOST = 2**63 - 1
 
 
 def storable(text: str) -> str:
     """The same without what a database refuses: the character zero, and halves of surrogate pairs."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """The same on one line, fit for a terminal.
+
+    What moves the cursor, colours, turns text around or is not seen at all (controls, escape sequences, bidirectional
+    marks, characters without width) is shown as an escape.
+
+    Args:
+        keep: What is left as it is: line ends, where a text is known to have several.
+
+    >>> visible("a\x1b[2Jb\u202ec")
+    'a\\x1b[2Jb\\u202ec'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def visible_json(document: str) -> str:
+    """A JSON document that means the same, without such characters: JSON's own escapes stand for them."""
+    if document.isprintable():
+        return document
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in document)
 
 
 def countable(number: int | None) -> int | None:

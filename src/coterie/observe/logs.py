@@ -16,6 +16,7 @@ from coterie.errors import CoterieError, quoted
 from coterie.kernel import tracing
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.context import trace_here
+from coterie.kernel.texts import visible, visible_json
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -58,13 +59,31 @@ class Handler(logging.StreamHandler["TextIO"]):
 
 
 class TextLine(logging.Formatter):
-    """When, how grave, the sentence; then what is known, as `key=value`."""
+    """When, how grave, the sentence; then what is known, as `key=value`; then, indented, what was raised.
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
+    Args:
+        form: The line, in logging's own terms.
+        fields: Whether to say what is known besides the sentence.
+
+    Promise:
+        A record is one line, and those of its traceback begin with a space: whatever they quote neither looks like
+        another event nor acts on a terminal.
+    """
+
+    def __init__(self, form: str = "%(asctime)s %(levelname)s %(message)s", *, fields: bool = True) -> None:
+        super().__init__(form)
+        self._has_fields = fields
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 logging's name
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 logging's name
+        return _indented(super().formatStack(stack_info))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 logging's name
-        record.message = _on_one_line(record.message)
+        record.message = visible(record.message)
+        if not self._has_fields:
+            return super().formatMessage(record)
         fields = _fields(record)
         if (trace_id := _trace_id()) is not None:
             fields["trace_id"] = trace_id
@@ -96,7 +115,7 @@ class JsonLine(logging.Formatter):
             line[f"error_{name}" if name in _OWN else name] = value
         if record.exc_info and record.exc_info[0] is not None:
             line["exc"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return visible_json(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class Repeats(logging.Filter):
@@ -225,8 +244,5 @@ def _shown(value: object) -> str:
     return text if _PLAIN.fullmatch(text) else quoted(text)
 
 
-def _on_one_line(text: str) -> str:
-    """Whatever it quotes: a user's error must not look like another event."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+def _indented(text: str) -> str:
+    return "\n".join(f"  {visible(line)}" for line in text.splitlines())

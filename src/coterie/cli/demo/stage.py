@@ -9,14 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from coterie.cli.demo.acts import ACTS, deploy, freeze, kill
 from coterie.cli.demo.ledger import ACCOUNTS, Ledger
 from coterie.cli.demo.program import Account
 from coterie.cli.demo.runners import NAME, DemoRunner
 from coterie.cli.demo.sight import IMPORTER, Sight, Stuck
-from coterie.cli.showing import Screen, lasting
+from coterie.cli.showing import Screen, lasting, tell
 from coterie.cluster import Cluster
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock, to_datetime
@@ -59,7 +57,7 @@ class Stage:
     def say(self, text: str) -> None:
         """One line of what happens, with the time."""
         now = to_datetime(SystemClock().wall_ns()).astimezone()
-        click.echo(f"  {now:%H:%M:%S}.{now.microsecond // 1000:03}  {text.replace('★', self.screen.glyph('lead'))}")
+        tell(f"  {now:%H:%M:%S}.{now.microsecond // 1000:03}  {text.replace('★', self.screen.glyph('lead'))}")
 
     def names(self) -> list[str]:
         """Of those that run."""
@@ -106,7 +104,7 @@ async def demo(url: str | None, *, script: bool) -> int:
     shown = FILE if url is None else redacted_url(url)
     is_new, made = url is None and not Path(FILE).exists(), write_program(Path(PROGRAM))  # noqa: ASYNC240 at first
     what = f"one file ({FILE}), nothing to install" if url is None else f"on {shown}"
-    click.echo(f"coterie demo: three runners on this machine, {what}\n")
+    tell(f"coterie demo: three runners on this machine, {what}\n")
     cluster = Cluster(place, name=NAME)
     cluster.entity(Account)
     async with cluster.connect():
@@ -117,7 +115,7 @@ async def demo(url: str | None, *, script: bool) -> int:
             _introduce(stage, made=made)
             lead, rows = await stage.sight.lead(), await stage.sight.rows()
             star = stage.screen.glyph("lead")
-            click.echo(f"\n  {star} {IMPORTER} leads on {lead.runner}, epoch {lead.epoch}, imported {rows:,} rows\n")
+            tell(f"\n  {star} {IMPORTER} leads on {lead.runner}, epoch {lead.epoch}, imported {rows:,} rows\n")
             counts = await (_play(stage) if script else _obey(stage))
             counts.append(await stage.ledger.check(everything=True))
             await stage.leave()
@@ -154,15 +152,15 @@ def _introduce(stage: Stage, *, made: bool) -> None:
     lines = len(Path(PROGRAM).read_text("utf-8").splitlines())
     about = f"{lines} lines" if made else f"{lines} lines, as it was here"
     served = min((each.served or "" for each in stage.living()), key=lambda url: (len(url), url))
-    click.echo(f"\n  {'health':<11}  {served}/health")
-    click.echo(f"  {'source':<11}  {PROGRAM}, {about}: read it, change it, coterie run {PROGRAM}")
+    tell(f"\n  {'health':<11}  {served}/health")
+    tell(f"  {'source':<11}  {PROGRAM}, {about}: read it, change it, coterie run {PROGRAM}")
 
 
 async def _play(stage: Stage) -> list[Count]:
     """Without a terminal: kill, freeze, deploy."""
     counts = []
     for key, act in _SCRIPT:
-        click.echo(key)
+        tell(key)
         counts.append(await act(stage))
     return counts
 
@@ -172,19 +170,19 @@ async def _obey(stage: Stage) -> list[Count]:
     from coterie.cli.demo.keys import keys
 
     counts: list[Count] = []
-    click.echo(f"  {_HELP}\n")
+    tell(f"  {_HELP}\n")
     with keys() as pressed:
         while (key := (await pressed.get()).lower()) not in ("q", ""):
             if key not in ACTS:
-                click.echo(f"  {_HELP}")
+                tell(f"  {_HELP}")
                 continue
-            click.echo(key)
+            tell(key)
             try:
                 counts.append(await ACTS[key](stage))
             except Stuck as error:
                 stage.say(f"{stage.screen.glyph('bad')} {error}")
                 stage.is_stuck = True
-    click.echo("q")
+    tell("q")
     return counts
 
 
@@ -193,15 +191,15 @@ def _verdict(stage: Stage, counts: list[Count], file: str | None) -> int:
     wrong = stage.is_stuck or not stage.is_clean or not all(count.is_right for count in counts)
     glyph = stage.screen.glyph("bad" if wrong else "good")
     left = "all runners left cleanly" if stage.is_clean else "not all runners left cleanly"
-    click.echo(f"\n  {glyph} {last.deposits:,} deposits: {last}; {left}")
+    tell(f"\n  {glyph} {last.deposits:,} deposits: {last}; {left}")
     files = PROGRAM if file is None else f"{PROGRAM}, and {file} with its leases beside it ({file}-leases)"
-    click.echo(f"  left here: {files}")
+    tell(f"  left here: {files}")
     return 1 if wrong else 0
 
 
 def _tick(stage: Stage, what: str, text: str, took_s: float | None = None) -> None:
     took = "" if took_s is None else lasting(took_s)
-    click.echo(f"  {stage.screen.glyph('good')} {what:<9}  {text:<60}  {took}".rstrip())
+    tell(f"  {stage.screen.glyph('good')} {what:<9}  {text:<60}  {took}".rstrip())
 
 
 def _now_s() -> float:
