@@ -410,7 +410,9 @@ class Cluster:
             from coterie import web  # Starlette and uvicorn: only processes that serve load them
             from coterie.web.serving import Serving
 
-            return Serving(web.app(self), self.settings, number=number)
+            running = self._present()
+            supervisor = None if running is None else running.supervisor
+            return Serving(web.app(self), self.settings, number=number, supervisor=supervisor)
 
         beside = None if self.settings.http_listen is None else serving
         signals.run(self._begin, self.settings, beside=beside, teller=teller, wait=wait)

@@ -362,6 +362,7 @@ class Runner(Connection):
             wake=self._woken,
             host=self._doors.host,
             process=self._doors.process,
+            supervisor=self.supervisor,
         )
 
     async def _wake(self, holder: RunnerRow, told: str) -> None:

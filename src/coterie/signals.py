@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import logging
 import os
 import signal
@@ -271,7 +272,8 @@ async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: 
             raise
     else:
         teller.announce(runner, beside)
-        following.spawn(teller.follow(runner), name="follow")
+        follow = functools.partial(teller.follow, runner)
+        following.supervise(follow, name="report the runner", supervisor=runner.supervisor)
         await runner.gone.wait()
     finally:
         await following.stop()

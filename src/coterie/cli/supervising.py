@@ -8,6 +8,7 @@ starting ──▶ all at work ──a worker dies──▶ it is started again,
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from coterie.cli.watching import Watched
 from coterie.cli.workers import Worker, ending
 from coterie.kernel.chance import Chance
 from coterie.kernel.retry import Retry
+from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
 from coterie.signals import GRACE_S, ONE_S
 
@@ -102,7 +104,8 @@ class Crew:
         """The same, and anew with each change of a file."""
         while True:
             tasks = Tasks("reload")
-            changes = tasks.spawn(self._stop_when_changed(watched), name="watch", report=False)
+            watch = functools.partial(self._stop_when_changed, watched)
+            changes = tasks.supervise(watch, name="watch files", supervisor=Supervisor(self._chance))
             try:
                 code = await self.run()
                 if not self._was_asked() and not changes.done():  # it cannot work as it is
@@ -128,7 +131,11 @@ class Crew:
         loop, failures, has_worked = asyncio.get_running_loop(), 0, False
         while True:
             began_s = loop.time()
-            code = await worker.live()
+            try:
+                code = await worker.live()
+            except OSError as error:  # no process, no pipe, no memory: as if it had died at once
+                self.voice.say(f"{worker.name} could not be started: {error}")
+                code = 1
             has_worked = has_worked or worker.joined is not None
             if self._stopping.is_set():
                 had_begun = worker.found is not None or code != -signal.SIGTERM

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from coterie.cluster import Cluster
     from coterie.kernel.chance import Chance
     from coterie.kernel.dial import Dial
+    from coterie.kernel.supervisor import Supervisor
     from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
@@ -27,6 +30,9 @@ class Desk:
     dial: Dial
     tasks: Tasks
     tokens: Tokens
+    supervisor: Supervisor
+    resign: Callable[[str], object]
+    """Gives up a seat soon."""
 
     @property
     def units(self) -> Units:

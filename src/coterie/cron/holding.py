@@ -21,6 +21,7 @@ from coterie.cron.ticks import Known, Pause, Run, decide
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, meters
+from coterie.kernel.supervisor import Seated
 from coterie.storage.ticks import Take, TickClaim, TickRow, Verdict
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ class Holding:
         self._wake = asyncio.Event()
         self._stale = True
         self._closing = False
-        self._work = self._spawn(self._live(), "hold")
+        seated = Seated(tenure.seat, lambda: desk.resign(tenure.seat))
+        self._work = desk.tasks.supervise(
+            self._live, name="hold cron", supervisor=desk.supervisor, seated=seated, context=context
+        )
 
     # The seat
 
@@ -137,6 +141,7 @@ class Holding:
     # Its life
 
     async def _live(self) -> None:
+        self._stale = True  # an error may have ended the life before half-way through a look
         try:
             while not self._closing:
                 self._wake.clear()

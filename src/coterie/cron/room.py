@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coterie.cron.definitions import define
@@ -91,10 +92,11 @@ class Holdings:
         """Sit on the seat of a cron (`ownership.Occupy`). Bodies inherit the context of this call."""
         if self._desk is None:
             self._desk = self._new_desk()
-            self._ours.spawn(self._sweep(self._desk), name="sweep")
-            self._ours.spawn(self._purge(self._desk), name="purge ticks")
-            purges = purge_units(self._desk.storage, self._desk.settings, self._desk.chance)
-            self._ours.spawn(purges, name="purge units")
+            desk, supervisor = self._desk, self._runner.supervisor
+            self._ours.supervise(partial(self._sweep, desk), name="sweep crons", supervisor=supervisor)
+            self._ours.supervise(partial(self._purge, desk), name="purge ticks", supervisor=supervisor)
+            purges = partial(purge_units, desk.storage, desk.settings, desk.chance)
+            self._ours.supervise(purges, name="purge units", supervisor=supervisor)
         _, name = Seat.split(tenure.seat)
         holding = self._latest[name] = Holding(self._known[name], tenure, self._desk, copy_context())
         return holding
@@ -121,6 +123,8 @@ class Holdings:
             dial=Dial(time, runner.calling.clock.wall_ns() / 1e9),
             tasks=self._tasks,
             tokens=runner.tokens,
+            supervisor=runner.supervisor,
+            resign=lambda seat: self._ours.spawn(runner.resign(seat), name=f"resign {seat}"),
         )
 
     async def _sweep(self, desk: Desk) -> None:

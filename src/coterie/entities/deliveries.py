@@ -282,16 +282,24 @@ class Deliveries:
 
     def _ring(self) -> None:
         self._timer = None
-        while self._due and self._due[0][0] <= self.now_s():
-            _, _, work = heapq.heappop(self._due)
-            if self.inbox.get(work.message_id) is not work:
-                continue
-            work.due_s = 0.0  # it waits no more, though the database's clock be set back
+        try:
+            while self._due and self._due[0][0] <= self.now_s():
+                _, _, work = heapq.heappop(self._due)
+                if self.inbox.get(work.message_id) is work:
+                    self._deliver_due(work)
+        finally:
+            self._arm()
+
+    def _deliver_due(self, work: StoredWork) -> None:
+        work.due_s = 0.0  # it waits no more, though the database's clock be set back
+        try:
             if work.shelf.leaves((work.entity_type, work.entity_id)):
                 self._leave_in_storage(work)
             else:
                 self._host.deliver(work)
-        self._arm()
+        except Exception:  # the others that are due are not its fault; a sweep brings it again
+            log.exception("message %s could not be delivered when it was due: it is tried again", work.message_id)
+            self._forget(work)
 
     # What may have killed the holder before [C5]
 

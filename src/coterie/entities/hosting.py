@@ -28,6 +28,7 @@ from coterie.entities.retention import Retention
 from coterie.entities.sweeping import Sweeping
 from coterie.errors import MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
 from coterie.kernel.addresses import Seat, ShardId, shard_number
+from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
 from coterie.storage.messages import Policy
 
@@ -58,6 +59,7 @@ class Host:
         name: Of the runner, for errors.
         storage: Where state and messages are kept; None for a probe, which keeps nothing.
         hand_over: Brings a message that a handler sent to its owner, once it is stored.
+        supervisor: The one of this process.
 
     Promise:
         Every delivered call is answered once, by its deadline and a tick, whatever its handler does (see `Work`).
@@ -75,6 +77,7 @@ class Host:
         name: str,
         storage: Storage | None = None,
         hand_over: Callable[[Message], None] = lambda _: None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.cluster = cluster
         self.storage = storage
@@ -109,9 +112,10 @@ class Host:
         self.sweeping: Sweeping | None = None
         self.retention: Retention | None = None
         if messages is not None:
-            self.sweeping = Sweeping(self, messages, chance=chance, policies=self._policies)
+            supervisor = supervisor or Supervisor(chance)
+            self.sweeping = Sweeping(self, messages, chance=chance, policies=self._policies, supervisor=supervisor)
             self.deliveries = Deliveries(self, messages, chance=chance, wake=self.sweeping.wake)
-            self.retention = Retention(messages, settings, chance=chance)
+            self.retention = Retention(messages, settings, chance=chance, supervisor=supervisor)
 
     # The face
 

@@ -106,18 +106,20 @@ class Idling:
     def _ring(self) -> None:
         self._timer, self._next_ns = None, math.inf
         now_ns = self._steady_ns()
-        for hosted in self._types():
-            until_ns = now_ns - hosted.max_idle_ns
-            for _ in range(_AT_ONCE):
-                resident = self._first(hosted, until_ns)
-                if resident is None:
-                    break
-                self._evict(resident)
-        next_ns = min(
-            (hosted.idle[0][0] + hosted.max_idle_ns for hosted in self._types() if hosted.idle), default=math.inf
-        )
-        if next_ns < self._next_ns:
-            self._arm(next_ns)
+        try:
+            for hosted in self._types():
+                until_ns = now_ns - hosted.max_idle_ns
+                for _ in range(_AT_ONCE):
+                    resident = self._first(hosted, until_ns)
+                    if resident is None:
+                        break
+                    self._evict(resident)
+        finally:  # an error is told by the loop, and must not be the last time that it rings
+            next_ns = min(
+                (hosted.idle[0][0] + hosted.max_idle_ns for hosted in self._types() if hosted.idle), default=math.inf
+            )
+            if next_ns < self._next_ns:
+                self._arm(next_ns)
 
 
 def _some(hosted: Hosted, now_ns: int) -> Resident | None:

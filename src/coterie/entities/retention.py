@@ -11,6 +11,7 @@ from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:
     from coterie.kernel.chance import Chance
+    from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.messages import Messages
 
@@ -29,9 +30,11 @@ class Retention:
         messages: The storage.
         settings: `retention`, and `key_retention` for those with a key.
         chance: For the jitter that keeps runners from deleting in step.
+        supervisor: The one of this process.
     """
 
-    def __init__(self, messages: Messages, settings: Settings, *, chance: Chance) -> None:
+    def __init__(self, messages: Messages, settings: Settings, *, chance: Chance, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         self._messages = messages
         self._retention_s = settings.retention.total_seconds()
         self._key_retention_s = settings.key_retention.total_seconds()
@@ -43,7 +46,7 @@ class Retention:
     def start(self) -> None:
         """Delete from now on; a second call does nothing."""
         if self._task is None:
-            self._task = self._tasks.spawn(self._purge_on(), name="purge")
+            self._task = self._tasks.supervise(self._purge_on, name="purge messages", supervisor=self._supervisor)
 
     async def stop(self) -> None:
         """Delete no more."""

@@ -177,6 +177,7 @@ class Entities:
             name=runner.name,
             storage=runner.storage,
             hand_over=calling.posting.hand_over,
+            supervisor=runner.supervisor,
         )
         inquiries = Inquiries(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
         calling.serve(host, self.types, inquiries)

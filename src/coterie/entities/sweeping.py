@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coterie.entities.hosting import Host
     from coterie.entities.stored import Shelf
     from coterie.kernel.chance import Chance
+    from coterie.kernel.supervisor import Supervisor
     from coterie.storage.messages import Mark, Messages, Policy, Waiting
 
 log = logging.getLogger("coterie.entities")
@@ -46,11 +47,19 @@ class Sweeping:
         messages: The storage.
         chance: For the jitter that keeps runners from asking in step.
         policies: What the entity types of this program say about attempts.
+        supervisor: The one of this process.
     """
 
     def __init__(
-        self, host: Host, messages: Messages, *, chance: Chance, policies: Callable[[], Sequence[Policy]]
+        self,
+        host: Host,
+        messages: Messages,
+        *,
+        chance: Chance,
+        policies: Callable[[], Sequence[Policy]],
+        supervisor: Supervisor,
     ) -> None:
+        self._supervisor = supervisor
         self._host = host
         self._messages = messages
         self._chance = chance
@@ -68,7 +77,7 @@ class Sweeping:
         """Look soon."""
         self._asked.set()
         if self._task is None:
-            self._task = self._tasks.spawn(self._sweep_on(), name="sweep")
+            self._task = self._tasks.supervise(self._sweep_on, name="sweep messages", supervisor=self._supervisor)
 
     async def poll(self) -> None:
         """Look now; return when all that was pending when this was asked has been seen (K6)."""

@@ -15,6 +15,8 @@ import functools
 import logging
 import types
 from collections import deque
+from contextvars import copy_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -26,6 +28,7 @@ from coterie.kernel.retry import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterable
+    from contextvars import Context
 
     MakeWork = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -37,6 +40,8 @@ that ask every few seconds tell of it before."""
 WITHIN_S = 60.0
 PAUSES = Retry(attempts=MOST + 1, base="250ms", max="10s")
 """Pauses before a failed task begins again, by the number of its failures within `WITHIN_S`."""
+_OURS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent))
+"""Where the code is into which the simulator may throw errors."""
 WELL_S = 10.0
 """A task that has run so long since it last began does not keep failing."""
 
@@ -81,16 +86,19 @@ class Supervisor:
         self.chance = chance or Chance()
         self._standing: dict[StandingTask, None] = {}
         self._hopeless: Callable[[FailingTask], object] | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._context: Context
 
     def failing(self) -> tuple[FailingTask, ...]:
         """Those that failed within the last minute, in the order of their first failures. From any thread."""
         return tuple(failing for each in list(self._standing) if (failing := each.failing()) is not None)
 
     def on_hopeless(self, end: Callable[[FailingTask], object]) -> None:
-        """Have `end` called, once, when a task that belongs to no seat keeps failing: the runner's end.
+        """Have the loop that runs here call `end`, once, when a task that belongs to no seat keeps failing.
 
         Without it, as in a client, such a task goes on at the longest pause.
         """
+        self._loop, self._context = asyncio.get_running_loop(), copy_context()
         self._hopeless = end
 
     def register(self, task: StandingTask) -> None:
@@ -102,10 +110,10 @@ class Supervisor:
         self._standing.pop(task, None)
 
     def give_up(self, failing: FailingTask) -> None:
-        """A task of no seat keeps failing."""
+        """A task of no seat keeps failing. From any thread: the lease is kept in one of its own."""
         end, self._hopeless = self._hopeless, None
         if end is not None:
-            end(failing)
+            self._loop.call_soon_threadsafe(end, failing, context=self._context)
 
 
 class StandingTask:
@@ -252,14 +260,18 @@ def _work_that_may_fail(work: Coroutine[Any, Any, Any], name: str) -> Generator[
         except BaseException as error:  # noqa: BLE001 a cancellation: the work's to deal with
             step = functools.partial(work.throw, error)
             continue
-        thrown = None if _is_inside_a_lock(work) else chaos.failure(name)
+        thrown = chaos.failure(name) if _may_raise(work) else None
         step = functools.partial(work.send, given) if thrown is None else functools.partial(work.throw, thrown)
 
 
-def _is_inside_a_lock(work: Any) -> bool:
-    """Whether it has just been handed a lock: an error there would leave the lock to nobody, which no error can."""
-    while (inner := getattr(work, "cr_await", None)) is not None:
-        work = inner
-        if getattr(getattr(work, "cr_code", None), "co_name", "") == "acquire":
-            return True
-    return False
+def _may_raise(work: Any) -> bool:
+    """Whether an error may come from where the work waits.
+
+    Not in code of the program, which has its own tests; and not where a lock was just handed over: it would be left
+    to nobody, as no error of ours can.
+    """
+    while (code := getattr(work, "cr_code", None)) is not None:
+        if code.co_name == "acquire" or not code.co_filename.startswith(_OURS):
+            return False
+        work = work.cr_await
+    return True

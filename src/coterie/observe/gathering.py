@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.errors import CoterieError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from coterie.singletons.standing import SingletonInfo
     from coterie.storage.interface import RunnerRow, View
     from coterie.storage.messages import Backlog
+
+log = logging.getLogger("coterie")
 
 PROBE_S = 1.0
 """How long a probe may take, and how old the facts may be that it need not look at anew."""
@@ -87,6 +90,8 @@ class Gathering:
                     await self.look()
             except (CoterieError, TimeoutError):
                 pass  # their age says it
+            except Exception:  # a probe is answered whatever is found
+                log.exception("the cluster could not be looked at: what was known before is told, with its age")
         return Recent(self._last, self._age_s())
 
     async def look(self) -> ClusterFacts:

@@ -83,10 +83,10 @@ class ThreadAside(Service):
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
-            for task in asyncio.all_tasks(loop):
+        finally:
+            for task in asyncio.all_tasks(loop):  # whoever waits for one is told, also if the loop was broken
                 task.cancel()
             loop.run_until_complete(asyncio.sleep(0))
-        finally:
             loop.close()
             self.tell(self._thread_ended)
 

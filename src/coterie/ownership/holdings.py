@@ -71,12 +71,14 @@ class Holdings:
         trust: Trust,
         occupy: Occupy,
         released: Callable[[str, int, str | None], None],
+        refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._me = me
         self._keeping = keeping
         self._trust = trust
         self._occupy = occupy
         self._released = released
+        self._refused = refused
         self._held: dict[str, Holding] = {}
         self._owed: dict[str, int] = {}
         self._unreleased: dict[str, int] = {}  # those that wait for their turn on the session
@@ -112,7 +114,15 @@ class Holdings:
                 self._owed[grant.name] = grant.epoch
                 continue
             tenure = Tenure(Claim(self._me, grant.name, grant.epoch), clean=grant.clean, trust=self._trust)
-            self._held[grant.name] = Holding(tenure, self._occupy(tenure))
+            try:
+                occupant = self._occupy(tenure)
+            except Exception:  # its neighbours are ours all the same
+                log.exception("seat %s could not be occupied and is given back", grant.name)
+                tenure.ended = True
+                self._owed[grant.name] = grant.epoch
+                self._refused(grant.name)
+                continue
+            self._held[grant.name] = Holding(tenure, occupant)
             taken.append((grant.name, grant.epoch))
             kind, _ = Seat.split(grant.name)
             meters.SEATS_ACQUIRED.of(kind).value += 1
@@ -132,7 +142,7 @@ class Holdings:
         for name, holding in list(self._held.items()):
             if holding.moving is None and table.get(name) != holding.tenure.epoch:
                 log.warning("seat %s is not ours any more at epoch %d: dropped", name, holding.tenure.epoch)
-                holding.abandon()
+                _abandon(name, holding)
                 del self._held[name]
         for name, epoch in table.items():
             if name not in self._held and self._gone.get(name) != epoch:
@@ -146,7 +156,7 @@ class Holdings:
         if self._held:
             log.warning("%d seats are given up: %s", len(self._held), reason)
         for name, holding in self._held.items():
-            holding.abandon()
+            _abandon(name, holding)
             if holding.moving is not None:
                 holding.moving.cancel()
             self._owed[name] = holding.tenure.epoch
@@ -167,11 +177,21 @@ class Holdings:
         holding = self._held[seat]
         assert holding.moving is None, f"{seat} is moving already"
         holding.moving = asyncio.current_task()
-        await holding.occupant.drain()
+        try:
+            await holding.occupant.drain()
+        except Exception:
+            log.exception("seat %s could not be drained in order: what is left on it is cut off", seat)
+            _abandon(seat, holding)
         if chaos.on:
             await chaos.point("ownership.before_release")
         holding.tenure.ended = True
-        await insist(lambda: self._release(seat, holding.tenure.epoch), what=f"the release of {seat}")
+        try:
+            await insist(lambda: self._release(seat, holding.tenure.epoch), what=f"the release of {seat}")
+        except Exception:
+            if self._held.get(seat) is holding:
+                del self._held[seat]
+                self._owed[seat] = holding.tenure.epoch  # the next pass gives it back
+            raise
         del self._held[seat]
         self._released(seat, holding.tenure.epoch, target)
 
@@ -220,3 +240,11 @@ async def _release_each(session: Ownership, seats: Mapping[str, int]) -> dict[st
                 raise
             outcomes[seat] = error
     return outcomes
+
+
+def _abandon(seat: str, holding: Holding) -> None:
+    """Stop what sits on a seat; whatever that raises must not keep the others from being stopped."""
+    try:
+        holding.abandon()
+    except Exception:
+        log.exception("what sat on seat %s could not be stopped in order; what it writes is refused", seat)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from coterie.kernel.clock import Clock
+    from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.aside import Aside
     from coterie.ownership.keeper import Keeper
     from coterie.ownership.tenure import Trust
@@ -62,6 +63,7 @@ class Keeping:
         vitals: Told how the loop and the database get on.
         on_renewed: Told on the runner's loop after each renewal, with the moment before it was sent.
         on_ended: Told there why, once, when this incarnation is over: in words, or by an error if no other can follow.
+        supervisor: The one of this process.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Keeping:
         vitals: Vitals,
         on_renewed: Callable[[Renewal, int], None],
         on_ended: Callable[[str | StorageReplaced], None],
+        supervisor: Supervisor,
     ) -> None:
         self._keeper = keeper
         self._open = open
@@ -86,6 +89,7 @@ class Keeping:
         self._vitals = vitals
         self._on_renewed = on_renewed
         self._on_ended = on_ended
+        self._supervisor = supervisor
         self._pulse_ns = self._now_ns()
         self._turn = asyncio.Lock()  # of whoever uses the session; belongs to the loop aside
         self._session: Ownership | None = None
@@ -128,12 +132,22 @@ class Keeping:
 
     async def _live(self) -> None:
         tasks = Tasks("lease keeper")
+        try:
+            await tasks.supervise(self._keep, name="keep the lease", supervisor=self._supervisor)
+        finally:
+            await tasks.stop()
+
+    async def _keep(self) -> None:
+        tasks = Tasks("lease keeper")
         renewing: asyncio.Task[None] | None = None
         try:
             while True:
+                if renewing is not None and renewing.done():
+                    renewing.result()  # raises what nobody expected
+                    renewing = None
                 step = self._keeper.step(self._now_ns(), self._pulse_ns)
-                if step.action == "renew" and (renewing is None or renewing.done()):
-                    renewing = tasks.spawn(self._renew(), name="renew")
+                if step.action == "renew" and renewing is None:
+                    renewing = tasks.spawn(self._renew(), name="renew", report=False)
                 elif step.action == "report_stall":
                     self._report_stall()
                 elif step.action == "evict_self":
@@ -162,6 +176,11 @@ class Keeping:
             level = logging.WARNING if first else logging.DEBUG  # once per outage
             log.log(level, "the lease could not be renewed, %.1f s of trust are left: %s", self._trust.left_s, error)
             return
+        except Exception as error:
+            self._keeper.failed(self._now_ns())
+            self._vitals.failed(repr(error))
+            meters.RENEWALS.of("failed").value += 1
+            raise
         if renewal is None:
             self._end("another runner found this one dead and evicted it")
         else:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from coterie.kernel.clock import Clock
+    from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.aside import Aside
     from coterie.ownership.directory import Directory
     from coterie.ownership.joining import Definition
@@ -70,6 +71,7 @@ class Membership(Service):
         wake: Told that there is something new to do on a seat, perhaps one that is not held here.
         host: Where loopback leads to.
         process: Which process of the host this is.
+        supervisor: The one of this process.
 
     Promise:
         A seat is occupied here only between its grant and its release, and while the lease is trusted. It ends
@@ -93,6 +95,7 @@ class Membership(Service):
         wake: Callable[[str], None],
         host: str,
         process: str,
+        supervisor: Supervisor,
     ) -> None:
         super().__init__(what=f"runner {name}")
         self.incarnation = incarnation
@@ -103,6 +106,7 @@ class Membership(Service):
         """Why it is over; with an exception if no other life can follow."""
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # asked for or not
         self._settings = settings
+        self._supervisor = supervisor
         self._host = host
         self._process = process
         self._transport = transport
@@ -120,9 +124,15 @@ class Membership(Service):
             vitals=self.vitals,
             on_renewed=self._renewed,
             on_ended=self._over,
+            supervisor=supervisor,
         )
         self._holdings = Holdings(
-            incarnation, keeping=self._keeping, trust=self.trust, occupy=occupy, released=self._released
+            incarnation,
+            keeping=self._keeping,
+            trust=self.trust,
+            occupy=occupy,
+            released=self._released,
+            refused=self._not_occupied,
         )
         self._watch = Watch(ttl_ns=_ns(settings.lease_ttl), gap_ns=3 * _ns(settings.lease_renew))
         self._evicting = Evicting(
@@ -149,6 +159,7 @@ class Membership(Service):
         self._renewals = 0
         self._stamp = ""
         self._stale = True
+        self._trouble: Exception | None = None  # met outside of a pass: the next one raises it
         self._leaving = False
         self._moves: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -205,9 +216,9 @@ class Membership(Service):
         await joining.agree(self._settings, self._keeping)
         await joining.register(self._me(), self._settings, self._keeping, self._definitions.values())
         self._look()
-        self.tasks.spawn(self._keeping.live(), name="keep the lease")
-        self.tasks.spawn(self._settle_again_and_again(), name="settle")
-        self.tasks.spawn(self._end_with_trust(), name="trust")
+        self.tasks.supervise(self._keeping.live, name="watch the lease keeper", supervisor=self._supervisor)
+        self.tasks.supervise(self._settle_again_and_again, name="settle seats", supervisor=self._supervisor)
+        self.tasks.supervise(self._end_with_trust, name="end with trust", supervisor=self._supervisor)
 
     def _me(self) -> Registration:
         assert self._transport.address is not None, "a runner listens"
@@ -234,6 +245,13 @@ class Membership(Service):
     # What makes a pass run
 
     def _renewed(self, renewal: Renewal, sent_ns: int) -> None:
+        try:
+            self._compare(renewal, sent_ns)
+        except Exception as error:  # noqa: BLE001 raised by the next pass, which is supervised
+            self._trouble = error
+        self._wake.set()
+
+    def _compare(self, renewal: Renewal, sent_ns: int) -> None:
         self._renewals += 1
         self._watch.saw(renewal.others, sent_ns=sent_ns, got_ns=self._now_ns())
         known = {(runner.id, runner.leaving) for runner in self._directory.runners}
@@ -242,8 +260,7 @@ class Membership(Service):
             self._stale = True
         if renewal.leaving and not self._leaving:
             self._leaving = True
-            self.tasks.spawn(self._hand_over(), name="hand over")
-        self._wake.set()
+            self.tasks.supervise(self._hand_over, name="hand over", supervisor=self._supervisor)
 
     def _look(self) -> None:
         """Something has changed: read the tables now."""
@@ -273,6 +290,10 @@ class Membership(Service):
         if runner is not None:
             self._talk.tell(peer_of(runner), "offer", [(seat, epoch)])
 
+    def _not_occupied(self, seat: str) -> None:
+        """What should have sat on a seat of ours could not begin: another runner may be able to."""
+        self._plans.resign(seat, now_ns=self._now_ns())
+
     def _offered(self, seat: str, epoch: int) -> None:
         self._plans.offered(seat, epoch)
         self._wake.set()
@@ -289,7 +310,11 @@ class Membership(Service):
             except PersistenceError as error:
                 self._stale = True  # what was sent may have happened
                 log.info("seats are not settled yet, again with the next renewal: %s", error)
-            waiting.set_result(None)
+            except BaseException:
+                self._look()  # the same; and what woke this pass is still to be done
+                raise
+            finally:
+                waiting.set_result(None)
 
     async def _passed(self) -> None:
         """Return after a pass that began after this was called, whether it succeeded or not."""
@@ -297,6 +322,9 @@ class Membership(Service):
         await asyncio.shield(self._waiting)
 
     async def _settle(self) -> None:
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
         await self._holdings.repay()
         if self._stale:
             self._stale = False

@@ -25,6 +25,7 @@ from coterie.errors import (
 from coterie.kernel import chaos, meters, tracing
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
+from coterie.kernel.supervisor import Seated
 from coterie.kernel.texts import said
 from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leader import Leader
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from contextvars import Context
 
+    from coterie.kernel.supervisor import MakeWork
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.definitions import Hook, Singleton
     from coterie.singletons.post import Post
@@ -119,7 +121,8 @@ class Leadership:
         )
         self._works: dict[str, DurableWork] = {}
         self._has_become = False
-        self._work = self._spawn(self._lead(), "lead")
+        self._has_begun = False
+        self._work = self._supervise(self._lead, "lead singleton")
         self._stamping: asyncio.Task[Any] | None = None
         self._ending: asyncio.Task[Any] | None = None
 
@@ -147,7 +150,8 @@ class Leadership:
 
     async def _lead(self) -> None:
         try:
-            await self._begin()
+            if not self._has_begun:  # else an error nobody expected ended the lead before, not the body
+                await self._begin()
         except LeadershipLost as error:
             log.info("singleton %r was not begun: %s", self.singleton.name, error)
             return
@@ -165,7 +169,8 @@ class Leadership:
             await asyncio.shield(self._former.ended)  # in one process one hook after the other
             self._former = None
         await self._insist()
-        self._stamping = self._spawn(self.stamps.live(), "stamps")
+        if self._stamping is None:
+            self._stamping = self._supervise(self.stamps.live, "stamp executions")
         hook = self.singleton.on_become_leader
         if chaos.on:
             await chaos.point("singletons.before_become")
@@ -174,7 +179,7 @@ class Leadership:
                 raise LeadershipLost(seat=self.tenure.seat, epoch=self.tenure.epoch)
             self._has_become = True
             await self._call(hook, "on_become_leader")
-        self._has_become = True
+        self._has_become = self._has_begun = True
         log.info("singleton %r is led by %s, epoch %d", self.singleton.name, self._post.name, self.tenure.epoch)
 
     async def _insist(self) -> None:
@@ -342,6 +347,13 @@ class Leadership:
     def _state_failed(self, error: Exception) -> None:
         meters.STATE_ERRORS.of(self.singleton.name, "singleton").value += 1
         self.stamps.error(error)
+
+    def _supervise(self, make: MakeWork, name: str) -> asyncio.Task[None]:
+        seat = self.tenure.seat
+        seated = Seated(seat, lambda: self._post.resign(seat, refuse=False))
+        return self._post.tasks.supervise(
+            make, name=name, supervisor=self._post.supervisor, seated=seated, context=self._context
+        )
 
     def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
         return self._post.tasks.spawn(

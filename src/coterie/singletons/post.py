@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
     from coterie.kernel.dial import Dial
+    from coterie.kernel.supervisor import Supervisor
     from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
@@ -40,6 +41,7 @@ class Post:
     resign: Resign
     dial: Dial
     tokens_of: Callable[[], Tokens]
+    supervisor: Supervisor
 
     @property
     def units(self) -> Units:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.options import refusal
@@ -94,6 +95,7 @@ class Leaderships:
             resign=self._resign,
             dial=Dial(lambda: clock.steady_ns() / 1e9, clock.wall_ns() / 1e9),
             tokens_of=lambda: runner.tokens,
+            supervisor=runner.supervisor,
         )
         runner.at_end(self.stop)
 
@@ -105,10 +107,11 @@ class Leaderships:
         leadership = self._latest[name] = Leadership(singleton, tenure, self._post, copy_context(), former)
         if not self._clears_units:
             self._clears_units = True
-            purges = purge_units(self._post.storage, self._post.settings, self._post.chance)
-            self._ours.spawn(purges, name="purge units")
+            purges = partial(purge_units, self._post.storage, self._post.settings, self._post.chance)
+            self._ours.supervise(purges, name="purge units", supervisor=self._post.supervisor)
         if singleton.ttl_s is not None and self._purging is None:
-            self._purging = self._ours.spawn(self._purge(self._post.storage.states), name="purge states")
+            purge = partial(self._purge, self._post.storage.states)
+            self._purging = self._ours.supervise(purge, name="purge states", supervisor=self._post.supervisor)
         return leadership
 
     def wake(self, seat: str, about: str) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK_S = 0.01
+_AGAIN_S = 0.1
+"""After a sweep that failed."""
 _REST_S = 1e-6  # for each that waits: some twenty times what it costs to look at it
 
 
@@ -54,7 +56,11 @@ class Deadlines:
     def _ring(self) -> None:
         self._timer, self.next_s = None, math.inf
         now_s = self._loop.time()
-        least_s, waiting = self._sweep(now_s)
+        try:
+            least_s, waiting = self._sweep(now_s)
+        except Exception:
+            self.arm(now_s + _AGAIN_S)  # the loop tells of it; the others have deadlines, too
+            raise
         least_s = max(least_s, now_s + TICK_S / 2 + waiting * _REST_S)
         if least_s < self.next_s:
             self.arm(least_s)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from coterie.kernel.service import Service
+from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
 from coterie.transport.identity import is_loopback
 from coterie.transport.listening import Plug, Refusals
@@ -44,12 +45,15 @@ class Serving(Service):
         app: What to serve.
         settings: Where.
         number: Which one it is of several processes of these settings: see `bind`.
+        supervisor: The one of this process.
 
     Promise:
         Stopping it takes `CLOSED_WITHIN_S` and a moment, whoever is connected.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, *, number: int = 1) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, *, number: int = 1, supervisor: Supervisor | None = None
+    ) -> None:
         super().__init__(what=f"the HTTP server at {settings.http_listen}")
         self._settings = settings
         self._number = number
@@ -67,7 +71,8 @@ class Serving(Service):
                 h11_max_incomplete_event_size=limits.HEAD_MOST_BYTES,
                 timeout_keep_alive=limits.KEPT_S,
                 timeout_graceful_shutdown=CLOSED_WITHIN_S + _SPARE_S,
-            )
+            ),
+            supervisor or Supervisor(),
         )
         self._apart = Tasks(self.what)  # `stop` cancels the service's own tasks at once, and this one ends in order
         self._bound: Bound | None = None
@@ -127,8 +132,10 @@ class Serving(Service):
 class _Server(uvicorn.Server):
     """uvicorn, without its handlers of signals and without looking ten times a second whether it is to end."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, supervisor: Supervisor) -> None:
         super().__init__(config)
+        self._supervisor = supervisor
+        self._ticking = Tasks("uvicorn")
         self.began = asyncio.Event()
         self._asked = asyncio.Event()
 
@@ -148,7 +155,14 @@ class _Server(uvicorn.Server):
         self.began.set()
 
     async def main_loop(self) -> None:
-        """Until it is asked to end; each second a new Date header."""
+        """Until it is asked to end. Connections are served beside it."""
+        try:
+            await self._ticking.supervise(self._tick, name="serve HTTP", supervisor=self._supervisor)
+        finally:
+            await self._ticking.stop()
+
+    async def _tick(self) -> None:
+        """Each second a new Date header."""
         while not self.should_exit:
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.kernel.chance import Chance
     from coterie.kernel.dial import Dial
+    from coterie.kernel.supervisor import Supervisor
     from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
@@ -40,3 +41,6 @@ class Desk:
     wake: Callable[[str, str], object]
     """Has whoever holds a seat look at a unit."""
     start_child: StartChild
+    supervisor: Supervisor
+    resign: Callable[[str], object]
+    """Gives up a seat soon."""

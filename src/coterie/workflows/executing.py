@@ -102,6 +102,10 @@ class Execution:
             if self._tenure.held:  # as far as we know: then it would begin again at once, and may end so each time
                 await self._stop_body()
                 await self._pause(_AGAIN_S)
+        except Exception:
+            log.exception("%s was cut short by an unexpected error and begins again", self._row.unit)
+            await self._stop_body()
+            await self._pause(_AGAIN_S)
         finally:
             await self._stop_body()
 

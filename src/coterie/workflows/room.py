@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.limits import settled
 from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
 from coterie.kernel.dial import Dial
+from coterie.kernel.supervisor import Seated
 from coterie.kernel.tasks import Tasks
 from coterie.steps.purging import purge_units
 from coterie.workflows.definitions import define
@@ -106,9 +108,10 @@ class Holdings:
         """Sit on the seat of a shard, beside its entities (`ownership.Occupy`)."""
         if self._desk is None:
             self._desk = self._new_desk()
-            self._ours.spawn(self._sweep(self._desk), name="sweep")
-            purges = purge_units(self._desk.storage, self._desk.settings, self._desk.chance)
-            self._ours.spawn(purges, name="purge units")
+            desk, supervisor = self._desk, self._runner.supervisor
+            self._ours.supervise(partial(self._sweep, desk), name="sweep workflows", supervisor=supervisor)
+            purges = partial(purge_units, desk.storage, desk.settings, desk.chance)
+            self._ours.supervise(purges, name="purge units", supervisor=supervisor)
         holding = self._latest[tenure.seat] = ShardWorkflows(self._known, tenure, self._desk, copy_context())
         return holding
 
@@ -135,6 +138,8 @@ class Holdings:
             tokens=lambda: runner.tokens,
             wake=lambda seat, unit: self._ours.spawn(runner.wake(seat, about=unit), name="wake", report=False),
             start_child=self._start_child,
+            supervisor=runner.supervisor,
+            resign=lambda seat: self._ours.spawn(runner.resign(seat), name=f"resign {seat}"),
         )
 
     async def _sweep(self, desk: Desk) -> None:
@@ -174,7 +179,10 @@ class ShardWorkflows:
         self._unknown: set[str] = set()
         self._strange = 0
         """How many runs nobody here knows: they must not keep the others from being taken."""
-        self._work = desk.tasks.spawn(self._live(), name=f"workflows of {tenure.seat}", context=context)
+        seated = Seated(tenure.seat, lambda: desk.resign(tenure.seat))
+        self._work = desk.tasks.supervise(
+            self._live, name="run workflows", supervisor=desk.supervisor, seated=seated, context=context
+        )
 
     @property
     def most(self) -> int:

@@ -20,6 +20,7 @@ from coterie.kernel import chaos
 from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.dial import Dial
+from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.settings import Settings
@@ -233,6 +234,7 @@ class Stage:
         fake: Any = FakeStorage(self.ticks)
         anything: Any = None
         loop = asyncio.get_running_loop()
+        self.resigned: list[str] = []
         self.desk = Desk(
             cluster=anything,
             settings=Settings.load({"url": "sqlite://", "drain": drain}, environ={}),
@@ -241,6 +243,8 @@ class Stage:
             dial=Dial(loop.time, believes.timestamp()),
             tasks=Tasks("test"),
             tokens=anything,
+            supervisor=Supervisor(Chance(1)),
+            resign=self.resigned.append,
         )
 
     def running(self, row: TickRow) -> Running:

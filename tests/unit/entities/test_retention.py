@@ -9,6 +9,7 @@ import pytest
 
 from coterie.entities.retention import Retention
 from coterie.kernel.chance import Chance
+from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from tests.unit.entities.stores import unreachable
 
@@ -35,7 +36,8 @@ class Purged:
 
 def retention(messages: Purged) -> Retention:
     settings = Settings.load({"retention": "1h", "key_retention": "2h"}, environ={})
-    return Retention(messages, settings, chance=Chance(1))  # type: ignore[arg-type] # as far as it is needed
+    purged: Any = messages
+    return Retention(purged, settings, chance=Chance(1), supervisor=Supervisor(Chance(1)))
 
 
 async def test_a_purge_goes_on_where_the_last_batch_ended_with_pauses_between() -> None:

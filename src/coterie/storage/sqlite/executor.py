@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections import deque
@@ -11,13 +12,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from coterie.errors import PersistenceError
-from coterie.kernel import turns
+from coterie.kernel import meters, turns
 from coterie.kernel.forks import Origin
 from coterie.kernel.service import Service
 from coterie.storage.interface import WAITING_MOST
 
 if TYPE_CHECKING:
     from coterie.storage.sqlite.desk import Desk
+
+
+log = logging.getLogger("coterie")
 
 
 class Closing(Protocol):
@@ -169,7 +173,16 @@ class ThreadExecutor(Service, Generic[Owned]):
                 return self._inbox.get_nowait()
             except queue.Empty:
                 with contextlib.suppress(queue.Empty):
-                    return self._inbox.get(timeout=self._idle(owned))
+                    return self._inbox.get(timeout=self._idle_s(owned))
+
+    def _idle_s(self, owned: Owned) -> float | None:
+        """What there is to do while nobody asks is done; an error in it must not end the thread that all wait for."""
+        try:
+            return self._idle(owned)
+        except Exception as error:
+            meters.TASK_FAILURES.of("SQLite thread").value += 1
+            log.exception("the %s failed while it was idle, and goes on: %r", self.what, error)
+            return None
 
     def _post(self, done: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
         self._outbox.append((done, result, error))
