@@ -155,7 +155,7 @@ class Leadership:
         except LeadershipLost as error:
             log.info("singleton %r was not begun: %s", self.singleton.name, error)
             return
-        except Exception as error:  # noqa: BLE001 a hook may raise anything
+        except CoterieError as error:  # what the hook or the program's state raised is in it; all else is supervised
             if self.tenure.held:  # else this runner was away, which says nothing of the next time
                 self._cannot_begin(error)
             return

@@ -1,0 +1,202 @@
+"""All places that start something which goes on by itself: each is supervised, or listed here with the reason why not.
+
+A new loop that nobody supervises fails this test: start it with `Tasks.supervise`, or say below why it may end.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+import coterie
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = Path(coterie.__file__).parent
+STARTS = {"spawn", "create_task", "ensure_future", "Thread", "call_later", "call_at", "call_soon_threadsafe"}
+
+SUPERVISED = {
+    "accept connections": "transport/lobby.py::Lobby.open",
+    "commit groups": "storage/groups.py::GroupWriter._start",
+    "end with trust": "ownership/membership.py::Membership._start",
+    "hand over": "ownership/membership.py::Membership._compare",
+    "hold cron": "cron/holding.py::Holding.__init__",
+    "keep the lease": "ownership/keeping.py::Keeping._live",
+    "lead singleton": "singletons/leadership.py::Leadership.__init__",
+    "live again": "runner.py::Runner._start",
+    "purge messages": "entities/retention.py::Retention.start",
+    "purge states": "singletons/room.py::Leaderships.occupy",
+    "purge ticks": "cron/room.py::Holdings.occupy",
+    "purge units": "cron/room.py::Holdings.occupy, singletons/room.py::Leaderships.occupy, "
+    "workflows/room.py::Holdings.occupy",
+    "report the runner": "signals.py::_run",
+    "run workflows": "workflows/room.py::ShardWorkflows.__init__",
+    "serve HTTP": "web/serving.py::_Server.main_loop",
+    "settle seats": "ownership/membership.py::Membership._start",
+    "stamp executions": "singletons/leadership.py::Leadership._begin",
+    "sweep crons": "cron/room.py::Holdings.occupy",
+    "sweep messages": "entities/sweeping.py::Sweeping.wake",
+    "sweep workflows": "workflows/room.py::Holdings.occupy",
+    "watch files": "cli/supervising.py::Crew.run_again_and_again",
+    "watch the lease keeper": "ownership/membership.py::Membership._start",
+}
+"""Every standing task by its name, which is a label of `coterie_task_failures_total`, and where it is started."""
+
+_COMMAND = "a command that people look at: it ends with its error"
+_ONE_CALL = "one call, message or stream: its end is told to whoever waits"
+_ONE_BODY = "code of the program: its end has an outcome"
+_ASKED = "ends with what it was asked for; the next one who asks starts another"
+_TIMER_ONCE = "rings once"
+
+NOT_STANDING = {
+    "cli/benching.py::_taken": _COMMAND,
+    "cli/benching.py::_elsewhere": _COMMAND,
+    "cli/demo/ledger.py::Ledger.start": _COMMAND,
+    "cli/demo/runners.py::DemoRunner.start": _COMMAND,
+    "cli/progress.py::Progress.ticking": _COMMAND,
+    "cli/supervising.py::Crew.run": "starts a worker again whatever ended it, and is awaited",
+    "cli/top.py::Top.run": _COMMAND,
+    "cron/holding.py::Holding._spawn": "one tick: after an error the holder takes again, and finds it open",
+    "cron/room.py::Holdings._new_desk": "gives up one seat",
+    "cron/running.py::Running._within_timeout": _ONE_BODY,
+    "cron/running.py::Running._beat": "one write of a heartbeat; the next heartbeat starts another",
+    "cron/tick.py::Tick.transaction": "one commit, awaited",
+    "durable/changes.py::KeyValues.modify": "the changes of one key: its errors go to those who wait",
+    "durable/changes.py::KeyValues._purge_now_and_then": "one purge; a later write starts another",
+    "entities/arrivals.py::ArrivedStream._finish": _ONE_CALL,
+    "entities/broadcasting.py::Broadcasts.ask": _ONE_CALL,
+    "entities/broadcasting.py::Broadcasts.on_request": _ONE_CALL,
+    "entities/committing.py::Committing.undo": _ONE_CALL,
+    "entities/committing.py::Committing._save": _ONE_CALL,
+    "entities/committing.py::Committing.failed": _ONE_CALL,
+    "entities/deliveries.py::Deliveries._arm": "arms itself again whatever a delivery raises",
+    "entities/deliveries.py::Deliveries._next_suspect": _TIMER_ONCE,
+    "entities/farewells.py::Farewells.begin": _ONE_BODY,
+    "entities/farewells.py::Farewells.within_limit": _ONE_BODY,
+    "entities/handling.py::Handlers.stop": _TIMER_ONCE,
+    "entities/handovers.py::Handovers.on_request": _ONE_CALL,
+    "entities/idling.py::Idling._arm": "arms itself again whatever an eviction raises",
+    "entities/inquiries.py::Inquiries._begin": _ONE_CALL,
+    "entities/posting.py::Posting._bring": _ONE_CALL,
+    "entities/residents.py::Resident._spawn_resource": "holds a resource of the program open",
+    "entities/resources.py::Resource.__init__": "holds a resource of the program open",
+    "entities/routing.py::News.ask": _ASKED,
+    "entities/seeking.py::Seeking.find": _ASKED,
+    "entities/serving.py::Serving.serve_on": "takes what is ready; starts the next one whatever ends it",
+    "entities/spares.py::Spare.__init__": "carries on one handler",
+    "kernel/service.py::Service.start": "one start, awaited",
+    "kernel/service.py::Service.stop": "one stop, awaited",
+    "kernel/supervisor.py::Supervisor.give_up": "ends the runner",
+    "kernel/tasks.py::Tasks.spawn": "what all the others come to",
+    "kernel/tasks.py::Tasks.supervise": "what is supervised",
+    "observe/gathering.py::Gathering.look": _ASKED,
+    "observe/gathering.py::Gathering._gather": _ASKED,
+    "observe/gathering.py::Gathering._ask_all": _ASKED,
+    "observe/otlp.py::Gauges.refresh": _ASKED,
+    "observe/otlp.py::Gauges._look": _ASKED,
+    "ownership/aside.py::ThreadAside.tell": "one callback",
+    "ownership/aside.py::ThreadAside._start": "a loop: its end is told to all who wait, and they are supervised",
+    "ownership/aside.py::ThreadAside._stop": "ends the thread",
+    "ownership/directory.py::Directory.refresh": _ASKED,
+    "ownership/evicting.py::Evicting.look_around": "one attempt to connect; the next pass makes another",
+    "ownership/evicting.py::Evicting._lost": "one examination; the lease decides if it fails",
+    "ownership/ids.py::Ids._begin_raising": _ASKED,
+    "ownership/keeping.py::Keeping._keep": "one renewal: the keeper raises its error",
+    "ownership/membership.py::Membership._asked_to_resign": "gives up one seat",
+    "ownership/membership.py::Membership._begin_move": "one move: what fails is owed, and given back by the next pass",
+    "runner.py::Life._start": "waits for the first settling",
+    "runner.py::Runner._fail": "one stop",
+    "setups.py::Setups.open": "holds open what the program opened",
+    "signals.py::Signals.on_first": "one callback",
+    "signals.py::_live": "one drain, awaited",
+    "signals.py::_drain": "tells of the progress of one drain",
+    "singletons/leadership.py::Leadership._spawn": "one hook or one end",
+    "singletons/room.py::Leaderships._resign": "gives up one seat",
+    "singletons/states.py::LeaderState._hand_over": "one save, awaited",
+    "steps/storing.py::StoredWork._spawn": "one step, awaited",
+    "storage/postgres/ending.py::Ending.beside": "lives as long as one eviction",
+    "storage/postgres/sessions.py::Session._watch": _TIMER_ONCE,
+    "storage/sqlite/executor.py::ThreadExecutor._start": "every error of work is its caller's, of idling is logged",
+    "storage/sqlite/executor.py::ThreadExecutor._post": "one callback",
+    "storage/undertakings.py::Undertaking._start_the_clock": _TIMER_ONCE,
+    "storage/undertakings.py::Undertaking._end": "one end of a transaction",
+    "transport/connection.py::Connection.close": _TIMER_ONCE,
+    "transport/deadlines.py::Deadlines.arm": "arms itself again whatever a sweep raises",
+    "transport/listening.py::Door.__init__": _TIMER_ONCE,
+    "transport/listening.py::_Refusals._rest": _TIMER_ONCE,
+    "transport/lobby.py::Lobby._accept": "one TLS handshake",
+    "transport/peers.py::Peers._opened": _ASKED,
+    "transport/pulse.py::Pulse.__init__": "see the next",
+    "transport/pulse.py::Pulse._tick": "arms itself before it does anything that could raise",
+    "web/limits.py::Bounded.pause_writing": _TIMER_ONCE,
+    "web/limits.py::Bounded._expect": _TIMER_ONCE,
+    "web/serving.py::Serving._start": "uvicorn, which waits for its supervised loop",
+    "web/serving.py::_Server.shutdown": _TIMER_ONCE,
+    "workflows/executing.py::Execution.hint": "one look",
+    "workflows/executing.py::Execution.interrupt": _TIMER_ONCE,
+    "workflows/executing.py::Execution._run": _ONE_BODY,
+    "workflows/room.py::Holdings._new_desk": "one hint, or gives up one seat",
+    "workflows/room.py::ShardWorkflows._begin": "one run: after an error the shard takes again, and finds it",
+    "workflows/room.py::ShardWorkflows._ring_in": _TIMER_ONCE,
+}
+"""Everything else that is started, and why an error may end it."""
+
+
+class Start(NamedTuple):
+    """A place in the source that starts something."""
+
+    place: str
+    how: str
+    name: str
+
+
+def starts(path: Path) -> Iterator[Start]:
+    """What a file starts."""
+    prefix = str(path.relative_to(SOURCE))
+
+    def visit(node: ast.AST, scope: tuple[str, ...]) -> Iterator[Start]:
+        for child in ast.iter_child_nodes(node):
+            is_scope = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            inner = (*scope, child.name) if is_scope else scope  # type: ignore[attr-defined]
+            if isinstance(child, ast.Call):
+                how = getattr(child.func, "attr", getattr(child.func, "id", ""))
+                if how in STARTS or how.lstrip("_") == "supervise":
+                    yield Start(f"{prefix}::{'.'.join(inner)}", how, _name_of(child))
+            yield from visit(child, inner)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), ())
+
+
+def _name_of(call: ast.Call) -> str:
+    texts = [*(word.value for word in call.keywords if word.arg == "name"), *call.args]
+    return next((each.value for each in texts if isinstance(each, ast.Constant) and isinstance(each.value, str)), "")
+
+
+def all_starts() -> list[Start]:
+    files = sorted(path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] != "testing")
+    return [start for path in files for start in starts(path)]
+
+
+def test_all_that_goes_on_by_itself_is_supervised_or_has_a_reason_not_to_be() -> None:
+    found = {start.place for start in all_starts() if start.how in STARTS}
+    new = sorted(found - NOT_STANDING.keys())
+    assert not new, f"start these with Tasks.supervise, or say in NOT_STANDING why an error may end them: {new}"
+    assert not sorted(NOT_STANDING.keys() - found), "these are not in the source any more"
+
+
+def test_the_list_of_standing_tasks_is_that_of_the_source() -> None:
+    found: dict[str, str] = {}
+    for start in all_starts():
+        if start.how not in STARTS and start.name:
+            found[start.name] = f"{found[start.name]}, {start.place}" if start.name in found else start.place
+    assert found == SUPERVISED
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_the_name_of_a_standing_task_is_a_label_with_few_values(name: str) -> None:
+    assert name == name.strip()
+    assert "{" not in name
