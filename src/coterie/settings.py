@@ -268,8 +268,8 @@ class Settings:
     http_token: Secret | None = setting(
         readings.secret(),
         None,
-        "what acts and details over HTTP need from other machines, in the Authorization header",
-        why="off: elsewhere than on loopback the page only reads",
+        "what acts and details over HTTP need, in the Authorization header, on loopback too",
+        why="off: on loopback all is seen, elsewhere only the words of the probes",
     )
     migrate: bool = setting(
         readings.flag(),

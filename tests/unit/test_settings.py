@@ -276,9 +276,8 @@ def test_the_defaults_and_the_very_limit_are_not_warned_about_m16() -> None:
     "url",
     [
         "postgresql://app:hunter2@db/app",
-        "postgresql://app:hun/ter2@db/app",
         "postgresql://app:hunter2@at@db/app",
-        "postgresql://app:hunter2#x@db:5432,other:5432/app",
+        "postgresql://app:hunter2%23x@db:5432,other:5432/app",
         "postgresql://:hunter2@db/app",
         "postgresql://db/app?user=app&password=hunter2&x=1",
         "postgresql://db/app?sslpassword=hunter2",
@@ -336,7 +335,7 @@ def test_a_secret_can_come_from_a_file_or_a_function(tmp_path: Path) -> None:
 
 
 def test_two_secrets_are_taken_during_rotation() -> None:
-    assert load(secret=(LONG, Secret("x" * 16))).secret == (Secret(LONG), Secret("x" * 16))
+    assert load(secret=(LONG, Secret("0123456789abcdef"))).secret == (Secret(LONG), Secret("0123456789abcdef"))
 
 
 def test_settings_are_frozen_comparable_and_survive_pickling() -> None:
@@ -425,3 +424,68 @@ def test_what_is_taken_over_keeps_its_origin() -> None:
     assert changed == Settings.load({"heartbeat": "5s", "name": "other"}, environ={"COTERIE_DRAIN": "7s"})
     origins = [changed.origin(name) for name in ("heartbeat", "drain", "http_listen", "name")]
     assert origins == ["argument", "COTERIE_DRAIN", "default", "argument"]
+
+
+@pytest.mark.parametrize("weak", ["x" * 16, "ab" * 20, "1234512345123451"])
+def test_a_secret_of_few_characters_is_refused(weak: str) -> None:
+    """It is guessed, however long it is; the refusal does not show it."""
+    for name in ("secret", "http_token"):
+        with pytest.raises(ConfigurationError, match="at least 16 characters, 6 of them different") as caught:
+            load(**{name: weak})
+        assert weak not in str(caught.value)
+    assert load(secret="0123456789abcdef").secret
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:hun#ter2@db.internal/app",
+        "postgresql://app:hun/ter2@db.internal/app",
+        "postgresql://app:hun?ter2@db.internal/app",
+        "postgresql://app:hun[ter2@db.internal/app",
+        "postgres://app:4711#hunter2@db.internal:5432/app",
+    ],
+)
+def test_a_password_that_ends_the_address_is_refused_unseen(url: str) -> None:
+    """Whoever reads it as an address takes the beginning of the password for a port, and shows it in a traceback."""
+    with pytest.raises(ConfigurationError, match="must be encoded: %23 for #") as caught:
+        load(url=url)
+    assert "hun" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:hun%23t%2Fer2@db.internal:5432/app?sslmode=require",
+        "postgresql://app@[::1]:5432/app",
+        "postgresql:///app?host=/run/postgresql&user=app@corp",
+        "postgresql://app@a:1,b:2/app?target_session_attrs=read-write",
+        "sqlite:////data/a#b@c.db",
+    ],
+)
+def test_addresses_that_are_whole_are_taken(url: str) -> None:
+    assert load(url=url).url == url
+
+
+SERVICE_LINKS = {
+    "COTERIE_SERVICE_HOST": "10.43.0.7",
+    "COTERIE_SERVICE_PORT": "7650",
+    "COTERIE_SERVICE_PORT_HTTP": "7650",
+    "COTERIE_PORT": "tcp://10.43.0.7:7650",
+    "COTERIE_PORT_7650_TCP": "tcp://10.43.0.7:7650",
+    "COTERIE_PORT_7650_TCP_PROTO": "tcp",
+    "COTERIE_PORT_7650_TCP_PORT": "7650",
+    "COTERIE_PORT_7650_TCP_ADDR": "10.43.0.7",
+    "COTERIE_WEB_SERVICE_HOST": "10.43.0.8",
+    "COTERIE_WEB_PORT": "udp://10.43.0.8:53",
+    "COTERIE_WEB_PORT_53_UDP_ADDR": "10.43.0.8",
+}
+
+
+def test_what_kubernetes_says_of_a_service_is_no_setting() -> None:
+    """It is in every pod beside a Service named coterie, or coterie-web, unless enableServiceLinks is off."""
+    assert load({**SERVICE_LINKS, "COTERIE_SHARDS": "7"}).shards == 7
+    for wrong in ({"COTERIE_PORT": "7650"}, {"COTERIE_PORTS": "tcp://10.43.0.7:7650"}, {"COTERIE_SERVICE": "x"}):
+        with pytest.raises(ConfigurationError, match="unknown setting"):
+            load(wrong)

@@ -79,6 +79,7 @@ class Worker:
             line = theirs.fileno()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # else a file in the current directory could take the place of any module of ours
                 *("-m", "coterie.cli", "run", self._target, "--worker", f"{self.number}:{line}", *self._options),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._output,

@@ -6,6 +6,7 @@ fields then hold values that were read by their `Kind`, and each knows its origi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,12 @@ Scope = Literal["process", "cluster"]
 
 PREFIX = "COTERIE_"
 _OURS = "COTERIE_TEST_"  # variables that belong to our own tests and are no settings
+
+# What Kubernetes puts into the pods beside a Service named "coterie", or "coterie-…".
+_SERVICE_LINK = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_PORT = re.compile(rf"{PREFIX}(\w+_)?PORT")  # a URL such as tcp://10.0.0.1:7650, or somebody's mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +98,20 @@ def gather(kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str],
     known = declarations(kind)
     _refuse_unknown(arguments, known, where)
     variables = {variable(name): name for name in known}
-    ours = [key for key in environ if key.startswith(PREFIX) and not key.startswith(_OURS)]
+    ours = [key for key in environ if key in variables or _is_meant(key, environ[key])]
     _refuse_unknown(ours, variables, "the environment")
     given = {variables[key]: Given(environ[key], key) for key in ours if environ[key].strip()}
     for name, value in arguments.items():
         if value is not None or known[name].kind.optional:
             given[name] = Given(value, "argument")
     return given
+
+
+def _is_meant(key: str, value: str) -> bool:
+    """Whether a variable that is no setting was meant as one."""
+    if not key.startswith(PREFIX) or key.startswith(_OURS):
+        return False
+    return not _SERVICE_LINK.fullmatch(key) and not (_SERVICE_PORT.fullmatch(key) and "://" in value)
 
 
 def rows(kind: type, values: object, origins: Mapping[str, str]) -> list[Row]:

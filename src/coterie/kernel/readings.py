@@ -26,6 +26,9 @@ _SIZE_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SECRET_LEAST = 16
+_DISTINCT_LEAST = 6
+"""Characters of a secret that differ: of 16 random hexadecimal digits nine or more do as a rule."""
+_ENCODED = "%23 for #, %2F for /, %3F for ?, %40 for @, %5B for [, %5D for ]"
 _SHOWN_MOST = 60
 
 
@@ -183,11 +186,26 @@ def url() -> Kind:
 
     def parse(value: Any, what: str) -> str:
         if isinstance(value, str) and "://" in value:
+            if value.startswith("postgres") and not _is_whole(value):
+                refuse(what, "(hidden)", f"its user or password must be encoded: {_ENCODED}")
             return value
         safe = isinstance(value, str) and not set(value) & set(":@=")  # else there may be a password in it
         refuse(what, _shown(value) if safe else "(hidden)", f"expected {accepts}")
 
     return Kind(parse, accepts, redacted_url)
+
+
+def _is_whole(url: str) -> bool:
+    """Whether no character of the user or password ends them: whoever reads the URL would show what is left of them."""
+    rest = url.partition("://")[2]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    begun = rest[len(authority) :].partition("=")[0]  # an @ in the value of a parameter is one
+    host = authority.rpartition("@")[2]
+    return (
+        "#" not in rest
+        and ("@" in authority or "@" not in begun)
+        and not set(authority[: -len(host) or None]) & {*"[]"}
+    )
 
 
 def retry() -> Kind:
@@ -206,12 +224,17 @@ def secrets(*, most: int) -> Kind:
         if value is None or value in ("off", ()):
             return ()
         found = tuple(one if isinstance(one, Secret) else Secret(one) for one in _several(_fetched(value, what)))
-        sound = all(isinstance(one.reveal(), str) and len(one.reveal()) >= _SECRET_LEAST for one in found)
+        sound = all(isinstance(one.reveal(), str) and _is_strong(one.reveal()) for one in found)
         return found if sound and len(found) <= most else _fail()
 
     count = "one text" if most == 1 else f"up to {most} texts apart by commas, each"
-    accepts = f'{count} of at least {_SECRET_LEAST} characters, or "file:" and the path of a file with that'
+    least = f"of at least {_SECRET_LEAST} characters, {_DISTINCT_LEAST} of them different"
+    accepts = f'{count} {least}, or "file:" and the path of a file with that'
     return Kind(parse, accepts, lambda value: ",".join(map(str, value)) or "off", hidden=True)
+
+
+def _is_strong(text: str) -> bool:
+    return len(text) >= _SECRET_LEAST and len(set(text)) >= _DISTINCT_LEAST
 
 
 def secret() -> Kind:

@@ -43,7 +43,7 @@ def app(cluster: Cluster) -> Starlette:
         ```
 
     Promise:
-        Where it is mounted the same rules hold: from other machines nothing but the words of the probes is seen
-        without `http_token`.
+        Where it is mounted the same rules hold: from other machines, and everywhere if `http_token` is set, nothing but
+        the words of the probes is seen without it.
     """
     return build(ClusterSight(cluster.settings, cluster._present))  # noqa: SLF001 this house's own

@@ -1,8 +1,10 @@
 """Who may see what: decided by where a request comes from, to whom it is addressed, and its token. Pure.
 
-on loopback     everything, if the Host header names this machine: a page of another site whose name was made to
-                lead here (DNS rebinding) names that site
-elsewhere       the words of the probes; everything else with `http_token` in the Authorization header
+on loopback     everything without `http_token`, if the Host header names this machine: a page of another site whose
+                name was made to lead here (DNS rebinding) names that site
+with http_token the words of the probes; everything else with it in the Authorization header, on loopback too, where a
+                proxy that adds no header looks like this machine
+elsewhere       the words of the probes
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ def access(scope: Mapping[str, Any], token: Secret | None) -> Access:
     """
     headers: list[tuple[bytes, bytes]] = list(scope["headers"])
     if _is_local(scope, headers):
-        return "all" if _names_this_machine(scope, headers) else "none"
+        if not _names_this_machine(scope, headers):
+            return "none"
+        if token is None:
+            return "all"
     return "all" if token is not None and _has_token(headers, token) else "words"
 
 

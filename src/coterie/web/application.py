@@ -42,7 +42,7 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
-_TOKEN_HINT = "from other machines this needs http_token, in the header Authorization: Bearer …"  # noqa: S105 no token
+_TOKEN_HINT = "this needs http_token, in the header Authorization: Bearer …"  # noqa: S105 no token
 _HOST_HINT = "on this machine the Host header has to be localhost, 127.0.0.1, [::1] or the address that was bound"
 
 

@@ -100,13 +100,21 @@ class Serving(Service):
 
     async def _start(self) -> None:
         self._bound = bind(self._settings, number=self._number)
-        if self._settings.http_token is not None and not is_loopback(self._bound.host):
-            log.warning("%s is reachable from other machines, without TLS: http_token travels in the clear", self.url)
+        if not is_loopback(self._bound.host):
+            log.warning("%s is reachable from other machines, %s", self.url, self._exposed())
         self._plug = Plug(self._bound.socket)
         self._serving = self._apart.spawn(self._serve(self._bound.socket), name="serve")
         await self._server.began.wait()
         if self._serving.done():
             await self._serving  # raises what kept it from serving
+
+    def _exposed(self) -> str:
+        if self._settings.http_token is not None:
+            return "without TLS: http_token travels in the clear"
+        return (
+            "without http_token: whoever reaches it can read whether this runner lives, has started and is ready, "
+            "and nothing else"
+        )
 
     async def _serve(self, listener: socket.socket) -> None:
         try:

@@ -21,6 +21,7 @@ from coterie.cli.loading import load, parse
 from coterie.cli.reporting import counted
 from coterie.cli.speaking import Voice, announcement, drain_line, left_line
 from coterie.cli.watching import Watched
+from coterie.cli.workers import Worker
 from coterie.kernel.addresses import ShardId
 from tests.unit.cli.running import coterie, require_golden, transcript
 
@@ -288,3 +289,11 @@ async def test_checks_that_follow_each_other_at_once_do_not_see_deposits_that_ar
             await ledger.stop()
     assert [count for count in counts if not count.is_right] == []
     assert len({count.deposits for count in counts}) == 1
+
+
+async def test_a_worker_imports_nothing_of_ours_from_the_current_directory(folder: Path) -> None:
+    """A file there that is called like one of our modules, or of those we use, is not taken for it."""
+    for name in ("coterie", "click", "msgspec"):
+        (folder / f"{name}.py").write_text("raise SystemExit(77)\n")
+    worker = Worker("nowhere/app.py", number=1, heard=lambda _: None, output=asyncio.subprocess.DEVNULL)
+    assert await worker.live() == 2  # there is no such program

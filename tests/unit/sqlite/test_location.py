@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,3 +121,25 @@ async def test_a_missing_folder_is_refused_and_named(new: Opener, tmp_path: Path
 async def test_a_folder_is_no_file(new: Opener, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a folder"):
         await new(url=f"sqlite:///{tmp_path}").start()
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What SQLite makes beside it would lock that user out of it."""
+    path = tmp_path / "cluster.db"
+    location.require_owned(path)  # it is not there yet
+    path.touch(0o600)
+    location.require_owned(path)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 54_321)
+    with pytest.raises(ConfigurationError, match=r"cluster.db belongs to user .*, and this process runs as \d+"):
+        location.require_owned(path)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o604, True), (0o666, True)])
+def test_a_file_that_others_can_read_is_warned_of(
+    mode: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cluster.db"
+    path.touch()
+    path.chmod(mode)
+    location.require_owned(path)
+    assert (f"(mode {mode:04o}), and holds the cluster's secret: chmod 600 it" in caplog.text) is warned

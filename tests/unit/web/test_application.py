@@ -60,7 +60,7 @@ async def test_the_probes_of_one_that_is_not() -> None:
 
 
 async def test_a_runner_whose_task_keeps_failing_lives_and_says_so() -> None:
-    sight = FakeSight(Secret(TOKEN))
+    sight = FakeSight()
     sight.what_fails = (STUCK,)
     status, told = words(await ask(sight, "/live"))
     assert (status, told["status"], told["reasons"][0]["what"]) == (200, "degraded", "singleton importer")

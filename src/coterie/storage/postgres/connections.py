@@ -141,6 +141,12 @@ class Connector:
                     self._url, timeout=within_s + 1, statement_cache_size=0, **options
                 )
                 return raw
+        except asyncpg.InterfaceError:
+            raise
+        except ValueError:  # its text, or a piece of it, is in there, and may be a password
+            raise ConfigurationError(
+                problem=f"the url {self.address} cannot be read", hint="is everything in it that is not plain encoded?"
+            ) from None
         except TimeoutError as error:
             raise Lost(f"no answer within {within_s:.3g}s", sent=False) from error
 

@@ -11,7 +11,7 @@ from coterie.kernel.service import Service
 from coterie.storage.sqlite import guard, transactions
 from coterie.storage.sqlite.connection import require_library
 from coterie.storage.sqlite.desk import desk_in_memory, desk_of_files
-from coterie.storage.sqlite.location import beside, require_folder, require_local
+from coterie.storage.sqlite.location import beside, require_folder, require_local, require_owned
 from coterie.storage.sqlite.transactions import Patience
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class Database(Service):
             guard.require_not_inherited(self.path)
             require_folder(self.path)
             require_local(self.path)
+            require_owned(self.path)
         await self._writer.start()
         if self._reader is not self._writer:
             await self._reader.start()

@@ -1,8 +1,12 @@
-"""Where the file lies: from the URL to a path, and which places are refused. Pure but for the last three."""
+"""Where the file lies: from the URL to a path, and which places are refused. Pure but for the last ones."""
 
 from __future__ import annotations
 
+import logging
+import os
+import pwd
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +14,8 @@ from coterie.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+log = logging.getLogger("coterie")
 
 _FORMS = "write sqlite:///file.db (relative), sqlite:////folder/file.db (absolute) or sqlite:// (in memory)"
 
@@ -93,6 +99,35 @@ def require_folder(path: Path) -> None:
             problem=f"cannot create {path.name}: the folder {path.parent} does not exist",
             hint=f"create it (mkdir -p {path.parent}) or give another url",
         )
+
+
+def require_owned(path: Path) -> None:
+    """Raise if an existing file is another user's: what SQLite makes beside it would be ours, and lock that user out.
+
+    One that others can read is told of: it holds the cluster's secret [X4].
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return  # it is not there yet, or SQLite says what is wrong
+    if found.st_uid != os.geteuid():
+        raise ConfigurationError(
+            problem=f"{path} belongs to user {_user(found.st_uid)}, and this process runs as {_user(os.geteuid())}",
+            hint="run it as the user to whom the file belongs, or give the file to this one",
+        )
+    if found.st_mode & 0o077:
+        log.warning(
+            "%s can be used by other users (mode %04o), and holds the cluster's secret: chmod 600 it",
+            path,
+            stat.S_IMODE(found.st_mode),
+        )
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def beside(path: Path, endings: Sequence[str]) -> list[Path]:
