@@ -501,13 +501,34 @@ class DeferredRejected(WorkflowError):
     problem: str
 
 
+class DeferredMismatch(WorkflowError):
+    """A value of another type than the deferred was given."""
+
+    text = "deferred {name!r} of {unit} takes {expected}: {problem}"
+    advice = "nothing was stored; give a value of that type with the same token"
+    unit: str
+    name: str
+    expected: str
+    problem: str
+
+
 class AlreadyResolved(WorkflowError):
-    """The first value wins."""
+    """The first value wins, and after the end of its work a deferred takes none."""
 
     text = "deferred {name!r} of {unit} has a value already"
     advice = "the first one stays"
     unit: str
     name: str
+    is_over: bool = False
+
+    @property
+    def message(self) -> str:
+        """What happened to what: it has a value, or its work is over."""
+        if self.is_over:
+            return (
+                f"deferred {quoted(self.name)} of {self.unit} takes no value any more: the work it belonged to is over"
+            )
+        return super().message
 
 
 class WorkflowFailed(WorkflowError):

@@ -39,6 +39,7 @@ from tests.contract.units import (
     stepped,
     suspended,
     taken,
+    triggered,
     wait,
 )
 
@@ -191,7 +192,7 @@ class TestStep:
         assert await neighbour.units.take([claim], most=9) == {}
         assert (await neighbour.units.step(ask(claim, U, 1))).told == "fenced"
         assert await neighbour.units.interrupt(U) is None
-        assert await resolved(neighbour, U) == "resolved", "it is another one"
+        assert await resolved(neighbour, U) == "over", "it is another one, and has not begun"
         assert list(await neighbour.units.purge(older_s=-60, most=9)) == []
         assert (await neighbour.units.start(of())).told == "started"
         found = await loaded(storage, claim, U)
@@ -423,14 +424,13 @@ class TestParent:
         assert (await loaded(storage, other, parent)).deferreds == (DeferredRow("child:child", b"out", None),)
         await suspended(storage, other, parent, "child:child", told="ready")
 
-    @pytest.mark.parametrize("how", ["never there", "ended", "purged"])
+    @pytest.mark.parametrize("how", ["ended", "purged"])
     async def test_a_parent_that_is_gone_gets_nothing(self, storage: Storage, a: Ownership, how: str) -> None:
         """W5: else the value would wait for the next unit of its name."""
         claim, other = await grant(a), await grant(a, A, S2)
+        await started(storage, "parent", seat=S2)
         child = await started(storage, "child", parent=key("parent"), waited_as="w")
-        if how != "never there":
-            await started(storage, "parent", seat=S2)
-            await ended(storage, other, key("parent"))
+        await ended(storage, other, key("parent"))
         before = await storage.units.get(key("parent"))
         if how == "purged":
             await storage.units.purge(older_s=-60, most=9)
@@ -503,10 +503,27 @@ class TestOpen:
         other = await opened(storage, new, "r2", kind=kind, name="n")
         assert (other.steps, other.deferreds) == ((), ())
 
-    async def test_what_came_before_it_began_is_its_own(self, storage: Storage, a: Ownership) -> None:
-        claim = await grant(a, A, LEADER)
-        assert await resolved(storage, "leader:importer/one") == "resolved"
-        assert (await opened(storage, claim)).deferreds == (DeferredRow("paid", b"yes", None),)
+    async def test_what_came_for_a_tick_before_its_unit_began_is_its_own(self, storage: Storage, a: Ownership) -> None:
+        """M10: a tick's unit begins with its first step, and its token may be given away before."""
+        claim = await grant(a, A, CRON)
+        unit, life = await triggered(storage, claim)
+        assert await resolved(storage, unit, life=life) == "resolved"
+        assert await resolved(storage, unit, life=life) == "already"
+        found = await storage.units.open(claim, unit=unit, kind="tick", name="nightly", id="1", life=life)
+        assert found is not None
+        assert found.deferreds == (DeferredRow("paid", b"yes", None),)
+
+    async def test_what_came_for_an_earlier_life_is_not_its_own(self, storage: Storage, a: Ownership) -> None:
+        claim = await grant(a, A, CRON)
+        unit, life = await triggered(storage, claim)
+        assert await resolved(storage, unit, life=life) == "resolved"
+        assert await resolved(storage, unit, life=life - 1) == "over"
+        found = await storage.units.open(claim, unit=unit, kind="tick", name="nightly", id="1", life=life + 1)
+        assert found is not None
+        assert found.deferreds == ()
+        assert await resolved(storage, unit, life=life) == "over"
+        assert await resolved(storage, unit, life=life + 1, value=b"new") == "resolved"
+        assert (await loaded(storage, claim, unit)).deferreds == (DeferredRow("paid", b"new", None),)
 
     async def test_two_that_open_it_at_once_have_the_same(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a, A, LEADER)

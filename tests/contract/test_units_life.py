@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.units import DeferredRow, Resolved
+from coterie.storage.ticks import TickNote
+from coterie.storage.units import DeferredRow, ParentEnded, Resolved, tick_of_unit
 from tests.contract.test_states import A
 from tests.contract.units import (
+    CRON,
     HOSTILE,
     LEADER,
     S1,
@@ -34,6 +36,7 @@ from tests.contract.units import (
     stepped,
     suspended,
     taken,
+    triggered,
 )
 
 if TYPE_CHECKING:
@@ -55,12 +58,13 @@ async def ids(storage: Storage, **options: Any) -> list[str]:
 
 class TestStart:
     async def test_it_is_stored_and_found_by_whoever_holds_its_seat(self, storage: Storage, a: Ownership) -> None:
-        told = await storage.units.start(of(version="2.1", parent="workflow:Other/x", waited_as="w"))
+        await started(storage, "parent", seat=S2)
+        told = await storage.units.start(of(version="2.1", parent=key("parent"), waited_as="w"))
         assert told.told == "started"
         row = told.row
         assert (row.unit, row.kind, row.name, row.id, row.seat) == (U, "workflow", "Order", "one", S1)
         assert (row.status, row.payload, row.version) == ("running", b"\x00\xffpay", "2.1")
-        assert (row.interrupting, row.parent) == (False, "workflow:Other/x")
+        assert (row.interrupting, row.parent) == (False, key("parent"))
         assert (row.value, row.error, row.ended_at, row.wake_at, row.steps) == (None, None, None, None, 0)
         assert abs(row.started_at - await storage.now()) < NEAR
         assert row.started_at <= row.changed_at <= await storage.now()
@@ -109,12 +113,16 @@ class TestStart:
                 assert each.told == ("there" if number % 2 == same else "conflict")
         assert await ids(storage) == ["one"]
 
-    async def test_values_that_came_before_are_its_own(self, storage: Storage, a: Ownership) -> None:
-        """M10: a token can be given away before there is anything."""
-        assert await resolved(storage, U, "paid") == "resolved"
+    async def test_a_child_of_a_parent_that_is_over_does_not_start(self, storage: Storage, a: Ownership) -> None:
         claim, _ = await grant(a), await started(storage)
-        assert (await loaded(storage, claim, U)).deferreds == (DeferredRow("paid", b"yes", None),)
-        await suspended(storage, claim, U, "paid", told="ready")
+        child = of("child", parent=U, waited_as="d")
+        assert (await storage.units.start(child)).told == "started"
+        await ended(storage, claim, U, status="failed")
+        assert (await storage.units.start(child)).told == "there"
+        for parent in (U, key("never")):
+            with pytest.raises(ParentEnded):
+                await storage.units.start(of("late", parent=parent, waited_as="d"))
+        assert await storage.units.get(key("late")) is None
 
 
 class TestResolve:
@@ -137,9 +145,51 @@ class TestResolve:
         assert (await taken(storage, claim)).rows == (row,)
         assert (await loaded(storage, claim, U)).deferreds == (DeferredRow("paid", None, "no"),)
 
-    async def test_before_there_is_a_unit_nobody_is_to_be_woken(self, storage: Storage) -> None:
-        assert await storage.units.resolve(U, "paid", value=b"v", error=None) == Resolved("resolved", None)
-        assert await resolved(storage, U) == "already"
+    async def test_before_there_is_a_unit_there_is_nothing_to_resolve(self, storage: Storage, a: Ownership) -> None:
+        for unit in (U, f"{LEADER}/one", f"{CRON}/manual/2026-01-01T00:00:00+00:00/1", "cron:odd"):
+            assert await storage.units.resolve(unit, "paid", value=b"v", error=None) == Resolved("over", None)
+        claim, _ = await grant(a), await started(storage)
+        assert (await loaded(storage, claim, U)).deferreds == ()
+
+    async def test_w15_it_is_for_one_life(self, storage: Storage, a: Ownership, passing: Passing) -> None:
+        claim, row = await grant(a), await started(storage, life=5)
+        assert row.life == 5
+        for life in (0, 4, 6):
+            assert await resolved(storage, U, life=life) == "over"
+        await suspended(storage, claim, U, "paid")
+        assert await resolved(storage, U, life=4) == "over"
+        assert (await got(storage, U)).status == "suspended"
+        assert await resolved(storage, U, life=5) == "resolved"
+        await ended(storage, claim, U)
+        await passing(0.5)
+        await storage.units.purge(older_s=0.25, most=9)
+        assert await resolved(storage, U, "other", life=5) == "over"
+        await started(storage, life=6)
+        assert await resolved(storage, U, "other", life=5) == "over"
+        await suspended(storage, claim, U, "paid")
+        assert (await loaded(storage, claim, U)).deferreds == ()
+
+    async def test_w15_the_next_unit_of_a_leader_has_another_life(self, storage: Storage, a: Ownership) -> None:
+        claim = await grant(a, A, LEADER)
+        unit = f"{LEADER}/one"
+        for life in (7, 8):
+            found = await storage.units.open(claim, unit=unit, kind="leader", name="importer", id="one", life=life)
+            again = await storage.units.open(claim, unit=unit, kind="leader", name="importer", id="one", life=9)
+            assert found is not None
+            assert again is not None
+            assert found.row.life == again.row.life == life
+            assert await resolved(storage, unit, life=15 - life) == "over"
+            assert await resolved(storage, unit, life=life) == "resolved"
+            await ended(storage, claim, unit)
+
+    async def test_a_tick_that_is_over_takes_nothing(self, storage: Storage, a: Ownership) -> None:
+        claim = await grant(a, A, CRON)
+        unit, life = await triggered(storage, claim)
+        tick = tick_of_unit(unit)
+        assert tick is not None
+        note = TickNote(claim, "nightly", tick.kind, tick.at, tick.seq, attempt=1, outcome="ran")
+        assert await storage.ticks.note(note) == "written"
+        assert await resolved(storage, unit, life=life) == "over"
 
     @pytest.mark.parametrize("first", [{"value": b"1"}, {"value": None, "error": "no"}, {"value": b""}])
     async def test_the_first_one_counts(self, storage: Storage, a: Ownership, first: dict[str, Any]) -> None:
@@ -364,17 +414,17 @@ class TestPurge:
         assert await self.purged(storage, older_s=0.25) == [units["over"]]
 
     async def test_values_for_what_never_began_go(self, storage: Storage, a: Ownership) -> None:
-        claim = await grant(a)
-        for which in ("never", "late", "soon"):
-            assert await resolved(storage, key(which)) == "resolved"
-        await started(storage, "soon")
+        claim = await grant(a, A, CRON)
+        ticks = [await triggered(storage, claim) for _ in ("never", "soon")]
+        for unit, life in ticks:
+            assert await resolved(storage, unit, life=life) == "resolved"
+        (never, its_life), (soon, life) = ticks
+        assert await storage.units.open(claim, unit=soon, kind="tick", name="nightly", id="1", life=life) is not None
         assert await self.purged(storage, older_s=3600.0) == []
-        assert await resolved(storage, key("never")) == "already"
-        assert await self.purged(storage) == []
-        await started(storage, "late")
-        assert (await loaded(storage, claim, key("late"))).deferreds == ()
-        assert await resolved(storage, key("never")) == "resolved"
-        assert len((await loaded(storage, claim, key("soon"))).deferreds) == 1, "it has begun since"
+        assert await resolved(storage, never, life=its_life) == "already"
+        await stepped(storage, claim, soon)  # else it would count as abandoned
+        await storage.units.purge(older_s=0.0, most=9)
+        assert await resolved(storage, never, life=its_life) == "resolved", "it was purged"
 
     async def test_so_many_at_a_time_the_oldest_first(self, storage: Storage, a: Ownership, passing: Passing) -> None:
         claim = await grant(a)
@@ -456,3 +506,53 @@ async def test_everybody_sees_the_steps_of_what_has_not_ended(storage: Storage, 
     await ended(storage, claim, U)
     assert list(await storage.units.steps(U)) == []
     assert list(await storage.units.steps(key("nobody"))) == []
+
+
+class TestInterruptChildren:
+    """W10: whoever fails or is interrupted does not leave its children behind."""
+
+    @pytest.mark.parametrize("status", ["failed", "interrupted"])
+    async def test_those_of_a_parent_that_failed_or_was_interrupted_are_asked_to_end(
+        self, storage: Storage, a: Ownership, status: str
+    ) -> None:
+        claim, _ = await grant(a), await started(storage)
+        other = await grant(a, A, S2)
+        for which in ("one child", "two child", "over child"):
+            await started(storage, which, parent=U, waited_as=which, seat=S2)
+        await started(storage, "stranger", seat=S2)
+        await suspended(storage, other, key("two child"), "paid")
+        await ended(storage, other, key("over child"))
+        assert await storage.units.interrupt_children([S1, S2], most=9) == [], "it goes on"
+        await ended(storage, claim, U, status=status)
+        assert await storage.units.interrupt_children([S2], most=9) == [], "the seat is the parent's"
+        found = await storage.units.interrupt_children([S1, S2], most=9)
+        assert sorted(found) == [(key("one child"), S2), (key("two child"), S2)]
+        for which in ("one child", "two child"):
+            row = await got(storage, key(which))
+            assert (row.interrupting, row.status, row.wake_at) == (True, "running", None)
+        assert not (await got(storage, key("stranger"))).interrupting
+        assert (await got(storage, key("over child"))).status == "done"
+        assert await storage.units.interrupt_children([S1, S2], most=9) == []
+
+    async def test_those_of_a_parent_that_is_done_go_on(self, storage: Storage, a: Ownership) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await started(storage, "child", parent=U, waited_as="d")
+        await ended(storage, claim, U)
+        assert await storage.units.interrupt_children([S1], most=9) == []
+        assert not (await got(storage, key("child"))).interrupting
+
+    async def test_so_many_at_a_time_until_none_is_left(self, storage: Storage, a: Ownership) -> None:
+        claim, _ = await grant(a), await started(storage)
+        await started(storage, "childless")
+        for which in range(5):
+            await started(storage, f"child {which}", parent=U, waited_as=f"{which}")
+        await ended(storage, claim, U, status="failed")
+        await ended(storage, claim, key("childless"), status="failed")
+        found: list[tuple[str, str]] = []
+        sizes: list[int] = []
+        while not sizes or sizes[-1]:
+            told = await storage.units.interrupt_children([S1], most=2)
+            sizes.append(len(told))
+            found += told
+        assert sizes == [2, 2, 1, 0]
+        assert sorted(unit for unit, _ in found) == [key(f"child {which}") for which in range(5)]

@@ -9,7 +9,8 @@ import pytest
 
 from coterie.kernel.addresses import Seat, ShardId
 from coterie.storage.interface import Claim, Declaration, Registration
-from coterie.storage.units import StepWrite, UnitEnd, UnitStart
+from coterie.storage.ticks import Take
+from coterie.storage.units import StepWrite, UnitEnd, UnitStart, life_of_tick, unit_of_tick
 from tests.contract.test_states import A, B, evict
 
 if TYPE_CHECKING:
@@ -109,6 +110,14 @@ async def ended(storage: Storage, claim: Claim, unit: str, **options: Any) -> Un
 
 async def resolved(storage: Storage, unit: str, name: str = "paid", **options: Any) -> str:
     return (await storage.units.resolve(unit, name, **{"value": b"yes", "error": None, **options})).told
+
+
+async def triggered(storage: Storage, claim: Claim) -> tuple[str, int]:
+    """A tick that is not over: the key of its unit, which has not begun, and its life."""
+    await storage.ticks.trigger("nightly")
+    book = (await storage.ticks.take([Take(claim, "nightly")]))["nightly"]
+    row = book.open[-1]
+    return unit_of_tick(claim.seat, row.kind, row.at, row.seq), life_of_tick(row.claimed_at)
 
 
 async def suspended(

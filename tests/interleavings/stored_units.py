@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage.interface import Claim
@@ -27,6 +28,13 @@ OTHER = StepWrite(MINE, "u", "", 0, "step", "n", value=b"b")
 DONE = UnitEnd(MINE, "u", "done", value=b"v")
 CUT = UnitEnd(MINE, "u", "interrupted")
 CHILD = UnitEnd(MINE, "child", "done", value=b"v", outcome=b"c")
+FAILED = UnitEnd(MINE, "u", "failed")
+CLAIMED = datetime(2026, 1, 1, tzinfo=UTC)
+TICK = (
+    ";insert into coterie.ticks (cluster, name, kind, at, seq, until_at, epoch, attempt, runner, claimed_at)"
+    f" values ('{CLUSTER}', 'c', 'manual', '{CLAIMED}', 1, '{CLAIMED}', 1, 1, '', '{CLAIMED}')"
+)
+"""A tick that is not over, whose unit u may not have begun."""
 
 
 def rows(*more: str, left_s: float = 6) -> str:
@@ -35,14 +43,20 @@ def rows(*more: str, left_s: float = 6) -> str:
 
 
 def unit(
-    name: str = "u", *, kind: str = "workflow", status: str = "running", wake: str = "null", parent: str = ""
+    name: str = "u",
+    *,
+    kind: str = "workflow",
+    status: str = "running",
+    wake: str = "null",
+    parent: str = "",
+    life: int = 0,
 ) -> str:
     """A unit that began a day ago, and has not changed since."""
     ended = "null" if status in ("running", "suspended") else "now() - interval '1 day'"
     return (
         ";insert into coterie.units (cluster, unit, kind, name, id, seat, status, started_at, changed_at, ended_at,"
-        f" wake_at, parent, waited_as) values ('{CLUSTER}', '{name}', '{kind}', 'n', 'i', 's1', '{status}',"
-        f" now() - interval '1 day', now() - interval '1 day', {ended}, {wake}, nullif('{parent}', ''), 'd')"
+        f" wake_at, life, parent, waited_as) values ('{CLUSTER}', '{name}', '{kind}', 'n', 'i', 's1', '{status}',"
+        f" now() - interval '1 day', now() - interval '1 day', {ended}, {wake}, {life}, nullif('{parent}', ''), 'd')"
     )
 
 
@@ -76,13 +90,23 @@ OFTEN = {
     "unit: steps x its end too",
     "unit: start x purge",
     "unit: open x purge",
+    "unit: end and open x resolve",
+    "unit: start of a child x failure and its children",
 }
 """Enough for every change; the others are variants of these."""
 
 
 def stored_units(s: Steps) -> list[Pair]:
     """The pairs, over the right statements or some with a planted bug."""
-    return [*_waking(s), *_against_holders(s), *_ending(s), *_stepping(s), *_beginning_and_purging(s)]
+    return [
+        *_waking(s),
+        *_against_holders(s),
+        *_ending(s),
+        *_stepping(s),
+        *_beginning_and_purging(s),
+        *_living(s),
+        *_bearing(s),
+    ]
 
 
 def _waking(s: Steps) -> list[Pair]:
@@ -92,7 +116,7 @@ def _waking(s: Steps) -> list[Pair]:
     resolve, too = _resolve(s), _resolve(s, "resolve too", value=b"2")
     woken = _resolve(s, "resolve suspended")
     interrupt, resume, wake = _asking(s, "interrupt"), _asking(s, "resume"), _waking_due(s)
-    begin_and_wait = Script("start and suspend", (_begin(s), *suspend.steps))
+    begin_and_wait = Script("open and suspend", (*_open(s, kind="tick").steps, *suspend.steps))
     judge = judges.together(judges.sound, judges.first_wins, judges.nobody_waits_for_what_came)
     lost = Script("d held", (resolve.steps[0], Step("gone", act="end")))
     return [
@@ -108,9 +132,9 @@ def _waking(s: Steps) -> list[Pair]:
         _pair(rows(SUSPENDED, deferred()), woken, resume, judge),
         _pair(rows(DUE, deferred()), wake, resolve, judge),
         _pair(rows(DUE, deferred()), wake, interrupt, judge),
-        _pair(rows(), resolve, too, judge),
-        _pair(rows(), begin_and_wait, resolve, judge),
-        _pair(rows(), _at_once(_begin(s), suspend), _at_once(resolve), judge, c=lost),
+        _pair(rows(TICK), resolve, too, judge),
+        _pair(rows(TICK), begin_and_wait, resolve, judge),
+        _pair(rows(TICK), _at_once(_open(s, kind="tick"), suspend), _at_once(resolve), judge, c=lost),
     ]
 
 
@@ -180,7 +204,7 @@ def _stepping(s: Steps) -> list[Pair]:
 def _beginning_and_purging(s: Steps) -> list[Pair]:
     """Starts, purges, and values that came early."""
     start, too, purge = _start(s), _start(s, "start too", payload=b"q"), _purge(s)
-    open_, resolve = _open(s), _resolve(s)
+    open_, resolve, tick = _open(s), _resolve(s), _open(s, "open of a tick", kind="tick")
     begun = judges.together(judges.sound, judges.begun_once)
     kept = judges.together(judges.sound, judges.first_wins, judges.one_result, judges.not_purged_in_use)
     early = deferred(value="'1'", early=True)
@@ -188,13 +212,49 @@ def _beginning_and_purging(s: Steps) -> list[Pair]:
         _pair(rows(), start, too, begun),
         _pair(rows(OLD), start, purge, begun),
         _pair(rows(), start, resolve, kept),
-        _pair(rows(early), start, purge, kept, note=" of what came early"),
-        _pair(rows(early), open_, purge, kept, note=" of what came early"),
+        _pair(rows(TICK), tick, resolve, kept),
+        _pair(rows(early), tick, purge, kept, note=" of what came early"),
         _pair(rows(LEADER), open_, purge, kept),
         _pair(rows(LEADER), _lone(s), purge, kept),
         _pair(rows(LEADER), resolve, purge, kept),
         _pair(rows(OLD), purge, resolve, kept),
         _pair(rows(OLD, LEADER.replace("'u'", "'l'")), purge, _purge(s, "purge too"), kept),
+    ]
+
+
+def _living(s: Steps) -> list[Pair]:
+    """What is for one life of a unit is for no other [W15]."""
+    resolve = _resolve(s, life=1)
+    begin_again = (*_purge(s).steps, _begin(s, life=2))
+    suspended = (*_open(s, kind="leader", life=2).steps, *_suspend(s).steps)
+    over = Script("end and open", (*_end(s).steps, *suspended))
+    purged = Script("purge and start", begin_again)
+    tick = Script("open of another life", suspended)
+    judge = judges.one_life
+    early = deferred(value="'1'", early=True)
+    return [
+        _pair(rows(unit(kind="leader", life=1)), over, resolve, judge),
+        _pair(rows(unit(status="done", life=1)), purged, resolve, judge),
+        _pair(rows(early), tick, resolve, judge),
+    ]
+
+
+def _bearing(s: Steps) -> list[Pair]:
+    """A run that has failed leaves no child behind [W10]."""
+    bear = Script("start of a child", atomic(_begin(s, unit="child", parent="u")))
+    tend = (
+        *atomic(s.step("interrupt_children", ["s1"], 10, step="children")),
+        *atomic(s.step("forget_children", ["s1"], 10, step="forget")),
+    )
+    fail = Script("failure and its children", (*_end(s, write=FAILED).steps, *tend))
+    done = _end(s, "end of a child", write=CHILD)
+    judge = judges.together(judges.sound, judges.nobody_left_behind)
+    family = rows(unit(), unit("child", parent="u"))
+    return [
+        _pair(rows(unit()), bear, fail, judge),
+        _pair(family, done, fail, judge),
+        _pair(family, Script("children", tend), fail, judge),
+        _pair(rows(unit(), unit("child", parent="u", status="suspended")), _suspend(s), fail, judge),
     ]
 
 
@@ -239,8 +299,9 @@ def _suspend(s: Steps, name: str = "suspend", *, waits: Sequence[str] = ("d",), 
     return Script(name, atomic(suspend))
 
 
-def _resolve(s: Steps, name: str = "resolve", *, value: bytes = b"1") -> Script:
-    return Script(name, atomic(s.step("resolve_deferred", "u", "d", value, None, step="resolve")))
+def _resolve(s: Steps, name: str = "resolve", *, value: bytes = b"1", life: int = 0) -> Script:
+    tick = ("c", "manual", CLAIMED, 1, CLAIMED)
+    return Script(name, atomic(s.step("resolve_deferred", "u", "d", value, None, life, *tick, step="resolve")))
 
 
 def _asking(s: Steps, what: str) -> Script:
@@ -257,8 +318,8 @@ def _waking_due(s: Steps) -> Script:
     )
 
 
-def _open(s: Steps) -> Script:
-    return Script("open", atomic(s.step("open_unit", "a", "s1", 1, "u", "leader", "n", "i", step="open")))
+def _open(s: Steps, name: str = "open", *, kind: str = "leader", life: int = 0) -> Script:
+    return Script(name, atomic(s.step("open_unit", "a", "s1", 1, "u", kind, "n", "i", life, step="open")))
 
 
 def _start(s: Steps, name: str = "start", *, payload: bytes = b"p") -> Script:
@@ -267,8 +328,9 @@ def _start(s: Steps, name: str = "start", *, payload: bytes = b"p") -> Script:
     return Script(name, (*atomic(_begin(s, payload)), there))
 
 
-def _begin(s: Steps, payload: bytes = b"p") -> Step:
-    return s.step("start_unit", "u", "n", "i", "s1", payload, payload, "", None, "", step="start")
+def _begin(s: Steps, payload: bytes = b"p", *, unit: str = "u", parent: str | None = None, life: int = 0) -> Step:
+    given = (unit, "n", "i", "s1", payload, payload, "", parent, "d", life)
+    return s.step("start_unit", *given, step="start")
 
 
 def _purge(s: Steps, name: str = "purge") -> Script:

@@ -65,6 +65,27 @@ def first_wins(run: Run) -> Problems:
     return problems
 
 
+def one_life(run: Run) -> Problems:
+    """A unit that goes on has no value that was meant for another life, and is not woken by one [W15]."""
+    unit = _unit(run)
+    if not _goes_on(unit):
+        return []
+    came = [row for row in run.tables["deferreds"] if row["resolved_at"] is not None and not row["early"]]
+    problems = [f"of life {unit['life']}, and given what was meant for {row['life']}" for row in came]
+    if unit["life"] == 2 and (told := run.a.rows("suspend")) and told[0]["told"] != unit["status"]:
+        problems.append(f"told {told[0]['told']!r}, and {unit['status']} by a token of another life")
+    return problems
+
+
+def nobody_left_behind(run: Run) -> Problems:
+    """A child of a run that failed is asked to end, or is yet to be [W10]."""
+    parent, child = _unit(run), _unit(run, "child")
+    if not _goes_on(child) or _goes_on(parent):
+        return []
+    left = not child["interrupting"] and not parent["interrupts_children"]
+    return ["left behind: its parent has failed, and nobody asks it to end"] if left else []
+
+
 def one_result(run: Run) -> Problems:
     """Whoever stores a step is told what is stored, and nobody else's words [W1]."""
     there = {(row["unit"], row["branch"], row["position"]): row for row in run.tables["steps"]}

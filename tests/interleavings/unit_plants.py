@@ -22,8 +22,8 @@ _LOOKED = """and not exists (
             where d.cluster = $1 and d.unit = $5 and d.name = any($6::text[]) and d.resolved_at is not null
         )"""
 _CONFLICT = """    on conflict (cluster, unit, name) do update
-    set resolved_at = excluded.resolved_at, value = excluded.value, error = excluded.error
-    where d.resolved_at is null
+    set resolved_at = excluded.resolved_at, value = excluded.value, error = excluded.error, life = excluded.life
+    where d.resolved_at is null or d.life <> excluded.life
 """
 
 UNIT_PLANTS = (
@@ -67,7 +67,7 @@ UNIT_PLANTS = (
         "M10",
         "unit: resolve suspended x resolve too",
         "both were told",
-        swapped(("resolve_deferred",), ("    where d.resolved_at is null\n", "")),
+        swapped(("resolve_deferred",), ("    where d.resolved_at is null or d.life <> excluded.life\n", "")),
     ),
     Plant(
         "a value for a unit that is over by then",
@@ -82,6 +82,31 @@ UNIT_PLANTS = (
                 "when exists (select from resolved) then 'resolved'",
             ),
         ),
+    ),
+    Plant(
+        "a token without a life",
+        "W15",
+        "unit: end and open x resolve",
+        "meant for",
+        swapped(
+            ("resolve_deferred",),
+            ("where ended_at is null and life = $6::bigint\n)", "where ended_at is null\n)"),
+            ("and u.unit = $2 and u.life = $6::bigint and", "and u.unit = $2 and"),
+        ),
+    ),
+    Plant(
+        "a child of a parent that is not locked",
+        "W10",
+        "unit: start of a child x failure and its children",
+        "left behind",
+        swapped(("start_unit",), (" and ended_at is null for key share", " and ended_at is null")),
+    ),
+    Plant(
+        "children that are not looked for",
+        "W10",
+        "unit: start of a child x failure and its children",
+        "left behind",
+        swapped(("end_units",), ("e.value, e.error, e.status <> 'done'", "e.value, e.error, false")),
     ),
     Plant(
         "an end that deletes what it saw before it waited",

@@ -130,7 +130,7 @@ async def start(cluster: Cluster, run: str) -> None:
 
 async def resolve(cluster: Cluster, run: str) -> None:
     """Open its gate."""
-    await cluster.resolve(token(cluster, run), OPEN)
+    await cluster.resolve(await token(cluster, run), OPEN)
 
 
 async def interrupt(cluster: Cluster, run: str) -> None:
@@ -151,9 +151,12 @@ ASKS: dict[str, Callable[[Cluster, str], Awaitable[None]]] = {
 }
 
 
-def token(cluster: Cluster, run: str) -> str:
-    """The token of a run's gate, which exists before the run does."""
-    return cluster._acting().tokens.make(cluster._workflow_room.of(flow).unit(run), GATE)
+async def token(cluster: Cluster, run: str) -> str:
+    """The token of the gate of a run that was started."""
+    unit = cluster._workflow_room.of(flow).unit(run)
+    row = await cluster._acting().storage.units.get(unit)
+    assert row is not None, f"{unit} was started"
+    return cluster._acting().tokens.make(unit, GATE, life=row.life)
 
 
 # A process

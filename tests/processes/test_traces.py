@@ -112,7 +112,10 @@ async def test_h5_one_trace_across_processes_and_through_storage(tmp_path: Path,
         assert (first["parent"], first["facts"]["coterie.outcome"]) == (started["id"], "suspended")
         (holder,) = (each for each in crew.runners if each.name == first["from"])
         await holder.stop()
-        await client.resolve(client._acting().tokens.make("workflow:checkout/order-7", "approval"), "bob")
+        here, unit = client._acting(), "workflow:checkout/order-7"
+        row = await here.storage.units.get(unit)
+        assert row is not None
+        await client.resolve(here.tokens.make(unit, "approval", life=row.life), "bob")
         shipped_by = await run.result(timeout="60s")
         spans = await exported.until(trace, "step.ship", "workflow.checkout", "workflow.checkout")
     (second,) = (each for each in spans["workflow.checkout"] if each["id"] != first["id"])

@@ -47,7 +47,7 @@ CoterieError
   ScheduleError
   ConfigurationError
   WorkflowError
-    StepDiverged DeferredTimeout DeferredRejected AlreadyResolved WorkflowFailed WorkflowInterrupted
+    StepDiverged DeferredTimeout DeferredRejected DeferredMismatch AlreadyResolved WorkflowFailed WorkflowInterrupted
 """
 ABSTRACT = {"CoterieError", "ClusterError", "WorkflowError"}  # never raised themselves
 
@@ -64,6 +64,8 @@ FACTS: dict[str, Any] = {
     "found": "charge",
     "id": "order-7",
     "in_doubt": False,
+    "is_over": False,
+    "expected": "bool",
     "key": "order-7",
     "known": 2,
     "length": 2,

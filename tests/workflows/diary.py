@@ -145,6 +145,13 @@ def steps(sim: Simulation) -> list[tuple[str, int, str, str]]:
     return [tuple(row) for row in sim.database.main.execute(sql)]
 
 
+async def token_of(cluster: Cluster, unit: str, name: str) -> str:
+    """The token of a deferred of a unit that has begun."""
+    row = await cluster._acting().storage.units.get(unit)
+    assert row is not None
+    return cluster._acting().tokens.make(unit, name, life=row.life)
+
+
 async def over(handle: Any, *, within: str = "60s") -> Any:
     """The result, or the error."""
     try:

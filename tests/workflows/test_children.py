@@ -10,7 +10,7 @@ import pytest
 
 from coterie import Cluster, KeyConflict, Workflow, WorkflowFailed, WorkflowInterrupted
 
-from .diary import SWEEP_S, Diary, holder, new_cluster, over, rows, seconds, simulated, suspended
+from .diary import SWEEP_S, Diary, holder, new_cluster, over, restart, rows, seconds, simulated, suspended
 
 
 @dataclass
@@ -161,3 +161,119 @@ async def test_a_child_is_started_across_a_restart_of_the_database() -> None:
             await sim.advance(1)
         assert {await over(run) for run in runs} == {"Parcel 7"}
         assert diary.ran.count("child good") == 1
+
+
+def define_twins(cluster: Cluster) -> tuple[Any, Any]:
+    """Two workflows whose functions share a name, as a factory makes them; a parent that asks both."""
+
+    def child_of(name: str) -> Any:
+        @cluster.workflow(name=name)
+        async def work(workflow: Workflow, _: None) -> str:
+            return f"{name} {workflow.id}"
+
+        return work
+
+    first, second = child_of("first"), child_of("second")
+
+    @cluster.workflow
+    async def both(workflow: Workflow, _: None) -> list[str]:
+        one = await workflow.child(first, None, id="c")
+        other = await workflow.child(second, None, id="c")
+        return [one, other, *await asyncio.gather(*(workflow.child(each, None, id="d") for each in (first, second)))]
+
+    return first, both
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_a_parent_is_given_the_result_of_the_child_that_it_named_though_functions_share_a_name() -> None:
+    cluster = new_cluster()
+    _, both = define_twins(cluster)
+    async with simulated(cluster):
+        run = await cluster.start_workflow(both, None, id="1")
+        assert await over(run) == ["first c", "second c", "first d", "second d"]
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_a_parent_that_version_01_began_goes_on_with_its_child() -> None:
+    """It knew children by the names of their functions."""
+    cluster, gate = new_cluster(), asyncio.Event()
+
+    @cluster.workflow(name="other name")
+    async def child(workflow: Workflow, _: None) -> int:
+        await workflow.step("wait", gate.wait)
+        return 7
+
+    @cluster.workflow
+    async def parent(workflow: Workflow, _: None) -> int:
+        return await workflow.child(child, None, id="c")
+
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(parent, None, id="1")
+        await suspended(sim, run)
+        sim.database.main.execute("update steps set name = 'child/c' where kind = 'child'")
+        sim.database.main.execute("update units set waited_as = 'child:c:child' where parent is not null")
+        await restart(sim, down_s=1)
+        gate.set()
+        assert await over(run) == 7
+
+
+def define_family(cluster: Cluster, diary: Diary) -> Any:
+    """A run with two children, one of which has a child of its own; the payload says how it ends."""
+
+    @cluster.workflow
+    async def grandchild(workflow: Workflow, _: None) -> None:
+        await workflow.step("do", diary.do, "grandchild")
+        workflow.compensate("undo", diary.do, "undo grandchild")
+        await workflow.deferred("never", int).wait()
+
+    @cluster.workflow
+    async def child(workflow: Workflow, which: str) -> None:
+        await workflow.step("do", diary.do, f"child {which}")
+        workflow.compensate("undo", diary.do, f"undo child {which}")
+        if which == "a":
+            await workflow.child(grandchild, None, id="g")
+        await workflow.deferred("never", int).wait()
+
+    @cluster.workflow
+    async def stranger(workflow: Workflow, _: None) -> None:
+        await workflow.deferred("never", int).wait()
+
+    @cluster.workflow
+    async def parent(workflow: Workflow, ends: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            for which in ("a", "b"):
+                group.create_task(workflow.child(child, which, id=which))
+            group.create_task(workflow.child(stranger, None, id="s"))
+            if ends == "fails":
+                await workflow.step("gate", diary.gated, "gate")
+                raise ValueError("no luck")
+
+    return grandchild, child, stranger, parent
+
+
+@pytest.mark.simulated(seeds=3)
+@pytest.mark.parametrize("how", ["interrupted", "fails", "interrupted, and its runner is killed"])
+async def test_w10_children_of_a_run_that_fails_or_is_interrupted_are_interrupted(how: str) -> None:
+    """Also theirs; what they did is undone. Who was started by somebody else goes on."""
+    cluster, diary = new_cluster(), Diary()
+    grandchild, child, stranger, parent = define_family(cluster, diary)
+    async with simulated(cluster) as sim:
+        others = await cluster.start_workflow(stranger, None, id="s")
+        run = await cluster.start_workflow(parent, how, id="1")
+        await sim.wait_until(lambda: {"child a", "child b", "grandchild"} <= set(diary.ended))
+        await sim.advance(1)
+        if how == "fails":
+            diary.gates["gate"].set()
+        else:
+            await run.interrupt()
+        if how.endswith("killed"):
+            await sim.wait_until(lambda: rows(sim, "units", where="interrupts_children or status = 'interrupted'"))
+            holder(sim, parent).kill()
+            await sim.start(1)
+        assert isinstance(await over(run), WorkflowFailed if how == "fails" else WorkflowInterrupted)
+        for each, which in ((child, "a"), (child, "b"), (grandchild, "g")):
+            assert isinstance(await over(cluster.workflow_handle(each, which)), WorkflowInterrupted)
+        undone = {"undo child a", "undo child b", "undo grandchild"}
+        assert undone <= set(diary.ran)
+        assert await others.status() == "suspended"
+        await sim.wait_until(lambda: not rows(sim, "units", where="interrupts_children"))

@@ -9,7 +9,7 @@ import pytest
 from coterie import Workflow, WorkflowFailed, WorkflowInterrupted
 from tests.points import At
 
-from .diary import SWEEP_S, Diary, holder, kill_here, new_cluster, over, rows, seconds, simulated, suspended
+from .diary import SWEEP_S, Diary, holder, kill_here, new_cluster, over, rows, seconds, simulated, suspended, token_of
 
 
 @pytest.mark.parametrize("time", range(1, 7))
@@ -271,6 +271,6 @@ async def test_b5_a_replay_that_fails_at_once_undoes_what_slower_branches_have_d
     async with simulated(cluster) as sim:
         run = await cluster.start_workflow(work, None, id="1")
         await suspended(sim, run)
-        await cluster.reject(cluster._acting().tokens.make("workflow:work/1", "gate"), "no")
+        await cluster.reject(await token_of(cluster, "workflow:work/1", "gate"), "no")
         assert isinstance(await over(run), WorkflowFailed)
         assert diary.ran == ["a", "undo a"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import msgspec
 
 from coterie.cli.asking import WRONG, acts, asks, confirmed, refuse
 from coterie.cli.looking import both, fields, headed, one_line
@@ -69,7 +70,7 @@ async def show(asking: Asking, run: str) -> None:
     """
     row = await _found(asking, run)
     steps = await asking.here.storage.units.steps(row.unit)
-    tokens = {each.name: asking.here.tokens.make(row.unit, each.name) for each in steps if _waits(each)}
+    tokens = {each.name: _token(asking, row, each) for each in steps if _waits(each)}
     now = await asking.here.storage.now()
     value = {
         **_fields(row),
@@ -133,7 +134,8 @@ async def resolve(asking: Asking, token: str, value: str, *, yes: bool, dry_run:
       coterie workflows resolve "$TOKEN" '{"approved": true}' --yes
     """
     given = read_json(value, what="the value", hint="""quote it for the shell: '"yes"', '{"approved": true}'""")
-    unit, name = asking.here.tokens.read(token)
+    found = asking.here.tokens.read(token)
+    unit, name = found.unit, found.name
     what = f'deferred "{name}" of {unit.partition(":")[2]} will have the value {as_json(given)}'
     if not confirmed(what, "resolve it?", yes=yes, dry_run=dry_run):
         return
@@ -144,6 +146,11 @@ async def resolve(asking: Asking, token: str, value: str, *, yes: bool, dry_run:
         f'resolved "{name}" of {shown}; the first value stays, no command takes it back\n'
         f"what becomes of it: coterie workflows show {shown}",
     )
+
+
+def _token(asking: Asking, row: UnitRow, step: StepRow) -> str:
+    takes = None if step.value is None else msgspec.msgpack.decode(step.value)  # its type, until it has a value
+    return asking.here.tokens.make(row.unit, step.name, life=row.life, takes=takes)
 
 
 async def _found(asking: Asking, run: str) -> UnitRow:
@@ -206,7 +213,7 @@ def _step(step: StepRow) -> dict[str, Any]:
         "kind": step.kind,
         "name": step.name,
         "done": step.done,
-        "result": None if step.value is None else plain(_decoded(step.value)),
+        "result": None if step.value is None or not step.done else plain(_decoded(step.value)),
         "error": None if step.error is None else failures.text_of(step.error),
         "due_at": plain(step.due_at),
     }

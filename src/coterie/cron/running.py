@@ -26,6 +26,7 @@ from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.texts import said, storable
 from coterie.steps.unit import finish, work_of
 from coterie.storage.ticks import TickNote
+from coterie.storage.units import life_of_tick, unit_of_tick
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -82,6 +83,7 @@ class Running:
         self._beating: asyncio.Task[Any] | None = None
         self._in_doubt = False
         self._work: DurableWork | None = None
+        self._unit = unit_of_tick(tenure.seat, row.kind, row.at, row.seq)
 
     def hint(self) -> None:
         """There may be a value for one of its deferreds."""
@@ -213,9 +215,15 @@ class Running:
 
     def _new_work(self) -> DurableWork:
         """Its steps; loaded with the first one that is called."""
-        tick = f"{self._row.kind}/{self._row.at.isoformat()}/{self._row.seq}"
-        unit = f"{self._tenure.seat}/{tick}"
-        return work_of(self._desk, self._tenure, unit=unit, kind="tick", name=self._cron.name, id=tick)
+        return work_of(
+            self._desk,
+            self._tenure,
+            unit=self._unit,
+            kind="tick",
+            name=self._cron.name,
+            id=self._unit.removeprefix(f"{self._tenure.seat}/"),
+            life=life_of_tick(self._row.claimed_at),
+        )
 
     # What is written about it
 

@@ -95,6 +95,18 @@ class Places:
         branch.next += 1
         return place
 
+    def take_child(self, name: str, *, formerly: str) -> Place:
+        """The next place of this branch for a child; `formerly` is what a program of version 0.1 has stored there."""
+        place = self.take("child", name)
+        row = self._rows.get((place.branch, place.position))
+        is_former = row is not None and (row.kind, row.name) == ("child", formerly)
+        return Place(place.branch, place.position, "child", formerly) if is_former else place
+
+    @property
+    def has_children(self) -> bool:
+        """Whether a child was ever begun."""
+        return any(row.kind == "child" for row in self._rows.values())
+
     def take_undo(self, name: str, digest: bytes) -> Place:
         """The next place of this branch for what undoes something. Which branch comes first differs from run to run."""
         branch = self._outside("compensation", name)

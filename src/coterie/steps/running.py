@@ -73,9 +73,10 @@ class DurableWork(WaitingWork):
         chance: Chance,
         tasks: Tasks,
         most_bytes: int,
+        life: int = 0,
         retry: Retry | None = None,
     ) -> None:
-        super().__init__(unit, open=open, tenure=tenure, units=units, tokens=tokens, dial=dial, tasks=tasks)
+        super().__init__(unit, open=open, tenure=tenure, units=units, tokens=tokens, dial=dial, tasks=tasks, life=life)
         self.retry = retry
         self._chance = chance
         self._most_bytes = most_bytes

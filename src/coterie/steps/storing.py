@@ -43,6 +43,7 @@ class StoredWork:
         tenure: By which right.
         units: Where it is stored.
         dial: The database's clock.
+        life: Of the unit, unless another one is stored.
         tasks: For what is loaded and written behind the back of the body.
     """
 
@@ -55,6 +56,7 @@ class StoredWork:
         units: Callable[[], Units],
         dial: Dial,
         tasks: Tasks,
+        life: int,
     ) -> None:
         self.unit = unit
         self.places = Places(unit)
@@ -70,6 +72,8 @@ class StoredWork:
         self._tasks = tasks
         self._opening: asyncio.Task[Loaded] | None = None
         self._is_loaded = False
+        self.life = life
+        """Of the unit; as stored, once that is known."""
         self._deferreds: dict[str, DeferredRow] = {}
         self._read_at: datetime | None = None  # when they were read last, by the database's clock
         self._hints = Hints()
@@ -100,6 +104,7 @@ class StoredWork:
                 continue
             self.places.learn(loaded.steps)
             self._hear(loaded, asked, hints)
+            self.life = loaded.row.life
             self._is_loaded = True
             return loaded
 
@@ -113,7 +118,7 @@ class StoredWork:
             await asyncio.sleep(AWAY_S)
             return
         if loaded is None:
-            raise self._lost()
+            raise self.lost()
         self._hear(loaded, asked, hints)
 
     def _hear(self, loaded: Loaded, asked: datetime, hints: int) -> None:
@@ -186,7 +191,7 @@ class StoredWork:
                 await asyncio.sleep(AWAY_S)
                 continue
             if told.row is None or told.told in ("fenced", "over"):
-                raise self._lost()
+                raise self.lost()
             self._dial.hear(told.now, asked=asked)  # what sleeps from now on sleeps by the clock that said until when
             self.places.learn([told.row])
             return told.row
@@ -212,14 +217,14 @@ class StoredWork:
     def require_held(self) -> None:
         """Raise `LeadershipLost` unless the seat is ours."""
         if not self._tenure.held:
-            raise self._lost()
+            raise self.lost()
 
     def require_same_way(self) -> None:
         """Raise `StepDiverged` if the code was found to take another way, also if the body has caught that (W2)."""
         if isinstance(self.halted, StepDiverged):
             raise self.halted
 
-    def _lost(self) -> BaseException:
+    def lost(self) -> BaseException:
         return self.halt(LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch))
 
     def halt(self, error: BaseException) -> BaseException:

@@ -15,7 +15,6 @@ from coterie.errors import WorkflowError
 _MAC_BYTES = 16
 _MARK = "t"
 """What they begin with: a dash would be taken for an option on a command line."""
-_decoder = msgspec.msgpack.Decoder(tuple[str, str])
 
 
 class MalformedToken(WorkflowError):
@@ -23,6 +22,20 @@ class MalformedToken(WorkflowError):
 
     text = "this is no token of a deferred of this cluster"
     advice = "give it as deferred.token said it, whole"
+
+
+class TokenParts(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Which deferred a token is of. Fields are only ever added at the end."""
+
+    unit: str
+    name: str
+    life: int = 0
+    """Of the unit; 0: it began before units had lives, and the type is not told either."""
+    takes: Any = None
+    """The type of its value (`kernel.schema`); None: any."""
+
+
+_decoder = msgspec.msgpack.Decoder(TokenParts)
 
 
 class Tokens:
@@ -35,13 +48,13 @@ class Tokens:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def make(self, unit: str, name: str) -> str:
-        """The token of a deferred. Always the same, so that it exists before its row."""
-        told = msgspec.msgpack.encode((unit, name))
+    def make(self, unit: str, name: str, *, life: int = 0, takes: Any = None) -> str:
+        """The token of a deferred. Always the same in one life of its unit, so that it exists before its row."""
+        told = msgspec.msgpack.encode(TokenParts(unit, name, life, takes) if life else (unit, name))
         return _MARK + base64.urlsafe_b64encode(self._mac(told) + told).decode().rstrip("=")
 
-    def read(self, token: Any) -> tuple[str, str]:
-        """Unit and name.
+    def read(self, token: Any) -> TokenParts:
+        """What it says.
 
         Raises:
             MalformedToken: It is none of ours.

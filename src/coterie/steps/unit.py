@@ -92,11 +92,11 @@ class Ground(Protocol):
     def tokens(self) -> Tokens: ...
 
 
-def work_of(ground: Ground, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str) -> DurableWork:
-    """The durable work of a unit that begins with its first step."""
+def work_of(ground: Ground, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str, life: int) -> DurableWork:
+    """The durable work of a unit that begins with its first step, with this life unless it is there."""
 
     async def load() -> Loaded:
-        loaded = await ground.units.open(tenure.claim, unit=unit, kind=kind, name=name, id=id)
+        loaded = await ground.units.open(tenure.claim, unit=unit, kind=kind, name=name, id=id, life=life)
         if loaded is None:
             raise LeadershipLost(seat=tenure.seat, epoch=tenure.epoch)
         return loaded
@@ -111,7 +111,13 @@ def work_of(ground: Ground, tenure: Tenure, *, unit: str, kind: UnitKind, name: 
         chance=ground.chance,
         tasks=ground.tasks,
         most_bytes=ground.settings.frame_limit,
+        life=life,
     )
+
+
+def new_life(chance: Chance) -> int:
+    """The life of a unit that begins; never 0, which is that of units which began before there were lives."""
+    return 1 + chance.bits(62)
 
 
 async def finish(work: DurableWork, units: Units, tenure: Tenure) -> None:
@@ -139,7 +145,8 @@ async def unit(
     named = f"{tenure.seat}/{key}"
     if named in works:
         raise RuntimeError(f"unit {key!r} of singleton {singleton!r} is open already: use another key")
-    work = works[named] = work_of(ground, tenure, unit=named, kind="leader", name=singleton, id=key)
+    life = new_life(ground.chance)
+    work = works[named] = work_of(ground, tenure, unit=named, kind="leader", name=singleton, id=key, life=life)
     try:
         await work.opened()
         work.places.begin()

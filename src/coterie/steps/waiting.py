@@ -14,8 +14,11 @@ import contextlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
+
 from coterie.entities.limits import settled
-from coterie.errors import DeferredRejected, DeferredTimeout
+from coterie.errors import DeferredRejected, DeferredTimeout, MalformedMessage, StepDiverged
+from coterie.kernel import schema
 from coterie.kernel.codec import codec_for
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.steps import failures
@@ -63,8 +66,9 @@ class WaitingWork(StoredWork):
         tokens: Callable[[], Tokens],
         dial: Dial,
         tasks: Tasks,
+        life: int,
     ) -> None:
-        super().__init__(unit, open=open, tenure=tenure, units=units, dial=dial, tasks=tasks)
+        super().__init__(unit, open=open, tenure=tenure, units=units, dial=dial, tasks=tasks, life=life)
         self.waits: dict[Wait, None] = {}
         self.busy = 0
         """Steps that run, or are being stored."""
@@ -104,13 +108,14 @@ class WaitingWork(StoredWork):
         """A value that comes from elsewhere."""
         return Deferred(self, named(name, "a deferred"), type)
 
-    def token(self, name: str) -> str:
-        """By which anybody may resolve a deferred."""
-        return self._tokens().make(self.unit, name)
+    def token(self, name: str, type: Any) -> str:
+        """By which anybody may resolve a deferred, as long as this life of the unit lasts."""
+        return self._tokens().make(self.unit, name, life=self.life, takes=schema.describe(type))
 
     async def wait_for(self, place: Place, type: Any, timeout_s: float | None) -> Any:
         """The value of a deferred."""
-        row = await self.begin_waiting(place, due_s=timeout_s)
+        takes = msgspec.msgpack.encode(schema.describe(type))
+        row = await self.begin_waiting(place, due_s=timeout_s, takes=takes)
         if not row.done:
             found = await self._wait(place.name, row.due_at)
             if row.due_at is not None:  # which of both it was must stay so
@@ -118,10 +123,17 @@ class WaitingWork(StoredWork):
             elif found is not None and found.error is not None:
                 raise await self.after_others(DeferredRejected(unit=self.unit, name=place.name, problem=found.error))
             elif found is not None:
-                return codec_for(type).decode(found.value or b"", what=f"deferred {place.name!r}")
+                return self._value(place, type, found.value)
         if row.error is not None:
             raise await self.after_others(failures.unpack(row.error))
-        return codec_for(type).decode(row.value or b"", what=f"deferred {place.name!r}")
+        return self._value(place, type, row.value)
+
+    def _value(self, place: Place, type: Any, data: bytes | None) -> Any:
+        try:
+            return codec_for(type).decode(data or b"", what=f"deferred {place.name!r}")
+        except MalformedMessage as error:  # it fitted the type that its token told: the code has changed
+            found = f"deferred {place.name}, whose value is another one now ({error.problem})"
+            raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
 
     async def _decided(self, place: Place, found: DeferredRow | None, waited_s: float) -> StepRow:
         with self.at_work:
@@ -135,14 +147,15 @@ class WaitingWork(StoredWork):
 
     # What they are made of
 
-    async def begin_waiting(self, place: Place, *, due_s: float | None = None) -> StepRow:
-        """Store that something is waited for; the row as it is then."""
+    async def begin_waiting(self, place: Place, *, due_s: float | None = None, takes: bytes | None = None) -> StepRow:
+        """Store that something is waited for, and of which type, where its value will be; the row as it is then."""
         await self.opened()
         row = self._found(place)
         if row is None:
             await self.may_go_on()
             with self.at_work:
-                row = await self._stored(place, done=False, due_s=None if due_s is None else min(due_s, _LONGEST_S))
+                due_s = None if due_s is None else min(due_s, _LONGEST_S)
+                row = await self._stored(place, done=False, value=takes, due_s=due_s)
         return row
 
     async def wait_value(self, name: str) -> DeferredRow:
@@ -298,7 +311,7 @@ class Deferred(Generic[T]):
     @property
     def token(self) -> str:
         """By which it is resolved. It can be given away before anybody waits."""
-        return self._work.token(self._name)
+        return self._work.token(self._name, self._type)
 
     def wait(self, *, timeout: Duration | None = None) -> Coroutine[Any, Any, T]:
         """Wait for the value, across restarts.

@@ -9,19 +9,23 @@ resolves what it waits for makes it `running` in the same transaction, so no wak
 
 A step is known by its branch and its place in it, so that a rerun which takes another way is noticed. A deferred is
 known by its name, since it may be resolved before anybody waits for it.
+
+A unit has a life: a number that is drawn where it begins. When the unit is over and its key is used again, that is
+another life, and what was meant for the former one does not count.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from coterie.storage.interface import Claim
+    from coterie.storage.ticks import Kind
 
 UnitKind = Literal["workflow", "tick", "leader"]
 UnitStatus = Literal["running", "suspended", "done", "failed", "interrupted"]
@@ -142,6 +146,8 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     """When a suspended one is due by itself."""
     steps: int
     """How many are done."""
+    life: int = 0
+    """Drawn where it began; 0: by a program that drew none."""
 
 
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +163,8 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     parent: str | None = None
     waited_as: str = ""
+    life: int = 0
+    """Of the run, if it is new."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -164,6 +172,10 @@ class Started(msgspec.Struct, frozen=True):
 
     told: Literal["started", "there", "conflict"]
     row: UnitRow
+
+
+class ParentEnded(Exception):
+    """A child was not started: the workflow that was to wait for it is over."""
 
 
 class DeferredRow(msgspec.Struct, frozen=True, gc=False):
@@ -198,11 +210,52 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
 
     resolved   it is stored; `wake` is the seat of the unit that may wait for it, if that is known
     already    it was resolved or rejected before
-    over       its unit has ended
+    over       that life of its unit has ended
     """
 
     told: Literal["resolved", "already", "over"]
     wake: str | None = None
+
+
+class TickKey(NamedTuple):
+    """Which tick a unit belongs to."""
+
+    cron: str
+    kind: Kind
+    at: datetime
+    seq: int
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def unit_of_tick(seat: str, kind: Kind, at: datetime, seq: int) -> str:
+    """The key of a tick's unit."""
+    return f"{seat}/{kind}/{at.isoformat()}/{seq}"
+
+
+def tick_of_unit(unit: str) -> TickKey | None:
+    """The tick that a unit belongs to; None: it is a unit of something else."""
+    seat, _, rest = unit.partition(":")
+    if seat != "cron":
+        return None
+    try:
+        cron, kind, at, seq = rest.rsplit("/", 3)
+        if kind in ("scheduled", "manual"):
+            return TickKey(cron, "manual" if kind == "manual" else "scheduled", datetime.fromisoformat(at), int(seq))
+    except ValueError:
+        pass
+    return None
+
+
+def life_of_tick(claimed_at: datetime) -> int:
+    """The life of a tick's unit: known to all who run the tick, before the unit begins."""
+    return (claimed_at - _EPOCH) // timedelta(microseconds=1)
+
+
+def claimed_at_of(life: int) -> datetime:
+    """When a tick was claimed whose unit has this life."""
+    return _EPOCH + timedelta(microseconds=life)
 
 
 class Units(Protocol):
@@ -218,8 +271,13 @@ class Units(Protocol):
         """Durable when it returns "written". Concurrent ones share transactions."""
         ...
 
-    async def open(self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str) -> Loaded | None:
-        """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held."""
+    async def open(
+        self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
+    ) -> Loaded | None:
+        """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held.
+
+        `life` is for one that begins; one that is there keeps its own.
+        """
         ...
 
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:
@@ -246,11 +304,23 @@ class Units(Protocol):
     # For everybody
 
     async def start(self, start: UnitStart) -> Started:
-        """Store a workflow, to be run by whoever holds its seat."""
+        """Store a workflow, to be run by whoever holds its seat.
+
+        Raises:
+            ParentEnded: It has a parent, which is over, and is not there yet.
+        """
         ...
 
-    async def resolve(self, unit: str, name: str, *, value: bytes | None, error: str | None) -> Resolved:
-        """Store what a deferred gives, once, whether anybody waits for it yet or not."""
+    async def resolve(self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None) -> Resolved:
+        """Store what a deferred of one life of a unit gives, once, whether anybody waits for it yet or not.
+
+        A unit that is not there is over, except for one of a tick that is not: that begins with its first step.
+        """
+        ...
+
+    async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
+        """Ask for the end of children, so many at most, of workflows on these seats that have failed or were
+        interrupted. Each with its seat. Fewer than `most`: there are no others."""
         ...
 
     async def interrupt(self, unit: str) -> UnitRow | None:

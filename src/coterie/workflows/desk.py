@@ -44,3 +44,7 @@ class Desk:
     supervisor: Supervisor
     resign: Callable[[str], object]
     """Gives up a seat soon."""
+    name_of: Callable[[object], str]
+    """The registered name of a workflow's function."""
+    interrupt_children: Callable[[str], object]
+    """Has the children of workflows on a seat that failed or were interrupted end, too."""

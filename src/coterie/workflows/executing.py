@@ -26,7 +26,7 @@ from coterie.steps import failures
 from coterie.steps.running import TRANSIENT, DurableWork
 from coterie.steps.storing import tell_waiting
 from coterie.storage.units import UnitEnd
-from coterie.workflows.workflow import Compensation, Outcome, Workflow, waited_as_of
+from coterie.workflows.workflow import Compensation, Outcome, Workflow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -88,6 +88,7 @@ class Execution:
             chance=desk.chance,
             tasks=desk.tasks,
             most_bytes=desk.settings.frame_limit,
+            life=row.life,
             retry=kind.retry,
         )
         self._work.on_quiet = self._moved.set
@@ -197,13 +198,14 @@ class Execution:
             cluster=self._desk.cluster,
             work=self._work,
             start_child=self._start_child,
+            name_of=self._desk.name_of,
             undo=self._undo,
         )
         return await self._kind.body(workflow, payload)
 
-    async def _start_child(self, workflow: Any, payload: Any, id: str) -> Started:
+    async def _start_child(self, workflow: Any, payload: Any, id: str, waited_as: str) -> Started:
         """Start it, unless it is there; its end is told here."""
-        parent, waited_as = self._row.unit, waited_as_of(workflow, id)
+        parent = self._row.unit
         while True:
             self._work.require_same_way()
             self._work.require_held()
@@ -347,6 +349,8 @@ class Execution:
             self._count(status)
             if told.wake is not None and self._row.parent is not None:
                 self._desk.wake(told.wake, self._row.parent)
+            if status != "done" and self._work.places.has_children:
+                self._desk.interrupt_children(self._tenure.seat)
             return
 
     def _count(self, outcome: str) -> None:

@@ -37,6 +37,8 @@ _SWEEP_S = 5.0
 """About how often a runner looks at all its shards: what is new is told at once, but hints get lost."""
 _MORE = 500
 """How many runs of one shard are begun at once, beyond those in memory."""
+_CHILDREN = 500
+"""How many children are interrupted by one statement."""
 _AWAY_S = 0.2
 
 
@@ -83,7 +85,7 @@ class WorkflowRoom:
 
     def occupants(self, runner: Runner) -> Occupy:
         """Run the workflows of the shards that a runner is given."""
-        holdings = Holdings(self.known, self._cluster, runner, self._start_child)
+        holdings = Holdings(self, self._cluster, runner, self._start_child)
         runner.on_wake(self.kind, holdings.wake)
         return holdings.occupy
 
@@ -91,10 +93,9 @@ class WorkflowRoom:
 class Holdings:
     """The workflows of all shards that one runner holds."""
 
-    def __init__(
-        self, known: dict[str, WorkflowType], cluster: Cluster, runner: Runner, start_child: StartChild
-    ) -> None:
-        self._known = known
+    def __init__(self, room: WorkflowRoom, cluster: Cluster, runner: Runner, start_child: StartChild) -> None:
+        self._room = room
+        self._known = room.known
         self._cluster = cluster
         self._runner = runner
         self._start_child = start_child
@@ -140,7 +141,24 @@ class Holdings:
             start_child=self._start_child,
             supervisor=runner.supervisor,
             resign=lambda seat: self._ours.spawn(runner.resign(seat), name=f"resign {seat}"),
+            name_of=lambda body: self._room.of(body).name,
+            interrupt_children=lambda seat: self._ours.spawn(
+                self._interrupt_children([seat]), name="interrupt children", report=False
+            ),
         )
+
+    async def _interrupt_children(self, seats: Sequence[str]) -> None:
+        """Have the children of workflows on these seats that failed or were interrupted end, too."""
+        assert self._desk is not None, "somebody sits on a seat"
+        found: Sequence[tuple[str, str]] = [("", "")] * _CHILDREN
+        while len(found) == _CHILDREN:
+            try:
+                found = await self._desk.storage.units.interrupt_children(seats, most=_CHILDREN)
+            except PersistenceError as error:
+                log.info("children are interrupted later: %s", error)
+                return
+            for unit, seat in found:
+                self._desk.wake(seat, unit)
 
     async def _sweep(self, desk: Desk) -> None:
         while True:
@@ -157,6 +175,7 @@ class Holdings:
             for each in holdings:
                 if each.tenure.seat in taken:
                     each.hear(taken[each.tenure.seat])
+            await self._interrupt_children(list(taken))
 
 
 class ShardWorkflows:

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from coterie.entities.outcomes import require_small
 from coterie.entities.spans import sent, trace_of
 from coterie.entities.work import handling
-from coterie.errors import AlreadyResolved, KeyConflict, PersistenceError, WorkflowFailed, WorkflowInterrupted
-from coterie.kernel import tracing
+from coterie.errors import (
+    AlreadyResolved,
+    DeferredMismatch,
+    KeyConflict,
+    MalformedMessage,
+    PersistenceError,
+    WorkflowFailed,
+    WorkflowInterrupted,
+)
+from coterie.kernel import schema, tracing
 from coterie.kernel.codec import PLAIN
 from coterie.kernel.durations import seconds_or_none
 from coterie.kernel.texts import storable
 from coterie.steps import failures
+from coterie.steps.unit import new_life
 from coterie.storage.units import UnitStart
 from coterie.workflows.definitions import require_id
 
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 
     from coterie.connection import Connection
     from coterie.kernel.durations import Duration
+    from coterie.steps.tokens import TokenParts
     from coterie.storage.units import Started, UnitRow, UnitStatus
     from coterie.workflows.definitions import WorkflowType
 
@@ -201,6 +211,7 @@ async def _start(
             version=kind.version,
             parent=parent,
             waited_as=waited_as,
+            life=new_life(here.calling.chance),
         )
     )
     if started.told == "conflict":
@@ -216,19 +227,30 @@ async def settle(here: Connection, token: str, *, value: Any = None, error: str 
     Raises:
         MalformedToken: It is no token of this cluster.
         MalformedMessage: The value is no data, or too large.
+        DeferredMismatch: The value is of another type than the deferred.
         AlreadyResolved: It has a value already, or nobody will ever ask for it: its work is over.
     """
-    unit, name = here.tokens.read(token)
-    what = f"value of deferred {name!r}"
-    data = None if error is not None else PLAIN.checked(value, what=what)
-    if data is not None:
-        require_small(data, what=what, most_bytes=here.settings.frame_limit)
+    found = here.tokens.read(token)
+    data = None if error is not None else _fitting(found, value, most_bytes=here.settings.frame_limit)
     why = None if error is None else storable(error[:_ERROR_MOST])
-    told = await here.storage.units.resolve(unit, name, value=data, error=why)
+    told = await here.storage.units.resolve(found.unit, found.name, life=found.life, value=data, error=why)
     if told.told != "resolved":
-        raise AlreadyResolved(unit=unit, name=name)
+        raise AlreadyResolved(unit=found.unit, name=found.name, is_over=told.told == "over")
     if told.wake is not None:
-        await here.wake(told.wake, about=unit, fresh=True)  # it waited for long, perhaps, and has moved
+        await here.wake(told.wake, about=found.unit, fresh=True)  # it waited for long, perhaps, and has moved
+
+
+def _fitting(token: TokenParts, value: Any, *, most_bytes: int) -> bytes:
+    """A value as it is stored, if it is of the type that the token tells."""
+    what = f"value of deferred {token.name!r}"
+    data = PLAIN.checked(value, what=what)
+    require_small(data, what=what, most_bytes=most_bytes)
+    try:
+        schema.codec_of(token.takes).decode(data, what=what)
+    except MalformedMessage as error:
+        expected = schema.name_of(token.takes)
+        raise DeferredMismatch(unit=token.unit, name=token.name, expected=expected, problem=error.problem) from error
+    return data
 
 
 def _info(row: UnitRow) -> WorkflowInfo:

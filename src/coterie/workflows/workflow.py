@@ -11,6 +11,7 @@ from coterie.kernel.durations import seconds_or_none
 from coterie.steps import failures, results
 from coterie.steps.places import named
 from coterie.steps.unit import Steps
+from coterie.storage.units import ParentEnded
 from coterie.workflows.definitions import require_id
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Workflow(Steps):
         *,
         cluster: Cluster,
         work: DurableWork,
-        start_child: Callable[[Any, Any, str], Awaitable[Started]],
+        start_child: Callable[[Any, Any, str, str], Awaitable[Started]],
+        name_of: Callable[[Any], str],
         undo: list[Compensation],
         retry: Retry | None = None,
         timeout_s: float | None = None,
@@ -78,6 +80,7 @@ class Workflow(Steps):
         self.id = id
         self.cluster = cluster
         self._start_child = start_child
+        self._name_of = name_of
         self._undo = undo
         self._retry = retry
         self._timeout_s = timeout_s
@@ -94,6 +97,7 @@ class Workflow(Steps):
             cluster=self.cluster,
             work=self._work,
             start_child=self._start_child,
+            name_of=self._name_of,
             undo=self._undo,
             retry=retry or self._retry,
             timeout_s=seconds_or_none(timeout, what="timeout") or self._timeout_s,
@@ -128,20 +132,23 @@ class Workflow(Steps):
     ) -> Coroutine[Any, Any, T]:
         """Start another workflow, and wait for its result. One of this id that is there already is waited for.
 
+        If this run fails or is interrupted, the children that it has started are interrupted.
+
         Raises:
             ValueError: The id is none.
+            TypeError: It is no workflow of this cluster.
             KeyConflict: There is one with another payload.
             WorkflowFailed: It failed.
             WorkflowInterrupted: It was interrupted.
         """
-        place = self._work.places.take("child", f"{getattr(workflow, '__name__', 'workflow')}/{require_id(id)}")
-        return self._child(place, workflow, payload, id)
+        name, former = self._name_of(workflow), getattr(workflow, "__name__", "workflow")
+        place = self._work.places.take_child(f"{name}/{require_id(id)}", formerly=f"{former}/{id}")
+        return self._child(place, name, workflow, payload, id)
 
-    async def _child(self, place: Place, workflow: Any, payload: Any, id: str) -> Any:
+    async def _child(self, place: Place, name: str, workflow: Any, payload: Any, id: str) -> Any:
         row = await self._work.begin_waiting(place)
         data = row.value if row.done else await self._told(place, workflow, payload, id)
         outcome = msgspec.msgpack.decode(data or b"", type=Outcome)
-        name = getattr(workflow, "__name__", "workflow")
         if outcome.status == "done":
             return results.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
         if outcome.status == "interrupted":
@@ -151,28 +158,34 @@ class Workflow(Steps):
 
     async def _told(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:
         """What became of a child; it is started unless that is known: its row may be gone by now."""
-        waited_as = waited_as_of(workflow, id)
+        waited_as = waited_as_of(place.name.removesuffix(f"/{id}"), id)
         found = self._work.value_of(waited_as)
         if found is None:
             await self._work.may_go_on()
             with self._work.at_work:
-                child = (await self._start_child(workflow, payload, id)).row
+                child = await self._started(workflow, payload, id, waited_as)
             if child.parent != self._work.unit or child.ended_at is not None:  # it tells somebody else, or nobody
-                return await self._work.wait_until_told(place, lambda: self._look_at(workflow, payload, id))
+                return await self._work.wait_until_told(place, lambda: self._look_at(workflow, payload, id, waited_as))
             found = await self._work.wait_value(waited_as)
         return found.value
 
-    async def _look_at(self, workflow: Any, payload: Any, id: str) -> bytes | None:
-        child = (await self._start_child(workflow, payload, id)).row
+    async def _look_at(self, workflow: Any, payload: Any, id: str, waited_as: str) -> bytes | None:
+        child = await self._started(workflow, payload, id, waited_as)
         return None if child.ended_at is None else outcome_of(child)
+
+    async def _started(self, workflow: Any, payload: Any, id: str, waited_as: str) -> UnitRow:
+        try:
+            return (await self._start_child(workflow, payload, id, waited_as)).row
+        except ParentEnded:  # another runner has ended this run
+            raise self._work.lost() from None
 
     def __repr__(self) -> str:
         return f"<Workflow {self._work.unit}>"
 
 
-def waited_as_of(workflow: Any, id: str) -> str:
+def waited_as_of(name: str, id: str) -> str:
     """The name under which a parent is told of the end of its child."""
-    return f"child:{id}:{getattr(workflow, '__name__', '')}"
+    return f"child:{id}:{name}"
 
 
 def outcome_of(row: UnitRow) -> bytes:

@@ -91,13 +91,24 @@ class Client:
     async def _start(self, group: asyncio.TaskGroup, id: str, plan: list[Act]) -> None:
         unit = unit_of(id)
         self._stage.history.note(Planned(unit, names_of(id, plan)))
-        for act in plan:
-            if act.kind in ("wait", "timed") and self._random.random() < 0.2:
-                token = self._cluster._acting().tokens.make(unit, act.name)
-                self._answer(group, unit, act.name, token, early=True)
+        early = [act.name for act in plan if act.kind in ("wait", "timed") and self._random.random() < 0.2]
         times = 1 + (self._random.random() < 0.2)
         for _ in range(times):
             await self._insist_on_start(id, plan)
+        for name in early:
+            if (life := await self._life(unit)) is not None:
+                token = self._cluster._acting().tokens.make(unit, name, life=life)
+                self._answer(group, unit, name, token, early=True)
+
+    async def _life(self, unit: str) -> int | None:
+        """Of a run that was started; None: it is gone already."""
+        while True:
+            try:
+                row = await self._cluster._acting().storage.units.get(unit)
+            except PersistenceError:
+                await asyncio.sleep(0.3)
+            else:
+                return None if row is None else row.life
 
     async def _insist_on_start(self, id: str, plan: list[Act]) -> None:
         while True:

@@ -30,16 +30,18 @@ HOT = {
     "add_step": f"{ONE}, 'u1', '', 0, 'n', '', 'a'",
     "write_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}",
     "end_units": f"{MINE}, {UNITS}, array['done', 'failed']::text[], {BYTES}, {BYTES}, array['', '']::bytea[]",
-    "open_unit": f"{ONE}, 'u1', 'leader', 'n', 'i'",
+    "open_unit": f"{ONE}, 'u1', 'leader', 'n', 'i', 7",
     "look_at_unit": f"{ONE}, 'u1'",
     "steps_of_unit": "'default', 'u1'",
-    "deferreds_of_unit": "'default', 'u1'",
+    "deferreds_of_unit": "'default', 'u1', 7",
     "look_for_units": f"{MINE}, 10",
     "wake_due_units": MINE,
     "suspend_unit": f"{ONE}, 'u1', array['d1', 'd2']::text[], 60",
-    "start_unit": "'default', 'new', 'n', 'i', 's1', 'p', 'd', '', 'u1', 'd1'",
+    "start_unit": "'default', 'new', 'n', 'i', 's1', 'p', 'd', '', 'u1', 'd1', 7",
     "get_unit": "'default', 'u1'",
-    "resolve_deferred": "'default', 'u1', 'd1', 'v', null",
+    "resolve_deferred": "'default', 'u1', 'd1', 'v', null, 7, 'c', 'manual', now(), 1, now()",
+    "interrupt_children": f"'default', {SEATS}, 10",
+    "forget_children": f"'default', {SEATS}, 10",
     "interrupt_unit": "'default', 'u1'",
     "resume_unit": "'default', 'u1'",
     "purge_units": "'default', 3600, 100",
@@ -102,6 +104,10 @@ FEW = {
     "deferreds_pkey": ["unit "],
     "runners_pkey": ["id "],
     "seats_pkey": ["name "],
+    "units_children": ["parent "],
+    "units_interrupting_children": ["seat "],
+    "ticks_pkey": ["name ", "kind ", "at ", "seq "],
+    "ticks_open": ["name ", "kind ", "at ", "seq "],
     "seats_holder": ["holder "],
 }
 """The indexes by which few rows are found, each with its columns that must be given."""
@@ -113,7 +119,7 @@ FIRST = {
 PAGES_MOST = {"purge_units": 10_000}
 """Of one statement, 250 unless told: for 100 units that go and 1,000 that stay. Measured: 3 to 123, and 5,200."""
 
-WALKED = {"wake_due_units", "purge_units"}
+WALKED = {"wake_due_units", "purge_units", "interrupt_children", "forget_children"}
 """Those that find by `unit = any(…)`: before 17 that may be a walk as long as the table looks empty, see kv.sql."""
 
 

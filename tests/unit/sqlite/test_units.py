@@ -206,7 +206,6 @@ async def test_nothing_is_left_of_what_is_over(storage: SqliteStorage, clock: Ma
     await committed(storage, *(UnitEnd(CLAIM, unit, "done") for unit in (*UNITS, "workflow:W/child")))
     assert await rows(storage, "select unit from steps union all select unit from deferreds order by 1") == [
         ("leader:l/1",),
-        ("workflow:W/never",),
     ]
     clock.advance(SECOND)
     assert await storage.units.purge(older_s=0.5, most=9) == ["leader:l/1"]

@@ -59,7 +59,7 @@ class Units:
             raise PersistenceError(doing="read", problem="it is away", outcome="unreachable")
         read = tuple(self.values)
         await self.answers.wait()
-        row: Any = None
+        row: Any = SimpleNamespace(life=0)
         return Loaded(row, (), read, self.now())
 
 

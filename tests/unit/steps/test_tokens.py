@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import WorkflowError
-from coterie.steps.tokens import MalformedToken, Tokens
+from coterie.kernel import schema
+from coterie.steps.tokens import MalformedToken, TokenParts, Tokens
 
 OURS, THEIRS = Tokens(b"s" * 32), Tokens(b"t" * 32)
 
@@ -17,12 +18,23 @@ OURS, THEIRS = Tokens(b"s" * 32), Tokens(b"t" * 32)
 @given(st.text(), st.text())
 def test_a_token_is_read_as_it_was_made(unit: str, name: str) -> None:
     token = OURS.make(unit, name)
-    assert OURS.read(token) == (unit, name)
+    assert OURS.read(token) == TokenParts(unit, name)
     assert OURS.make(unit, name) == token
     assert token.replace("-", "").replace("_", "").isalnum(), "it may stand in an address"
     assert token[0].isalpha(), "and on a command line: a dash would be taken for an option"
     with pytest.raises(MalformedToken):
         THEIRS.read(token)
+
+
+@given(st.text(), st.text(), st.integers(1, 2**63 - 1), st.sampled_from([bool, list[int], dict[str, Any], Any]))
+def test_a_token_tells_the_life_of_its_unit_and_the_type_of_its_value(
+    unit: str, name: str, life: int, kind: Any
+) -> None:
+    takes = schema.describe(kind)
+    token = OURS.make(unit, name, life=life, takes=takes)
+    assert OURS.read(token) == TokenParts(unit, name, life, takes)
+    assert OURS.make(unit, name, life=life, takes=takes) == token
+    assert OURS.make(unit, name, life=life - 1, takes=takes) != token
 
 
 @given(st.data())

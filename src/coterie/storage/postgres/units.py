@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coterie.storage.postgres.alone import LONGEST_S
 from coterie.storage.postgres.commits import SQL
-from coterie.storage.units import DeferredRow, Loaded, Resolved, Started, StepRow, Taken, UnitRow
+from coterie.storage.units import (
+    DeferredRow,
+    Loaded,
+    ParentEnded,
+    Resolved,
+    Started,
+    StepRow,
+    Taken,
+    UnitRow,
+    claimed_at_of,
+    tick_of_unit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
@@ -41,10 +52,12 @@ class PostgresUnits:
         self._check()
         return cast("UnitEnded", await self._writer.write(write))
 
-    async def open(self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str) -> Loaded | None:
+    async def open(
+        self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
+    ) -> Loaded | None:
         """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held."""
         # Like a read it may be repeated after a lost answer: it does nothing more.
-        (told,) = await self._read("open_unit", claim.runner, claim.seat, claim.epoch, unit, kind, name, id)
+        (told,) = await self._read("open_unit", claim.runner, claim.seat, claim.epoch, unit, kind, name, id, life)
         return await self.load(claim, unit) if told["held"] else None
 
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:
@@ -75,7 +88,7 @@ class PostgresUnits:
         if not rows:
             return None
         steps = await self._read("steps_of_unit", unit)
-        deferreds = await self._read("deferreds_of_unit", unit)
+        deferreds = await self._read("deferreds_of_unit", unit, rows[0]["life"])
         return Loaded(
             row=_unit(rows[0]),
             steps=tuple(StepRow(**dict(row.items())) for row in steps),
@@ -97,19 +110,32 @@ class PostgresUnits:
         """Store a workflow, to be run by whoever holds its seat."""
         while True:
             given = (start.unit, start.name, start.id, start.seat, start.payload, start.digest, start.version)
-            begun = await self._read("start_unit", *given, start.parent, start.waited_as)
+            begun = await self._read("start_unit", *given, start.parent, start.waited_as, start.life)
             if begun:
                 return Started("started", _unit(begun[0]))
             there = await self._read("get_unit", start.unit)
             if there:  # else it was purged meanwhile
                 same = there[0]["digest"] == start.digest
                 return Started("there" if same else "conflict", _unit(there[0]))
+            parent = None if start.parent is None else await self.get(start.parent)
+            if start.parent is not None and (parent is None or parent.ended_at is not None):
+                raise ParentEnded(start.parent)
 
-    async def resolve(self, unit: str, name: str, *, value: bytes | None, error: str | None) -> Resolved:
-        """Store what a deferred gives, once."""
+    async def resolve(self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None) -> Resolved:
+        """Store what a deferred of one life of a unit gives, once."""
         self._check()
-        rows = await self._pool.write(SQL["resolve_deferred"], self._cluster, unit, name, value, error)
+        tick = tick_of_unit(unit)
+        of_tick = (None,) * 5 if tick is None else (*tick, claimed_at_of(life))
+        rows = await self._pool.write(SQL["resolve_deferred"], self._cluster, unit, name, value, error, life, *of_tick)
         return Resolved(rows[0]["told"], rows[0]["wake"] if rows[0]["told"] == "resolved" else None)
+
+    async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
+        """Ask for the end of some children of workflows that have failed or were interrupted."""
+        # Repeated after a lost answer it does nothing more, and the holders' sweeps find who is to end.
+        rows = await self._read("interrupt_children", list(seats), most)
+        if len(rows) < most:
+            await self._read("forget_children", list(seats), most)
+        return [(row["unit"], row["seat"]) for row in rows]
 
     async def interrupt(self, unit: str) -> UnitRow | None:
         """Ask for the end of a workflow; one that is suspended is made running."""

@@ -50,6 +50,8 @@ class _EndLook(msgspec.Struct, array_like=True, gc=False):
     """None: nobody waits for it, or nobody does any more."""
     waited_as: str | None
     wake: str | None
+    life: int | None
+    """Of the parent."""
 
 
 _STEP_LOOKS = msgspec.json.Decoder(list[_StepLook])
@@ -199,7 +201,9 @@ def _write_ends(connection: apsw.Connection, scope: Scope, chosen: Sequence[tupl
     if gone:
         connection.execute(SQL["forget"], bindings(scope, units=encoded(gone)))
     forget_rows(connection, scope, [write.unit for write, _ in chosen])
-    waiting = [(look.parent, look.waited_as, write.outcome) for write, look in chosen if look.parent is not None]
+    waiting = [
+        (look.parent, look.waited_as, look.life, write.outcome) for write, look in chosen if look.parent is not None
+    ]
     if waiting:
         rows.write(connection, SQL["tell"], same, waiting)
         connection.execute(SQL["wake"], bindings(scope, units=encoded(parent for parent, *_ in waiting)))

@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from coterie.kernel.clock import to_datetime
+from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.claiming import encoded
 from coterie.storage.sqlite.kv import Scope
 from coterie.storage.sqlite.records import bindings, later_ns
 from coterie.storage.sqlite.stepping import SQL, forget_rows, step_row
 from coterie.storage.sqlite.transactions import snapshot
-from coterie.storage.units import DeferredRow, Loaded, Resolved, Started, Taken, UnitRow
+from coterie.storage.units import (
+    DeferredRow,
+    Loaded,
+    ParentEnded,
+    Resolved,
+    Started,
+    Taken,
+    UnitRow,
+    life_of_tick,
+    tick_of_unit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,6 +45,7 @@ _LONGEST_S = 9e9
 
 _WAKES = msgspec.json.Decoder(dict[str, int | None])
 _UNITS = msgspec.json.Decoder(list[str])
+_CHILDREN = msgspec.json.Decoder(list[tuple[str, str]])
 
 
 # ── those who hold units ────────────────────────────────────────────────────────────────────────────────────────
@@ -47,7 +58,7 @@ def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> 
     row = get(connection, scope, unit)
     if row is None or row.seat != claim.seat:
         return None
-    names = bindings(scope, unit=unit)
+    names = bindings(scope, unit=unit, life=row.life)
     deferreds: list[Any] = connection.execute(SQL["deferreds"], names).fetchall()
     return Loaded(
         row=row,
@@ -63,11 +74,11 @@ def steps(connection: apsw.Connection, scope: Scope, unit: str) -> tuple[StepRow
 
 
 def opened(
-    connection: apsw.Connection, scope: Scope, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str
+    connection: apsw.Connection, scope: Scope, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int
 ) -> Loaded | Literal["fenced"] | None:
     """Begin a unit of a leader or a tick, or go on with it."""
     if states.held(connection, scope.cluster, claim):
-        is_new = _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, seat=claim.seat)
+        is_new = _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, life=life, seat=claim.seat)
         if not is_new:
             connection.execute(SQL["reopen"], bindings(scope, unit=unit, seat=claim.seat))
     return load(connection, scope, claim, unit)
@@ -111,7 +122,7 @@ def suspend(
     row = get(connection, scope, unit)
     if row is None or row.seat != claim.seat or row.ended_at is not None:
         return "over"
-    names = bindings(scope, unit=unit, names=encoded(waits))
+    names = bindings(scope, unit=unit, life=row.life, names=encoded(waits))
     if row.interrupting or connection.execute(SQL["ready"], names).get:
         return "ready"
     wake_at_ns = None if wake_s is None else later_ns(scope, wake_s)
@@ -127,29 +138,63 @@ def _held(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) ->
 # ── everybody ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Started:
-    """Store a workflow, if there is none of this name."""
-    is_new = _begin(connection, scope, kind="workflow", **msgspec.structs.asdict(start))
-    (row,) = connection.execute(SQL["row"], bindings(scope, unit=start.unit)).fetchall()
+def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Started | None:
+    """Store a workflow, if there is none of this name; None: it is not there, and its parent is over."""
+    parent = None if start.parent is None else get(connection, scope, start.parent)
+    is_orphan = start.parent is not None and (parent is None or parent.ended_at is not None)
+    is_new = not is_orphan and _begin(connection, scope, kind="workflow", **msgspec.structs.asdict(start))
+    rows: list[Any] = connection.execute(SQL["row"], bindings(scope, unit=start.unit)).fetchall()
+    if not rows:
+        return None
+    (row,) = rows
     told: Any = "started" if is_new else "there" if row[-1] == start.digest else "conflict"
     return Started(told, _unit(row))
 
 
 def resolve(
-    connection: apsw.Connection, scope: Scope, unit: str, name: str, *, value: bytes | None, error: str | None
+    connection: apsw.Connection,
+    scope: Scope,
+    unit: str,
+    name: str,
+    *,
+    life: int,
+    value: bytes | None,
+    error: str | None,
 ) -> Resolved:
-    """Store what a deferred gives, and have its unit go on."""
+    """Store what a deferred of one life of a unit gives, and have it go on."""
     row = get(connection, scope, unit)
-    if row is not None and row.ended_at is not None:
+    if row is None and not _is_open_tick(connection, scope, unit, life):
+        return Resolved("over")
+    if row is not None and (row.ended_at is not None or row.life != life):
         return Resolved("over")
     wake = None if row is None else row.seat
-    connection.execute(
-        SQL["resolve"], bindings(scope, unit=unit, name=name, early=row is None, error=error, value=value)
-    )
+    names = bindings(scope, unit=unit, name=name, life=life, early=row is None, error=error, value=value)
+    connection.execute(SQL["resolve"], names)
     if connection.changes() == 0:
         return Resolved("already", wake)
     connection.execute(SQL["wake"], bindings(scope, units=encoded([unit])))
     return Resolved("resolved", wake)
+
+
+def _is_open_tick(connection: apsw.Connection, scope: Scope, unit: str, life: int) -> bool:
+    """Whether a unit that has not begun is that of a tick which is not over, and was claimed then."""
+    tick = tick_of_unit(unit)
+    if tick is None:
+        return False
+    names = bindings(scope, cron=tick.cron, kind=tick.kind, at_ns=to_ns(tick.at), seq=tick.seq)
+    found = connection.execute(SQL["tick"], names).fetchall()
+    return any(life_of_tick(to_datetime(cast("int", claimed_at_ns))) == life for (claimed_at_ns,) in found)
+
+
+def interrupt_children(
+    connection: apsw.Connection, scope: Scope, seats: Sequence[str], *, most: int
+) -> list[tuple[str, str]]:
+    """Ask for the end of some children of workflows that have failed or were interrupted."""
+    names = bindings(scope, seats=encoded(seats), most=most)
+    found = _CHILDREN.decode(connection.execute(SQL["children"], names).get)
+    connection.execute(SQL["interrupt_children"], bindings(scope, units=encoded(unit for unit, _ in found)))
+    connection.execute(SQL["forget_children"], names)
+    return found
 
 
 def change(
@@ -197,11 +242,11 @@ def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: in
 
 def _begin(connection: apsw.Connection, scope: Scope, **named: Any) -> bool:
     """Begin a unit, unless it is there; whether it was not."""
-    plain = {"parent": None, "waited_as": "", "version": "", "digest": b"", "payload": b""}
+    plain = {"parent": None, "waited_as": "", "version": "", "digest": b"", "payload": b"", "life": 0}
     connection.execute(SQL["begin"], bindings(scope, **(plain | named)))
     if connection.changes() == 0:
         return False
-    connection.execute(SQL["expect"], bindings(scope, unit=named["unit"]))
+    connection.execute(SQL["expect"], bindings(scope, unit=named["unit"], life=named.get("life", 0)))
     return True
 
 
@@ -211,7 +256,7 @@ def _ago_ns(scope: Scope, seconds: float) -> int:
 
 def _unit(row: Sequence[Any]) -> UnitRow:
     unit, kind, name, own_id, seat, status, payload, version, interrupting, parent, value, error, *rest = row
-    started_at_ns, changed_at_ns, ended_at_ns, wake_at_ns, steps, _ = rest
+    started_at_ns, changed_at_ns, ended_at_ns, wake_at_ns, steps, life, _ = rest
     return UnitRow(
         unit=unit,
         kind=kind,
@@ -230,6 +275,7 @@ def _unit(row: Sequence[Any]) -> UnitRow:
         ended_at=_instant(ended_at_ns),
         wake_at=_instant(wake_at_ns),
         steps=steps,
+        life=life,
     )
 
 
@@ -265,10 +311,13 @@ class SqliteUnits:
         """Durable when it returns "written"."""
         return cast("UnitEnded", await self._write(write))
 
-    async def open(self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str) -> Loaded | None:
+    async def open(
+        self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
+    ) -> Loaded | None:
         """Begin a unit of a leader or a tick, or go on with it; None: the seat is not held."""
         found = await self._database.transact(
-            lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id), doing=f"open {unit!r}"
+            lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id, life=life),
+            doing=f"open {unit!r}",
         )
         return found if isinstance(found, Loaded) else None
 
@@ -303,13 +352,29 @@ class SqliteUnits:
 
     async def start(self, start: UnitStart) -> Started:
         """Store a workflow, to be run by whoever holds its seat."""
-        return await self._database.transact(lambda c: started(c, self._scope(), start), doing=f"start {start.unit!r}")
+        told = await self._database.transact(lambda c: started(c, self._scope(), start), doing=f"start {start.unit!r}")
+        if told is None:
+            raise ParentEnded(start.parent)
+        return told
 
-    async def resolve(self, unit: str, name: str, *, value: bytes | None, error: str | None) -> Resolved:
-        """Store what a deferred gives, once."""
+    async def resolve(self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None) -> Resolved:
+        """Store what a deferred of one life of a unit gives, once."""
         return await self._database.transact(
-            lambda c: resolve(c, self._scope(), unit, name, value=value, error=error),
+            lambda c: resolve(c, self._scope(), unit, name, life=life, value=value, error=error),
             doing=f"resolve {name!r} of {unit!r}",
+        )
+
+    async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
+        """Ask for the end of some children. The lock, for which others wait, is taken only if there are some."""
+        doing = "look after children"
+        names = {"seats": encoded(seats)}
+        is_needed = await self._database.read(
+            lambda c: c.execute(SQL["interrupts_children"], bindings(self._scope(), **names)).get, doing=doing
+        )
+        if not is_needed:
+            return []
+        return await self._database.transact(
+            lambda c: interrupt_children(c, self._scope(), seats, most=most), doing=doing
         )
 
     async def interrupt(self, unit: str) -> UnitRow | None:

@@ -166,7 +166,7 @@ with items as materialized (
         order by unit offset 0
     ) as f
     cross join lateral (
-        select unit, seat, ended_at from coterie.units where cluster = $1 and unit = f.unit offset 0 for update
+        select unit, seat, life, ended_at from coterie.units where cluster = $1 and unit = f.unit offset 0 for update
     ) as u
 ), clock as materialized (
     select clock_timestamp() as now from (select count(*) from locked) as fence -- not while that one waits
@@ -177,14 +177,14 @@ with items as materialized (
     order by f.unit
 ), kept as (
     insert into coterie.units as u (
-        cluster, unit, kind, name, id, seat, status, started_at, changed_at, ended_at, value, error
+        cluster, unit, kind, name, id, seat, status, started_at, changed_at, ended_at, value, error, interrupts_children
     )
-    select $1, e.unit, e.kind, '', '', e.seat, e.status, e.now, e.now, e.now, e.value, e.error
+    select $1, e.unit, e.kind, '', '', e.seat, e.status, e.now, e.now, e.now, e.value, e.error, e.status <> 'done'
     from ending as e
     where e.kind = 'workflow'
     on conflict (cluster, unit) do update -- always: the row is there, and locked, see kv.sql
     set status = excluded.status, value = excluded.value, error = excluded.error, ended_at = excluded.ended_at,
-        changed_at = excluded.changed_at, wake_at = null
+        changed_at = excluded.changed_at, wake_at = null, interrupts_children = excluded.interrupts_children
     returning u.unit
 ), gone as (
     delete from coterie.units as u
@@ -195,17 +195,17 @@ with items as materialized (
 ), forgotten as materialized (
     select coterie.forget_units($1, array(select unit from over)) as units
 ), waiting as materialized (
-    select e.parent, e.waited_as, e.outcome, e.now
+    select e.parent, e.waited_as, e.outcome, e.now, p.life
     from ending as e
         join locked as p on p.unit = e.parent and p.ended_at is null -- else its value would wait for the next of its name
     where e.parent <> all(array(select unit from over)) -- one whose end is refused goes on
     order by e.parent, e.waited_as
 ), told as (
-    insert into coterie.deferreds as d (cluster, unit, name, made_at, resolved_at, value)
-    select $1, w.parent, w.waited_as, w.now, w.now, w.outcome from waiting as w
+    insert into coterie.deferreds as d (cluster, unit, name, life, made_at, resolved_at, value)
+    select $1, w.parent, w.waited_as, w.life, w.now, w.now, w.outcome from waiting as w
     on conflict (cluster, unit, name) do update
-    set resolved_at = excluded.resolved_at, value = excluded.value
-    where d.resolved_at is null
+    set resolved_at = excluded.resolved_at, value = excluded.value, life = excluded.life
+    where d.resolved_at is null or d.life <> excluded.life
     returning d.unit
 ), woken as (
     insert into coterie.units as u (cluster, unit, kind, name, id, seat, status, started_at, changed_at)
@@ -242,12 +242,13 @@ with me as materialized (
     where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
     for share of s
 ), begun as (
-    insert into coterie.units as u (cluster, unit, kind, name, id, seat, status, started_at, changed_at)
-    select $1, $5, $6, $7, $8, $3, 'running', clock_timestamp(), clock_timestamp() from held
+    insert into coterie.units as u (cluster, unit, kind, name, id, seat, status, started_at, changed_at, life)
+    select $1, $5, $6, $7, $8, $3, 'running', clock_timestamp(), clock_timestamp(), $9::bigint from held
     on conflict (cluster, unit) do update set changed_at = excluded.changed_at where u.seat = excluded.seat
+    returning u.life
 ), expected as (
     update coterie.deferreds set early = false -- by its unit: the index of what is early must not fit
-    where cluster = $1 and unit = $5 and coalesce(early, false) and exists (select from held)
+    where cluster = $1 and unit = $5 and coalesce(early, false) and life = (select life from begun)
 )
 select exists (select from held) as held;
 
@@ -266,9 +267,9 @@ select branch, position, kind, name, digest, done, value, error, due_at
 from coterie.steps where cluster = $1 and unit = $2 order by branch, position;
 
 -- name: deferreds_of_unit
--- The values that came for it, in order.
+-- The values that came for it in this life, in order.
 select name, value, error from coterie.deferreds
-where cluster = $1 and unit = $2 and resolved_at is not null order by name;
+where cluster = $1 and unit = $2 and life = $3 and resolved_at is not null order by name;
 
 -- name: look_for_units
 -- What is to be run on those of these seats that are held, a row for each workflow (one for each seat at least), when the next
@@ -329,20 +330,22 @@ with me as materialized (
     where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
     for share of s
 ), goes_on as materialized (
-    select u.unit from held join coterie.units as u on u.seat = held.name
+    select u.unit, u.life from held join coterie.units as u on u.seat = held.name
     where u.cluster = $1 and u.unit = $5 and u.ended_at is null
     for no key update of u
 ), made as (
-    insert into coterie.deferreds (cluster, unit, name, made_at)
-    select $1, g.unit, w.name, clock_timestamp()
+    insert into coterie.deferreds as d (cluster, unit, name, life, made_at)
+    select $1, g.unit, w.name, g.life, clock_timestamp()
     from goes_on as g cross join unnest($6::text[]) as w (name)
     order by w.name
-    on conflict (cluster, unit, name) do nothing
-    returning name
+    on conflict (cluster, unit, name) do update -- what came for another life is none of this one's
+    set life = excluded.life, made_at = excluded.made_at, resolved_at = null, early = false, value = null, error = null
+    where d.life <> excluded.life
+    returning d.name
 ), locked as materialized (
     select d.name from coterie.deferreds as d
     where d.cluster = $1 and d.unit = $5 and d.name = any($6::text[]) and d.resolved_at is null
-        and exists (select from goes_on)
+        and d.life = (select life from goes_on)
     order by d.name
     for share
 ), suspended as (
@@ -361,19 +364,20 @@ select case
 end as told;
 
 -- name: start_unit
--- A new workflow, unless there is one of its name.
-with begun as (
-    insert into coterie.units (
-        cluster, unit, kind, name, id, seat, status, started_at, changed_at, payload, digest, version, parent, waited_as
-    )
-    values ($1, $2, 'workflow', $3, $4, $5, 'running', clock_timestamp(), clock_timestamp(), $6, $7, $8, $9, $10)
-    on conflict (cluster, unit) do nothing
-    returning *
-), expected as (
-    update coterie.deferreds set early = false -- as in `open_unit`
-    where cluster = $1 and unit = $2 and coalesce(early, false)
+-- A new workflow, unless there is one of its name; a child only while its parent goes on. Whoever ends that one waits for this,
+-- and so finds the child.
+with parent as materialized (
+    select from coterie.units where cluster = $1 and unit = $9::text and ended_at is null for key share
 )
-select u.*, 0::bigint as steps from begun as u;
+insert into coterie.units as u (
+    cluster, unit, kind, name, id, seat, status, started_at, changed_at, payload, digest, version, parent, waited_as, life
+)
+select
+    $1, $2, 'workflow', $3, $4, $5, 'running', clock_timestamp(), clock_timestamp(), $6, $7, $8, $9::text, $10,
+    $11::bigint
+where $9::text is null or exists (select from parent)
+on conflict (cluster, unit) do nothing
+returning u.*, 0::bigint as steps;
 
 -- name: get_unit
 -- A unit.
@@ -381,38 +385,100 @@ select u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster
 from coterie.units as u where u.cluster = $1 and u.unit = $2;
 
 -- name: resolve_deferred
--- The value of a deferred, unless it has one. What became of it, and the seat of its unit.
+-- The value of a deferred of one life of a unit, unless it has one. What became of it, and the seat of its unit. Only a tick may
+-- have given a token away before its unit began: then the tick must not be over, and be the one that was claimed then.
 with unit as materialized (
-    select unit, seat, ended_at from coterie.units where cluster = $1 and unit = $2 for no key update
+    select unit, seat, life, ended_at from coterie.units where cluster = $1 and unit = $2 for no key update
+), going as materialized (
+    select from unit where ended_at is null and life = $6::bigint
+), tick as materialized (
+    select from coterie.ticks
+    where cluster = $1 and name = $7::text and kind = $8::text and at = $9::timestamptz and seq = $10::integer
+        and claimed_at = $11::timestamptz and outcome is null and not exists (select from unit)
 ), resolved as (
-    insert into coterie.deferreds as d (cluster, unit, name, made_at, resolved_at, early, value, error)
-    select $1, $2, $3, clock_timestamp(), clock_timestamp(), not exists (select from unit), $4::bytea, $5::text
-    where not exists (select from unit where ended_at is not null)
+    insert into coterie.deferreds as d (cluster, unit, name, life, made_at, resolved_at, early, value, error)
+    select
+        $1, $2, $3, $6::bigint, clock_timestamp(), clock_timestamp(), not exists (select from unit), $4::bytea, $5::text
+    where exists (select from going) or exists (select from tick)
     on conflict (cluster, unit, name) do update
-    set resolved_at = excluded.resolved_at, value = excluded.value, error = excluded.error
-    where d.resolved_at is null
+    set resolved_at = excluded.resolved_at, value = excluded.value, error = excluded.error, life = excluded.life
+    where d.resolved_at is null or d.life <> excluded.life
     returning d.unit, d.early
 ), woken as (
     update coterie.units as u
     set status = case u.status when 'suspended' then 'running' else u.status end, wake_at = null,
         changed_at = clock_timestamp()
-    where u.cluster = $1 and u.unit = $2 and exists (select from resolved) and u.ended_at is null
+    where u.cluster = $1 and u.unit = $2 and u.life = $6::bigint and exists (select from resolved) and u.ended_at is null
     returning u.seat
 )
 select
     case
         when exists (select from woken) or exists (select from resolved where early) then 'resolved'
         when exists (select from resolved) then coterie.overtaken() -- its unit has begun since
-        when exists (select from unit where ended_at is not null) then 'over'
-        else 'already'
+        when exists (select from going) or exists (select from tick) then 'already'
+        else 'over'
     end as told,
-    coalesce((select seat from woken), (select seat from unit where ended_at is null)) as wake;
+    coalesce((select seat from woken), (select seat from unit where ended_at is null and life = $6::bigint)) as wake;
 
 -- name: interrupt_unit
 -- Ask for the end of a workflow.
 update coterie.units
 set interrupting = true, changed_at = clock_timestamp(), wake_at = null, status = 'running'
 where cluster = $1 and unit = $2 and kind = 'workflow' and ended_at is null and (not interrupting or status = 'suspended');
+
+-- name: interrupt_children
+-- Ask for the end of some children of workflows on these seats that failed or were interrupted. They and their seats.
+with parents as materialized (
+    select p.unit
+    from unnest($2::text[]) as s (seat) cross join lateral (
+        select unit from coterie.units where cluster = $1 and seat = s.seat and interrupts_children limit $3
+    ) as p
+), children as materialized (
+    select c.unit
+    from parents as p cross join lateral (
+        select unit from coterie.units
+        where cluster = $1 and parent = p.unit and ended_at is null and not interrupting
+        order by unit limit $3
+    ) as c
+    order by c.unit limit $3
+), locked as materialized (
+    select u.unit
+    from children as c cross join lateral (
+        select unit from coterie.units
+        where cluster = $1 and unit = c.unit and ended_at is null and not interrupting
+        offset 0
+        for no key update
+    ) as u
+)
+update coterie.units as u
+set interrupting = true, changed_at = clock_timestamp(), wake_at = null, status = 'running'
+where u.cluster = $1 and u.unit = any(array(select unit from locked))
+returning u.unit, u.seat;
+
+-- name: forget_children
+-- Those of these workflows whose children are all asked to end need not be looked at again. How many it were.
+with parents as materialized (
+    select p.unit
+    from unnest($2::text[]) as s (seat) cross join lateral (
+        select unit from coterie.units where cluster = $1 and seat = s.seat and interrupts_children limit $3
+    ) as p
+    where not exists (
+        select from coterie.units as c
+        where c.cluster = $1 and c.parent = p.unit and c.ended_at is null and not c.interrupting
+        offset 0
+    )
+    order by p.unit
+), locked as materialized (
+    select u.unit
+    from parents as p cross join lateral (
+        select unit from coterie.units where cluster = $1 and unit = p.unit offset 0 for no key update skip locked
+    ) as u
+), told as (
+    update coterie.units as u set interrupts_children = false
+    where u.cluster = $1 and u.unit = any(array(select unit from locked))
+    returning u.unit
+)
+select count(*) from told;
 
 -- name: resume_unit
 -- Have a suspended workflow go on.

@@ -37,7 +37,7 @@ from steps where cluster = :cluster and unit = :unit and branch = :branch and po
 -- name: end_looks
 -- What decides about the ends of units: whether they go on, on these seats; who waits for them, and where, if that goes on.
 select json_group_array(json_array(
-    u.unit is not null and u.ended_at_ns is null, u.kind = 'workflow', p.unit, u.waited_as, p.seat
+    u.unit is not null and u.ended_at_ns is null, u.kind = 'workflow', p.unit, u.waited_as, p.seat, p.life
 ) order by asked.key)
 from json_each(:rows) as asked
     left join units as u on u.cluster = :cluster and u.unit = asked.value ->> 'unit'
@@ -48,7 +48,7 @@ from json_each(:rows) as asked
 -- Workflows are over.
 update or rollback units
 set status = said.column2, value = said.column3, error = said.column4, ended_at_ns = ?2, changed_at_ns = ?2,
-    wake_at_ns = null
+    wake_at_ns = null, interrupts_children = said.column2 <> 'done'
 from (
     values
         (?, ?, ?, ?) -- each
@@ -57,10 +57,12 @@ where units.cluster = ?1 and units.unit = said.column1;
 
 -- name: tell
 -- Values for the parents of those that are over, unless they have one.
-insert or rollback into deferreds (cluster, resolved_at_ns, unit, name, value)
+insert or rollback into deferreds (cluster, resolved_at_ns, unit, name, life, value)
 values
-    (?1, ?2, ?, ?, ?) -- each
-on conflict (cluster, unit, name) do nothing;
+    (?1, ?2, ?, ?, ?, ?) -- each
+on conflict (cluster, unit, name) do update
+set resolved_at_ns = excluded.resolved_at_ns, life = excluded.life, early = 0, error = null, value = excluded.value
+where deferreds.life <> excluded.life;
 
 -- name: forget
 -- Units are gone.
@@ -83,7 +85,7 @@ where cluster = :cluster and unit in (select value from json_each(:units)) and e
 -- A unit.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    digest
+    life, digest
 from units as u where cluster = :cluster and unit = :unit;
 
 -- name: steps
@@ -92,18 +94,18 @@ select branch, position, kind, name, digest, done, value, error, due_at_ns
 from steps where cluster = :cluster and unit = :unit order by branch, position;
 
 -- name: deferreds
--- The values that came for a unit, in order.
-select name, value, error from deferreds where cluster = :cluster and unit = :unit order by name;
+-- The values that came for a unit in this life, in order.
+select name, value, error from deferreds where cluster = :cluster and unit = :unit and life = :life order by name;
 
 -- name: begin
 -- A unit begins, unless it is there.
 insert into units (
     cluster, unit, kind, name, id, seat, status, started_at_ns, changed_at_ns, parent, waited_as, version, digest,
-    payload
+    payload, life
 )
 values (
     :cluster, :unit, :kind, :name, :id, :seat, 'running', :now_ns, :now_ns, :parent, :waited_as, :version, :digest,
-    :payload
+    :payload, :life
 )
 on conflict (cluster, unit) do nothing;
 
@@ -113,7 +115,7 @@ update units set changed_at_ns = :now_ns where cluster = :cluster and unit = :un
 
 -- name: expect
 -- What came for a unit before it began is its own now.
-update deferreds set early = 0 where cluster = :cluster and unit = :unit and early;
+update deferreds set early = 0 where cluster = :cluster and unit = :unit and life = :life and early;
 
 -- name: wakes
 -- When the next suspended unit of each seat is due by itself.
@@ -132,7 +134,7 @@ where cluster = :cluster and seat in (select value from json_each(:seats)) and w
 -- Of each seat the oldest workflows that are to be run.
 select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
     u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
-    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.digest
+    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest
 from json_each(:seats) as asked
     cross join units as u on u.rowid in (
         select rowid from units
@@ -144,7 +146,8 @@ order by asked.key, u.started_at_ns, u.unit;
 -- name: ready
 -- Whether one of these values has come.
 select exists (
-    select 1 from deferreds where cluster = :cluster and unit = :unit and name in (select value from json_each(:names))
+    select 1 from deferreds
+    where cluster = :cluster and unit = :unit and life = :life and name in (select value from json_each(:names))
 );
 
 -- name: suspend
@@ -154,14 +157,54 @@ where cluster = :cluster and unit = :unit;
 
 -- name: resolve
 -- The value of a deferred, unless it has one.
-insert into deferreds (cluster, unit, name, resolved_at_ns, early, error, value)
-values (:cluster, :unit, :name, :now_ns, :early, :error, :value)
-on conflict (cluster, unit, name) do nothing;
+insert into deferreds (cluster, unit, name, life, resolved_at_ns, early, error, value)
+values (:cluster, :unit, :name, :life, :now_ns, :early, :error, :value)
+on conflict (cluster, unit, name) do update
+set life = excluded.life, resolved_at_ns = excluded.resolved_at_ns, early = excluded.early, error = excluded.error,
+    value = excluded.value
+where deferreds.life <> excluded.life;
+
+-- name: tick
+-- When a tick that is not over was claimed.
+select claimed_at_ns from ticks
+where cluster = :cluster and name = :cron and kind = :kind and at_ns = :at_ns and seq = :seq and outcome is null;
 
 -- name: interrupt
 -- Ask for the end of a workflow.
 update units set interrupting = 1, changed_at_ns = :now_ns, wake_at_ns = null, status = 'running'
 where cluster = :cluster and unit = :unit and kind = 'workflow' and ended_at_ns is null and not interrupting;
+
+-- name: interrupts_children
+-- Whether the children of workflows on these seats are to be asked to end.
+select exists (
+    select 1 from units
+    where cluster = :cluster and interrupts_children and seat in (select value from json_each(:seats))
+);
+
+-- name: children
+-- Some children of such workflows that are not asked to end yet, and their seats.
+select json_group_array(json_array(unit, seat)) from (
+    select c.unit, c.seat
+    from units as p cross join units as c on c.cluster = p.cluster and c.parent = p.unit
+    where p.cluster = :cluster and p.interrupts_children and p.seat in (select value from json_each(:seats))
+        and c.parent is not null and c.ended_at_ns is null and not c.interrupting
+    limit :most
+);
+
+-- name: interrupt_children
+-- Ask for their end.
+update units set interrupting = 1, changed_at_ns = :now_ns, wake_at_ns = null, status = 'running'
+where cluster = :cluster and unit in (select value from json_each(:units)) and ended_at_ns is null and not interrupting;
+
+-- name: forget_children
+-- Workflows on these seats whose children are all asked to end need not be looked at again.
+update units set interrupts_children = 0
+where cluster = :cluster and interrupts_children and seat in (select value from json_each(:seats))
+    and not exists (
+        select 1 from units as c
+        where c.cluster = units.cluster and c.parent = units.unit and c.parent is not null and c.ended_at_ns is null
+            and not c.interrupting
+    );
 
 -- name: resume
 -- Have a suspended workflow go on.
@@ -172,7 +215,7 @@ where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'su
 -- Units, those that changed last first.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    digest
+    life, digest
 from units as u
 where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
     and (:before_ns is null or started_at_ns < :before_ns)
