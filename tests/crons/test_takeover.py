@@ -453,3 +453,43 @@ async def test_k4_a_tick_knows_its_context_and_its_runner() -> None:
             "cron:x",
             ("<Tick of 'x' at 2026-03-01T12:00:05Z, attempt 1>", False, True, True),
         ]
+
+
+@pytest.mark.simulated(seeds=3)
+@pytest.mark.parametrize("how", ["without steps", "with a stored step", "young enough", "triggered"])
+async def test_a_tick_that_was_cut_off_and_is_too_old_is_skipped_unless_it_has_stored_steps(how: str) -> None:
+    """`skip_if_older_than` counts for another attempt too; work that is half done is brought to its end."""
+    cluster, began, ran = new_cluster(), [], []
+    limit = "1h" if how == "young enough" else "2s"
+    gate = asyncio.Event()
+
+    @cluster.cron("x", "0 0 1 1 *" if how == "triggered" else "@every 1m", skip_if_older_than=limit)
+    async def body(tick: Tick) -> None:
+        began.append((tick.scheduled_at, tick.attempt))
+        if how == "with a stored step":
+            await tick.step("one", half)
+        await gate.wait()
+        ran.append(tick.scheduled_at)
+
+    async def half() -> int:
+        return 1
+
+    async with simulated(cluster) as sim:
+        if how == "triggered":
+            await cluster.crons.trigger("x")
+        await sim.wait_until(lambda: began, within="90s")
+        await sim.advance(0.5)
+        kill_all(sim)
+        await sim.advance(10)
+        gate.set()
+        await sim.start(2)
+        await sim.wait_until(lambda: bool(sim.database.main.execute(_OVER).fetchall()), within="30s")
+        (tick, *_) = [each for each in await cluster.crons.history("x") if each.scheduled_at == began[0][0]]
+        if how == "without steps":
+            assert (tick.outcome, tick.reason, ran, len(began)) == ("skipped", "cut off and too old", [], 1)
+        else:
+            assert (tick.outcome, tick.reason, ran) == ("ran", "", [began[0][0]])
+        await sim.wait_until(lambda: not sim.database.main.execute("select 1 from units").fetchall())
+
+
+_OVER = "select 1 from ticks where outcome is not null and attempt > 1"

@@ -69,6 +69,7 @@ class Holding:
         self._runs: dict[Key, asyncio.Task[Any]] = {}
         self._begun: dict[Key, Running] = {}
         self._waiting: dict[Key, TickRow] = {}  # claimed or triggered, and not begun
+        self._fresh: set[Key] = set()  # those of them that were claimed just now
         self._over: dict[Key, int] = {}  # ended, and the number of the last take that may have seen them open
         self._takes = 0
         self._learned = 0  # what a take up to this one says is not news any more
@@ -183,6 +184,7 @@ class Holding:
         self._over = {key: last for key, last in self._over.items() if last >= number}
         rows = {_key(row): row for row in book.open}
         self._waiting = {key: row for key, row in rows.items() if key not in self._runs and key not in self._over}
+        self._fresh &= self._waiting.keys()
         return True
 
     async def _look(self) -> None:
@@ -203,7 +205,9 @@ class Holding:
             if not self.tenure.may_start or (self.cron.one_at_a_time and self._runs):
                 return
             del self._waiting[key]
-            running = self._begun[key] = Running(self.cron, row, self.tenure, self._desk)
+            cut_off = key not in self._fresh and row.kind == "scheduled"
+            self._fresh.discard(key)
+            running = self._begun[key] = Running(self.cron, row, self.tenure, self._desk, cut_off=cut_off)
             task = self._runs[key] = self._spawn(self._run(running), f"tick {row.at.isoformat()}", own_context=True)
             task.add_done_callback(partial(self._ended, key))
 
@@ -279,7 +283,9 @@ class Holding:
                 meters.CRON_TICKS.of(self.cron.name, "skipped").value += each.count
         self._learned = self._takes  # whatever began before does not know of this
         self._book = msgspec.structs.replace(book, last=verdicts[-1].until)
-        self._waiting |= {_key(row): row for row in self._claimed(verdicts, claimed.now)}
+        rows = {_key(row): row for row in self._claimed(verdicts, claimed.now)}
+        self._waiting |= rows
+        self._fresh |= rows.keys()
 
     def _claimed(self, verdicts: Sequence[Verdict], now: datetime) -> list[TickRow]:
         return [

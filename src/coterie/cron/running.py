@@ -1,5 +1,6 @@
 """Running: one tick, from its claim to its outcome.
 
+cut off before, without stored steps, and too old by now ──▶ skipped
 attempt ──ended well──▶ ran
    │ ▲
    │ └── again, after the pause that `retry` says
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cron.tick import Tick
+from coterie.cron.ticks import CUT_OFF, goes_on, is_too_old
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, meters, tracing
@@ -66,14 +68,16 @@ class Running:
         row: As it is stored, in our name.
         tenure: By which right.
         desk: What the runner has for crons.
+        cut_off: Whether it had been claimed before, by us or another holder, and was not brought to its end.
 
     Promise:
         Its outcome is written once, under the fence, or not at all.
     """
 
-    def __init__(self, cron: Cron, row: TickRow, tenure: Tenure, desk: Desk) -> None:
+    def __init__(self, cron: Cron, row: TickRow, tenure: Tenure, desk: Desk, *, cut_off: bool = False) -> None:
         self._cron = cron
         self._row = row
+        self._cut_off = cut_off
         self._tenure = tenure
         self._desk = desk
         self._attempt = row.attempt
@@ -102,6 +106,8 @@ class Running:
                 self._beating.cancel()
 
     async def _run(self) -> Outcome:
+        if self._cut_off and not await self._goes_on():
+            return await self._end("skipped", reason=CUT_OFF)
         policy_most = 1 if self._cron.retry is None else self._cron.retry.attempts
         if self._attempt > policy_most + _CUT_SHORT_MOST:
             self._fail(f"its runner was lost in each of {self._attempt - 1} attempts")
@@ -128,6 +134,22 @@ class Running:
             await asyncio.sleep(pause_s)
             await self._insist(self._noted(again=True, took_s=took_s))
             self._attempt += 1
+
+    async def _goes_on(self) -> bool:
+        """Whether it gets another attempt. Storage is asked for its steps only if that matters."""
+        now = self._desk.dial.now()
+        has_steps = is_too_old(self._cron.policy, self._row.at, now) and await self._has_steps()
+        manual = self._row.kind == "manual"
+        return goes_on(self._cron.policy, self._row.at, manual=manual, has_steps=has_steps, now=now)
+
+    async def _has_steps(self) -> bool:
+        while self._tenure.held:
+            try:
+                return bool(await self._desk.units.steps(self._unit))
+            except PersistenceError as error:
+                log.info("%s waits for the database: %s", self, error)
+                await asyncio.sleep(_AWAY_S)
+        raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
 
     def _count_begun(self) -> None:
         name = self._cron.name
@@ -231,18 +253,25 @@ class Running:
         errors = (*self._errors, f"attempt {self._attempt}: {problem}")
         self._errors = errors if len(errors) <= _ERRORS_MOST else (errors[0], *errors[2:])
 
-    async def _end(self, outcome: Outcome, took_s: float | None = None) -> Outcome:
+    async def _end(self, outcome: Outcome, took_s: float | None = None, *, reason: str = "") -> Outcome:
         if self._beating is not None:
             self._beating.cancel()
         if chaos.on:
             await chaos.point("cron.before_outcome")
-        await self._insist(self._noted(outcome=outcome, took_s=took_s))
+        await self._insist(self._noted(outcome=outcome, took_s=took_s, reason=reason))
         meters.CRON_TICKS.of(self._cron.name, outcome).value += 1
-        if self._work is not None and self._work.is_open:
-            await finish(self._work, self._desk.units, self._tenure)
+        if self._cut_off or (self._work is not None and self._work.is_open):  # a former attempt may have begun its unit
+            await finish(self._work or self._new_work(), self._desk.units, self._tenure)
         return outcome
 
-    def _noted(self, *, outcome: Outcome | None = None, again: bool = False, took_s: float | None = None) -> TickNote:
+    def _noted(
+        self,
+        *,
+        outcome: Outcome | None = None,
+        again: bool = False,
+        took_s: float | None = None,
+        reason: str = "",
+    ) -> TickNote:
         note, done, total = self._note
         return TickNote(
             claim=self._tenure.claim,
@@ -259,6 +288,7 @@ class Running:
             note=note,
             done=done,
             total=total,
+            reason=reason,
         )
 
     async def _insist(self, write: TickNote) -> None:

@@ -9,6 +9,8 @@
        ─▶ passed while we had it ─ from_previous, or catch_up="all": each runs; otherwise the newest
                                  ─ overlap="skip", and a run goes on: skipped: overlapping
 
+A tick that was begun and cut off (its runner was lost) has had its verdict; whether it goes on is `goes_on`'s to say.
+
 While a cron is paused nothing begins: what was due before and has not begun is skipped as paused too.
 
 With overlap `skip` and `queue` one runs at a time, and so does what a breaker lets through. What has its turn while
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 CatchUp: TypeAlias = Literal["latest", "all", "none"]
 Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 Reason: TypeAlias = Literal["stale", "overlapping", "paused", "superseded", "breaker"]
+
+CUT_OFF = "cut off and too old"
+"""Why a tick is skipped that had begun."""
 
 _INSTANT = timedelta(microseconds=1)
 _NOTHING = timedelta()
@@ -142,6 +147,24 @@ def decide(schedule: Schedule, policy: Policy, known: Known, now: datetime) -> D
             busy = True
         _add(verdicts, verdict)
     return Decision(tuple(verdicts), waiting, schedule.next_after(now - policy.delay) + policy.delay)
+
+
+def is_too_old(policy: Policy, at: datetime, now: datetime) -> bool:
+    """Whether a tick is due for longer than `skip_if_older_than`, by the database's clock."""
+    oldest = policy.skip_if_older_than
+    return oldest is not None and now - (at + policy.delay) > oldest
+
+
+def goes_on(policy: Policy, at: datetime, *, manual: bool, has_steps: bool, now: datetime) -> bool:
+    """Whether a tick that was begun and cut off gets another attempt; otherwise it is skipped (`CUT_OFF`).
+
+    Args:
+        at: Its instant.
+        manual: Whether somebody has triggered it, for whatever instant: then its age does not matter.
+        has_steps: Whether a step of it is stored: then half of its work is done, and is brought to its end.
+        now: By the database's clock.
+    """
+    return manual or has_steps or not is_too_old(policy, at, now)
 
 
 def jitter_of(name: str, jitter: timedelta) -> timedelta:

@@ -100,6 +100,8 @@ class TickNote(msgspec.Struct, frozen=True):
     note: str = ""
     done: int | None = None
     total: int | None = None
+    reason: str = ""
+    """Why it is skipped, if that is its outcome."""
 
     @property
     def key(self) -> str:

@@ -249,6 +249,8 @@ class AttemptsAddUp:
         tick.outcome = event.outcome
         if event.outcome == "ran" and tick.ended.get(event.attempt) != "returned":
             yield "INV-C2", f"ran, when its body {tick.ended.get(event.attempt, 'never ended')}"
+        if event.outcome == "skipped" and (event.key.kind == "manual" or event.attempt in tick.began):
+            yield "INV-C2", "skipped, when somebody had asked for it, or its body had begun in this attempt"
         if event.outcome == "failed":
             most = self._plans.of(event.key.cron, event.key.at).attempts
             if event.attempt < most:

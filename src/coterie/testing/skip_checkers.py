@@ -125,6 +125,9 @@ class ReasonsFit:
     def _conclude(self, cron: _Cron, event: Concluded) -> None:
         cron.open.discard(event.key)
         cron.ended.append(event.now)
+        if event.outcome == "skipped":
+            self._judge_cut_off(event)
+            return
         cron.failures = cron.failures + 1 if event.outcome == "failed" else 0
         breaker = self._plans.of(event.key.cron, event.key.at).policy.breaker
         if breaker is not None and cron.failures >= breaker.failures:
@@ -142,6 +145,14 @@ class ReasonsFit:
         else:
             cron.open.add(event.key)
         cron.last = (event.epoch, event.commit)
+
+    def _judge_cut_off(self, event: Concluded) -> None:
+        """A tick that was begun and cut off is skipped only if it is older than allowed."""
+        self._seen["cut off"] += 1
+        policy = self._plans.of(event.key.cron, event.key.at).policy
+        due, oldest = event.key.at + policy.delay, policy.skip_if_older_than
+        if oldest is None or due >= event.now - oldest + self._off:
+            raise Violation("INV-C2", f"{event.key} was skipped as cut off and too old at {event.now:%H:%M:%S.%f}")
 
     def _is_paused(self, cron: _Cron, plan: Plan, event: Given, tick: datetime) -> bool:
         """A pause had begun before this was decided, and had not ended when it was due."""

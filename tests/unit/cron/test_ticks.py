@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.cron.schedule import Schedule
-from coterie.cron.ticks import Decision, Known, Pause, Policy, Run, Skip, decide, jitter_of
+from coterie.cron.ticks import Decision, Known, Pause, Policy, Run, Skip, decide, goes_on, is_too_old, jitter_of
 from coterie.kernel.retry import Breaker
 
 if TYPE_CHECKING:
@@ -343,3 +343,33 @@ def first_of(verdict: Run | Skip) -> datetime:
 
 def last_of(verdict: Run | Skip) -> datetime:
     return verdict.at if isinstance(verdict, Run) else verdict.last
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "delay_s", "age_s", "too_old"),
+    [
+        (10, 0, 10, False),
+        (10, 0, 10.000001, True),
+        (10, 5, 15, False),
+        (10, 5, 15.1, True),
+        (None, 0, 1e9, False),
+        (10, 0, -5, False),
+    ],
+)
+def test_a_tick_is_too_old_once_it_is_due_for_longer_than_the_limit(
+    limit_s: float | None, delay_s: float, age_s: float, too_old: bool
+) -> None:
+    limit = None if limit_s is None else timedelta(seconds=limit_s)
+    policy = Policy(skip_if_older_than=limit, delay=timedelta(seconds=delay_s))
+    assert is_too_old(policy, BEGIN, at(age_s)) is too_old
+
+
+@pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.parametrize("has_steps", [False, True])
+@pytest.mark.parametrize("late_s", [9, 11])
+def test_a_tick_that_was_cut_off_is_skipped_only_if_it_is_too_old_and_nothing_of_it_is_stored(
+    manual: bool, has_steps: bool, late_s: float
+) -> None:
+    policy = Policy(skip_if_older_than=timedelta(seconds=10))
+    found = goes_on(policy, BEGIN, manual=manual, has_steps=has_steps, now=at(late_s))
+    assert found is (manual or has_steps or late_s < 10)

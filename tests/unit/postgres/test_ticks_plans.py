@@ -33,7 +33,7 @@ HOT = {
     "take_crons": f"{MINE}, {TEXTS}",
     "claim_ticks": f"{MINE}, {TEXTS}, {TIMES}, {PARTS}, {SEATS}, {TIMES}, {TIMES}, {WHOLE}, {TEXTS}",
     "note_ticks": f"{MINE}, array['manual', 'scheduled']::text[], {TIMES}, {WHOLE}, {WHOLE}, {NOTHING},"
-    f" array[true, false], {TEXTS}, {TEXTS}, {PARTS}, {PARTS}, {TEXTS}, {WHOLE}, {WHOLE}",
+    f" array[true, false], {TEXTS}, {TEXTS}, {PARTS}, {PARTS}, {TEXTS}, {WHOLE}, {WHOLE}, {TEXTS}",
     "trigger_tick": "'default', 'cron:c1', 'c1', null",
     "pause_cron": "'default', 'cron:c1', 'c1'",
     "resume_cron": "'default', 'cron:c1', 'c1'",

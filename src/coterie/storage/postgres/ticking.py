@@ -61,7 +61,7 @@ def _noted(writes: Sequence[TickNote]) -> list[list[Any]]:
         [_news(write) for write in writes],
         *([getattr(write, name) for write in writes] for name in ("late_s", "took_s")),
         [storable(write.note) for write in writes],
-        *([getattr(write, name) for write in writes] for name in ("done", "total")),
+        *([getattr(write, name) for write in writes] for name in ("done", "total", "reason")),
     ]
 
 

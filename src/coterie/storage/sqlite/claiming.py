@@ -144,6 +144,7 @@ def _noted(write: TickNote) -> dict[str, Any]:
         "note": storable(write.note),
         "done": write.done,
         "total": write.total,
+        "reason": write.reason,
     }
 
 

@@ -180,9 +180,10 @@ from judged as j
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::timestamptz[], $8::bigint[], $9::bigint[], $10::text[],
-        $11::boolean[], $12::text[], $13::text[], $14::float8[], $15::float8[], $16::text[], $17::bigint[], $18::bigint[]
+        $11::boolean[], $12::text[], $13::text[], $14::float8[], $15::float8[], $16::text[], $17::bigint[], $18::bigint[], $19::text[]
     ) as u (
-        seat, epoch, name, kind, at, seq, attempt, outcome, again, errors, error, late_s, took_s, note, done, total
+        seat, epoch, name, kind, at, seq, attempt, outcome, again, errors, error, late_s, took_s, note, done, total,
+        reason
     )
 ), me as materialized (
     select id from coterie.runners where id = $2 and cluster = $1 for key share
@@ -215,7 +216,7 @@ with items as materialized (
     set attempt = t.attempt + j.again::int, outcome = j.outcome,
         ended_at = case when j.outcome is not null then j.now end,
         errors = coalesce(j.errors, t.errors), late_s = coalesce(j.late_s, t.late_s),
-        took_s = coalesce(j.took_s, t.took_s), note = j.note, done = j.done, total = j.total,
+        took_s = coalesce(j.took_s, t.took_s), note = j.note, done = j.done, total = j.total, reason = j.reason,
         noted_at = j.now
     from judged as j
     where t.ctid = j.place and t.epoch = j.epoch and t.attempt = j.attempt and t.outcome is null

@@ -85,7 +85,7 @@ where t.epoch = asked.value ->> 'epoch' and t.attempt = asked.value ->> 'attempt
 update ticks
 set attempt = attempt + :again, outcome = :outcome, ended_at_ns = iif(:outcome is null, null, :now_ns),
     errors = coalesce(:errors, errors), late_s = coalesce(:late_s, late_s), took_s = coalesce(:took_s, took_s),
-    note = :note, done = :done, total = :total, noted_at_ns = :now_ns
+    note = :note, done = :done, total = :total, reason = :reason, noted_at_ns = :now_ns
 where cluster = :cluster and name = :name and kind = :kind and at_ns = :at_ns and seq = :seq;
 
 -- name: count
