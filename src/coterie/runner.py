@@ -183,7 +183,10 @@ class Runner(Connection):
 
     @property
     def missing(self) -> str:
-        return self._missing
+        """What it waits for before it is ready, or has waited for."""
+        if self._life is None or self._missing:
+            return self._missing
+        return self._life.membership.missing
 
     def facts(self) -> LocalFacts:
         """What it knows of itself, now. Asks nobody."""
@@ -191,7 +194,7 @@ class Runner(Connection):
             runner=self.incarnation,
             name=self.name,
             up_s=(self._doors.clock.steady_ns() - self._began_ns) / 1e9,
-            missing="" if self._settled.is_set() else self._missing,
+            missing="" if self._settled.is_set() else self.missing,
             is_draining=self.state in (State.STOPPING, State.STOPPED),
             seats=len(self.seats),
             host=self.calling.host,
@@ -297,7 +300,7 @@ class Runner(Connection):
         routes.take(Route.OBSERVE, Answering(self.facts))
         self._life = Life(transport, self._new_membership(transport, routes), self._has_settled)
         await self._life.start()
-        self._missing = "it has not taken all of its seats yet"
+        self._missing = ""  # from here on its membership knows
 
     def _has_settled(self) -> None:
         log.info("runner %s has joined and holds %d seats", self.name, len(self.seats))

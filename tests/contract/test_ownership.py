@@ -529,8 +529,25 @@ async def test_where_leases_alone_decide_nobody_is_ever_taken_for_gone(storage: 
     async with storage.ownership(B) as session:
         await join(session, B)
     found = await a.presences([B, C])
-    assert found.held == {B, C}
-    assert found.counters == {}
+    assert found.held == found.unwitnessed == {B, C}
+    assert not found.gone
+
+
+async def test_presences_tell_whose_lease_has_run_out_and_who_has_a_lock_to_lose(
+    storage: Storage, a: Ownership, b: Ownership
+) -> None:
+    """What a runner that starts needs to know of those that were there before it."""
+    found = await a.presences([B, C])
+    assert found.expired == found.gone == frozenset()
+    assert found.unwitnessed == ({B, C} if a.leases_only else frozenset())
+    async with storage.ownership(C) as session:
+        await join(session, C, ttl_s=0.01)
+        async with asyncio.timeout(30):
+            while not (found := await a.presences([B, C])).expired:
+                await asyncio.sleep(0.01)
+    assert found.expired == {C}
+    assert found.counters.keys() == {B, C}
+    assert found.up_s > 0
 
 
 async def test_looking_for_a_sign_of_life_takes_none_away(storage: Storage, a: Ownership) -> None:

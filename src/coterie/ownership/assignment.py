@@ -39,6 +39,11 @@ def is_candidate(runner: RunnerRow, seat: SeatRow) -> bool:
     return _is_shard(seat) or runner.knows.get(seat.name) == seat.fingerprint
 
 
+def is_shard_of(runner: RunnerRow, seat: SeatRow) -> bool:
+    """Whether a seat is a shard that a runner may hold."""
+    return _is_shard(seat) and is_candidate(runner, seat)
+
+
 def order(seat: SeatRow, runners: Iterable[RunnerRow]) -> list[str]:
     """The ids of all who may hold a seat, the nearest first."""
     near = _Near(seat.name)

@@ -3,6 +3,7 @@
     the connection to a peer breaks ─▶ does its address refuse, or answer as another incarnation?   (witness 2)
                                        is its session's lock gone, on the same start of the server? (witness 1)
                                             both: evict now · otherwise: look again for a while, then its lease decides
+    a runner that was never met     ─▶ look at its lock, ask its address, look again: `liveness` decides
 
 Unreachability alone moves nothing: the database is the only arbiter.
 """
@@ -10,23 +11,26 @@ Unreachability alone moves nothing: the database is the only arbiter.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import meters
 from coterie.kernel.tasks import Tasks
 from coterie.ownership.directory import peer_of
+from coterie.ownership.liveness import Look, series
 from coterie.transport.identity import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from coterie.ownership.directory import Directory
     from coterie.ownership.keeping import Keeping
+    from coterie.ownership.liveness import Rule
     from coterie.ownership.watching import Watch
     from coterie.storage.interface import RunnerRow
-    from coterie.transport.interface import PeerAddress, Transport
+    from coterie.transport.interface import PeerAddress, Presence, Transport
 
 log = logging.getLogger("coterie.ownership")
 
@@ -44,6 +48,8 @@ class Evicting:
     Args:
         me: Our incarnation.
         host_id: Where loopback leads to for us.
+        rule: Decides about those that were never met.
+        now_ns: A steady clock.
         reached: Told when a runner was reached for the first time.
         gone: Told after each runner that is not there any more.
     """
@@ -57,6 +63,8 @@ class Evicting:
         directory: Directory,
         keeping: Keeping,
         watch: Watch,
+        rule: Rule,
+        now_ns: Callable[[], int],
         reached: Callable[[PeerAddress], None],
         gone: Callable[[str], None],
     ) -> None:
@@ -66,6 +74,8 @@ class Evicting:
         self._directory = directory
         self._keeping = keeping
         self._watch = watch
+        self._rule = rule
+        self._now_ns = now_ns
         self._told_reached = reached
         self._gone = gone
         self._tasks = Tasks("watching other runners")
@@ -74,6 +84,8 @@ class Evicting:
         self._looked = 0  # at which of our sessions we last looked at the locks
         self._suspects: set[str] = set()
         self._connecting: set[str] = set()
+        self._counters: dict[str, int] = {}  # of runners that were never met, as first seen
+        self._renewed: set[str] = set()  # those whose counter has moved since
         self._over = False
         transport.on_lost(self._lost)
 
@@ -89,27 +101,44 @@ class Evicting:
             if await self._evict(suspect.id, counter=suspect.counter, expired=suspect.expired, why=why):
                 self._gone(suspect.id)  # one that was spared is looked at again with the next renewal
 
+    def met(self, runner: str) -> bool:
+        """Whether a runner was seen alive: it was reached, or has renewed its lease since we first saw it."""
+        return runner in self._reached or runner in self._renewed or self._watch.has_moved(runner)
+
     async def look_around(self) -> None:
-        """Have a connection to our neighbours, and remember that their locks were held."""
+        """Have a connection to our neighbours, and remember that their locks were held. Examine who was never met."""
         neighbours = self._neighbours()
         for runner in neighbours:
-            peer = peer_of(runner)
-            if runner.id not in self._connecting and not (
-                runner.id in self._reached and self._transport.connected(peer)
-            ):
-                self._connecting.add(runner.id)
-                self._tasks.spawn(self._connect(peer), name=f"connect to {runner.name}")
+            if not self.met(runner.id):
+                self._begin(runner, self._meet(runner, connect=True))
+            elif not (runner.id in self._reached and self._transport.connected(peer_of(runner))):
+                self._begin(runner, self._connect(peer_of(runner)))
         known = {runner.id for runner in self._directory.runners}
         self._reached &= known
+        self._counters = {runner: counter for runner, counter in self._counters.items() if runner in known}
+        self._renewed &= known
         self._seen = {runner: server for runner, server in self._seen.items() if runner in known}
         new = [runner.id for runner in neighbours if runner.id not in self._seen]
         if self._looked != self._keeping.sessions:
             new = [runner.id for runner in neighbours]
+        beyond = known - {self._me} - {runner.id for runner in neighbours}
+        new += sorted(runner for runner in beyond if not self.met(runner))
         if new:
             sessions = self._keeping.sessions
             found = await self._keeping.ask(lambda session: session.presences(new))
             self._seen.update(dict.fromkeys(found.held, found.server))
             self._looked = sessions
+            for runner in self._directory.runners:
+                if runner.id in beyond and runner.id in new and runner.id not in found.held:
+                    self._begin(runner, self._meet(runner, connect=False))
+
+    def _begin(self, runner: RunnerRow, work: Coroutine[Any, Any, None]) -> None:
+        """Do something about a runner, unless something is being done already."""
+        if runner.id in self._connecting:
+            work.close()
+        else:
+            self._connecting.add(runner.id)
+            self._tasks.spawn(work, name=f"meet {runner.name}")
 
     def _neighbours(self) -> Sequence[RunnerRow]:
         others = sorted((r for r in self._directory.runners if r.id != self._me), key=lambda r: (r.id < self._me, r.id))
@@ -127,6 +156,76 @@ class Evicting:
         finally:
             self._connecting.discard(peer.incarnation)
 
+    async def _meet(self, runner: RunnerRow, *, connect: bool) -> None:
+        """Find out whether a runner that was never met is alive: reach it, see it renew its lease, or evict it.
+
+        Args:
+            connect: Keep the connection. Without, its address is asked only while its lock is free.
+        """
+        first: Look | None = None
+        pauses_s = itertools.chain(_LOOKS_S[1:], itertools.repeat(_LOOKS_S[-1]))
+        try:
+            while (look := await self._look(runner)) is not None and not self.met(runner.id):
+                first = series(first, look)
+                presence: Presence | None = None
+                if look.lock != "gone" and (connect or look.lock == "free"):
+                    presence = await self._ask(runner)
+                    if (look := await self._look(runner)) is None:  # after the answer, as with `_dead`
+                        return
+                    first = series(first, look)
+                verdict = self._rule.judge(first, look, presence, near=self._is_near(runner))
+                if verdict == "alive":
+                    await self._introduce(runner, connect=connect)
+                    return
+                if verdict != "unknown":
+                    await self._evict_unmet(runner, look.counter, expired=verdict == "lapsed")
+                    return
+                second_ns = first.at_ns + self._rule.pause_ns - self._now_ns()
+                pause_s = min(next(pauses_s), self._rule.pause_ns / 3e9)
+                await asyncio.sleep(min(pause_s, second_ns / 1e9) if second_ns > 0 else pause_s)
+        except (PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown):
+            pass  # tried again with the next renewal
+        finally:
+            self._connecting.discard(runner.id)
+
+    async def _evict_unmet(self, runner: RunnerRow, counter: int, *, expired: bool) -> None:
+        why = "its lease has run out and nothing is left of it" if expired else "its process is gone"
+        await self._evict(runner.id, counter=counter, expired=expired, why=why)
+        self._gone(runner.id)  # evicted by us or by another observer: either way there is work
+
+    async def _look(self, runner: RunnerRow) -> Look | None:
+        at_ns = self._now_ns()
+        found = await self._keeping.ask(lambda session: session.presences([runner.id]))
+        look = Look.of(runner.id, found, at_ns=at_ns)
+        counter = self._counters.setdefault(runner.id, found.counters.get(runner.id, 0))
+        if look is not None and look.counter != counter:
+            self._renewed.add(runner.id)
+        return look
+
+    async def _ask(self, runner: RunnerRow) -> Presence | None:
+        """What answers at its address; None: that leads elsewhere from here."""
+        if not self._leads_there(runner):
+            return None
+        try:
+            async with asyncio.timeout(self._rule.pause_ns / 3e9):
+                return await self._transport.probe(peer_of(runner))
+        except TimeoutError:
+            return "silent"
+
+    async def _introduce(self, runner: RunnerRow, *, connect: bool) -> None:
+        peer = peer_of(runner)
+        if connect:
+            await self._transport.connect(peer)
+        self._reached.add(peer.incarnation)
+        self._told_reached(peer)
+
+    def _is_near(self, runner: RunnerRow) -> bool:
+        """Whether our kernel knows if anybody listens at its address."""
+        return runner.host_id == self._host_id or runner.address == self._transport.address
+
+    def _leads_there(self, runner: RunnerRow) -> bool:
+        return runner.host_id == self._host_id or not is_loopback(runner.address)
+
     def _lost(self, incarnation: str, problem: str) -> None:
         del problem
         runner = self._directory.runner(incarnation)
@@ -137,8 +236,7 @@ class Evicting:
 
     def _may_bear_witness(self, runner: RunnerRow) -> bool:
         """Whether a refusal at its address means something: it was reached before, and loopback leads to it."""
-        here = runner.host_id == self._host_id
-        return runner.id in self._reached and (here or not is_loopback(runner.address))
+        return runner.id in self._reached and self._leads_there(runner)
 
     async def _examine(self, runner: RunnerRow) -> None:
         peer = peer_of(runner)

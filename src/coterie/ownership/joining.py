@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.errors import ConfigurationError
 from coterie.kernel.addresses import Seat, ShardId
 from coterie.kernel.durations import format_duration
+from coterie.ownership.liveness import Look, Rule
 from coterie.storage.interface import Declaration
-from coterie.transport.identity import Member, require_reachable
+from coterie.transport.identity import Member, is_apart, require_reachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from coterie.ownership.keeping import Keeping
     from coterie.settings import Settings
-    from coterie.storage.interface import Registration
+    from coterie.storage.interface import Registration, RunnerRow
+
+_SECOND_LOOK = 1.5
+"""Renewals between two looks at a runner: a living one has renewed its lease, and taken its lock again, in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +56,50 @@ async def agree(settings: Settings, keeping: Keeping) -> None:
             )
 
 
-async def register(me: Registration, settings: Settings, keeping: Keeping, definitions: Iterable[Definition]) -> None:
-    """Appear in the cluster, unless others could not reach us or we not them; the lease begins."""
+async def register(
+    me: Registration,
+    settings: Settings,
+    keeping: Keeping,
+    definitions: Iterable[Definition],
+    now_ns: Callable[[], int],
+) -> None:
+    """Appear in the cluster, unless living runners could not reach us or we not them; the lease begins."""
     view = await keeping.ask(lambda session: session.view())
-    others = [Member(other.name, other.address, other.host_id) for other in view.runners]
-    require_reachable(Member(me.name, me.address, me.host_id), others)
+    mine = Member(me.name, me.address, me.host_id)
+    apart = {each.id: member for each in view.runners if is_apart(mine, member := _member(each))}
+    living = await _living(apart, rule(settings), keeping, now_ns)
+    require_reachable(mine, [apart[each] for each in living])
     await keeping.register(me, [*_shards(settings), *(each.declaration for each in definitions)])
+
+
+def rule(settings: Settings) -> Rule:
+    """When a runner is dead that was there before us."""
+    pause_ns = round(_SECOND_LOOK * settings.lease_renew.total_seconds() * 1e9)
+    return Rule(pause_ns=pause_ns, ttl_s=settings.lease_ttl.total_seconds())
+
+
+async def _living(runners: Collection[str], rule: Rule, keeping: Keeping, now_ns: Callable[[], int]) -> Collection[str]:
+    """One of some runners that may be alive, if there is any: what a crash has left in the tables refuses nobody."""
+    first: dict[str, Look] = {}
+    while runners:
+        looks = await _look(sorted(runners), keeping, at_ns=now_ns())
+        first = {**looks, **first}
+        lives = {each: rule.may_live(first[each], look) for each, look in looks.items()}
+        if living := [each for each, answer in lives.items() if answer]:
+            return living
+        runners = [each for each, answer in lives.items() if answer is None]
+        await asyncio.sleep(rule.pause_ns / 3e9 if runners else 0)
+    return ()
+
+
+async def _look(runners: Sequence[str], keeping: Keeping, *, at_ns: int) -> dict[str, Look]:
+    found = await keeping.ask(lambda session: session.presences(runners))
+    looks = {each: Look.of(each, found, at_ns=at_ns) for each in runners}
+    return {each: look for each, look in looks.items() if look is not None}
+
+
+def _member(runner: RunnerRow) -> Member:
+    return Member(runner.name, runner.address, runner.host_id)
 
 
 def _shards(settings: Settings) -> list[Declaration]:

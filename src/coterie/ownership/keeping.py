@@ -60,6 +60,7 @@ class Keeping:
 
     Args:
         open: Opens the dedicated session.
+        presence: The sign of life across all sessions, where there is one.
         vitals: Told how the loop and the database get on.
         on_renewed: Told on the runner's loop after each renewal, with the moment before it was sent.
         on_ended: Told there why, once, when this incarnation is over: in words, or by an error if no other can follow.
@@ -71,6 +72,7 @@ class Keeping:
         keeper: Keeper,
         *,
         open: Callable[[], AbstractAsyncContextManager[Ownership]],
+        presence: Callable[[], AbstractAsyncContextManager[object]],
         aside: Aside,
         trust: Trust,
         clock: Clock,
@@ -82,6 +84,8 @@ class Keeping:
     ) -> None:
         self._keeper = keeper
         self._open = open
+        self._presence = presence
+        self._present = AsyncExitStack()
         self._aside = aside
         self._trust = trust
         self._now_ns = clock.steady_ns
@@ -124,9 +128,9 @@ class Keeping:
         await self._aside.run(self._live)
 
     async def close(self) -> None:
-        """Let go of the session. Trust ends with it."""
+        """Let go of the session, and give no sign of life any more. Trust ends with it."""
         self._trust.end()
-        await self._aside.run(self._close)
+        await self._aside.run(self._depart)
 
     # All that follows runs aside, but for `_pulse`.
 
@@ -249,8 +253,16 @@ class Keeping:
         except PersistenceError as error:
             self._failed = self._now_ns(), error
             raise
+        if self.sessions == 0:
+            await self._present.enter_async_context(self._presence())
         self.sessions += 1
         return self._session
+
+    async def _depart(self) -> None:
+        try:
+            await self._close()
+        finally:
+            await self._present.aclose()
 
     async def _close(self) -> None:
         self._trust.connected = False

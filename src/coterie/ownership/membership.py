@@ -117,6 +117,7 @@ class Membership(Service):
         self._keeping = Keeping(
             Keeper(_times(settings)),
             open=lambda: storage.ownership(incarnation),
+            presence=lambda: storage.presence(incarnation),
             aside=aside,
             trust=self.trust,
             clock=clock,
@@ -142,6 +143,8 @@ class Membership(Service):
             directory=directory,
             keeping=self._keeping,
             watch=self._watch,
+            rule=joining.rule(settings),
+            now_ns=self._now_ns,
             reached=self._greet,
             gone=self._removed,
         )
@@ -165,13 +168,19 @@ class Membership(Service):
         self._wake = asyncio.Event()
         self._waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
+        self._missing = "it has not taken all of its seats yet"
         routes.take(Route.OWNERSHIP, self._talk)
 
     # Life
 
     async def ready(self) -> None:
-        """Return when a pass has found nothing more to acquire."""
+        """Return when a pass has found nothing more to acquire, and every shard with a runner that lives."""
         await self._settled.wait()
+
+    @property
+    def missing(self) -> str:
+        """What `ready` waits for."""
+        return self._missing
 
     @property
     def is_leaving(self) -> bool:
@@ -214,7 +223,7 @@ class Membership(Service):
     async def _start(self) -> None:
         await self._aside.start()
         await joining.agree(self._settings, self._keeping)
-        await joining.register(self._me(), self._settings, self._keeping, self._definitions.values())
+        await joining.register(self._me(), self._settings, self._keeping, self._definitions.values(), self._now_ns)
         self._look()
         self.tasks.supervise(self._keeping.live, name="watch the lease keeper", supervisor=self._supervisor)
         self.tasks.supervise(self._settle_again_and_again, name="settle seats", supervisor=self._supervisor)
@@ -275,6 +284,7 @@ class Membership(Service):
     def _greet(self, peer: PeerAddress) -> None:
         """One of us two is new: what was settled without it is looked at again, at once."""
         self._talk.tell(peer, "look")
+        self._wake.set()
 
     def _over(self, reason: str | StorageReplaced) -> None:
         self._holdings.give_up(str(reason))
@@ -337,7 +347,9 @@ class Membership(Service):
             return
         for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals):
             self._begin_move(seat, target)
-        self._settled.set()
+        self._missing = self._plans.missing(self._evicting.met)
+        if not self._missing:
+            self._settled.set()
 
     def _learn(self, view: View) -> None:
         self._stamp = view.stamp

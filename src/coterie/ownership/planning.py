@@ -18,7 +18,7 @@ from coterie.ownership import assignment
 from coterie.storage.interface import RunnerRow, SeatRow, View
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 _PATIENCE_NS = 5_000_000_000
 _SHUNNED_NS = 600_000_000_000
@@ -100,6 +100,17 @@ class Plans:
             name: move for name, move in self._moves.items() if name in held and self._is_ripe(name, move, renewals)
         }
         return [(name, move.target) for name, move in sorted(ripe.items())]
+
+    def missing(self, lives: Callable[[str], bool]) -> str:
+        """Which shards that we may hold are with nobody yet, or with a runner that may be dead; empty: none."""
+        me = self._runners.get(self._me)
+        ours = [] if me is None else [each for each in self._view.seats if assignment.is_shard_of(me, each)]
+        free = sum(seat.holder is None for seat in ours)
+        if free:
+            return f"{free} of {len(ours)} shards are not held by any runner yet"
+        doubtful = [seat.holder for seat in ours if seat.holder not in (None, self._me) and not lives(seat.holder)]
+        names = sorted({self._runners[each].name for each in doubtful if each in self._runners})
+        return f"{len(doubtful)} shards are held by {', '.join(names)}, not known yet to be alive" if names else ""
 
     def readopt(self, definitions: Collection[str]) -> list[str]:
         """Those of our definitions, by seat, that should be current again: no runner has the current one [M8]."""

@@ -60,6 +60,11 @@ class Watch:
             if seen.still_ns >= (self._ttl_ns if seen.expired else 2 * self._ttl_ns)
         ]
 
+    def has_moved(self, runner: str) -> bool:
+        """Whether a runner has renewed its lease since we first saw it."""
+        seen = self._seen.get(runner)
+        return seen is not None and seen.moved
+
     def _passed_ns(self, sent_ns: int) -> int:
         """The time since our renewal before this one, as far as it counts."""
         gap_ns = 0 if self._sent_ns is None else sent_ns - self._sent_ns
@@ -69,14 +74,15 @@ class Watch:
         before = self._seen.get(sighting.id)
         if before is None or before.counter != sighting.counter:
             # It was read at some moment until the answer came, so the time until then is not counted.
-            return _Seen(sighting.counter, -late_ns, sighting.expired)
-        return _Seen(sighting.counter, before.still_ns + passed_ns, sighting.expired)
+            return _Seen(sighting.counter, -late_ns, sighting.expired, moved=before is not None)
+        return _Seen(sighting.counter, before.still_ns + passed_ns, sighting.expired, before.moved)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A counter, for how long we know it to have stood still, and what the database said about its lease."""
+    """A counter, for how long we know it to have stood still, what the database said of its lease, if it moved."""
 
     counter: int
     still_ns: int
     expired: bool
+    moved: bool

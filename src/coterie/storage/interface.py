@@ -11,6 +11,7 @@ Every failure is a `PersistenceError` whose `outcome` says what is known: "refus
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
@@ -367,6 +368,14 @@ class Presences(msgspec.Struct, frozen=True):
     held: frozenset[str]
     counters: dict[str, int]
     """The counter of each lease that is there, as it was before the locks were read: who renews later is spared."""
+    expired: frozenset[str] = frozenset()
+    """Those of them whose lease has run out, by the database's clock."""
+    gone: frozenset[str] = frozenset()
+    """Those whose process is gone for certain: the kernel keeps their lock, and says so."""
+    unwitnessed: frozenset[str] = frozenset()
+    """Those of whom it is not known that they ever had a lock: that it is not held says nothing."""
+    up_s: float = 0.0
+    """How long the server has been up: right after its start nobody holds a lock yet."""
 
 
 class Ownership(Protocol):
@@ -476,6 +485,14 @@ class Storage(Service):
             PersistenceError: It cannot be opened.
         """
         raise NotImplementedError
+
+    def presence(self, incarnation: str) -> AbstractAsyncContextManager[object]:
+        """A sign of life of a runner during the block, across all of its sessions, where the kernel keeps one.
+
+        Where a server keeps the locks, they go with each session, and this does nothing.
+        """
+        del incarnation
+        return nullcontext()
 
     def rename(self, incarnation: str) -> None:
         """Work from now on is done in the name of another incarnation, as its sessions tell the server [M12]."""

@@ -67,7 +67,7 @@ class SimulatedDatabase:
         self.desk = desk_in_memory(patience=never_busy, clock=self.clock)
         self.main = self.desk.main
         self.leases = self.desk.leases
-        self.witness = SimulatedWitness(loop, lambda: self._restarts)
+        self.witness = SimulatedWitness(loop, lambda: self._restarts, lambda: self._up_ns)
         self.commits = 0
         loop.at_end.append(self.close)
         self._loop = loop
@@ -77,6 +77,7 @@ class SimulatedDatabase:
         self._stuck: dict[str, list[_Request]] = {}
         self._down = False
         self._restarts = 0
+        self._up_ns = 0
 
     def close(self) -> None:
         """Let go of everything, functions of a test's own too, which the collector does not see through SQLite."""
@@ -121,6 +122,7 @@ class SimulatedDatabase:
     def _come_up(self, restarts: int) -> None:
         if restarts == self._restarts:
             self._down = False
+            self._up_ns = self._loop.now_ns
 
     # The way of a request
 

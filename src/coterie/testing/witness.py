@@ -17,15 +17,23 @@ if TYPE_CHECKING:
 class SimulatedWitness:
     """Signs of life as a server keeps them: until the process is gone that gave them, or the server restarts [M2]."""
 
-    def __init__(self, loop: SimLoop, restarts: Callable[[], int]) -> None:
+    is_proof = False
+
+    def __init__(self, loop: SimLoop, restarts: Callable[[], int], up_ns: Callable[[], int]) -> None:
         self._loop = loop
         self._restarts = restarts
+        self._up_ns = up_ns
         self._signs: list[tuple[str, Node, str]] = []
 
     @property
     def server(self) -> str:
         """Which start of the server it is."""
         return f"start {self._restarts()}"
+
+    @property
+    def up_s(self) -> float:
+        """How long the server has been up."""
+        return (self._loop.now_ns - self._up_ns()) / 1e9
 
     @asynccontextmanager
     async def taken(self, incarnation: str) -> AsyncIterator[bool]:
@@ -41,6 +49,11 @@ class SimulatedWitness:
         """Whose signs of life are there now."""
         there = {who for who, process, server in self._signs if process.alive and server == self.server}
         return frozenset(incarnations) & there
+
+    def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Nobody's: a session that is lost proves nothing."""
+        del incarnations
+        return frozenset()
 
     def remove(self, incarnation: str) -> None:
         """There is nothing to remove."""

@@ -122,6 +122,11 @@ def is_loopback(address: str) -> bool:
     return bool((mapped or ip).is_loopback)
 
 
+def is_apart(mine: Member, other: Member) -> bool:
+    """Whether one of the two could not reach the other: it listens on loopback, and that leads elsewhere there [M2]."""
+    return other.host_id != mine.host_id and (is_loopback(mine.address) or is_loopback(other.address))
+
+
 def require_reachable(mine: Member, others: Iterable[Member]) -> None:
     """Refuse to join others that cannot reach us, or that we cannot reach: loopback leads elsewhere there [M2]."""
     for other in others:

@@ -132,7 +132,7 @@ class PostgresOwnership:
         knows = msgspec.json.encode(me.knows).decode()
 
         async def appear(fetch: Fetch) -> None:
-            await fetch(SQL["register"], self._cluster, self._me, *about, knows, me.process, ttl_s)
+            await fetch(SQL["register"], self._cluster, self._me, *about, knows, me.process, ttl_s, self.witnessed)
             await self._define(fetch, seats)
 
         await self._dedicated.transact(appear)
@@ -190,15 +190,19 @@ class PostgresOwnership:
 
         When a server process crashes, all sessions end while the server goes on under its old start time. Ours
         ends too, so it is part of what is named: nothing is concluded across two of our sessions either. Behind a
-        pooler we have none that would end, so all are taken for alive and nothing is ever concluded.
+        pooler we have none that would end, so all are taken for alive and nothing is ever concluded from locks.
         """
-        if self.leases_only:
-            return Presences("", frozenset(runners), {})
         keys = {lock_key("runner", self._cluster, runner): runner for runner in runners}
         (row,) = await self._dedicated.read(SQL["presences"], self._cluster, list(keys.values()), list(keys))
-        held = frozenset(keys[key] for key in row["held"])
-        counters = dict(zip(row["ids"], row["counters"], strict=True))
-        return Presences(f"{row['server']} {self._label}", held, counters)
+        all_of_them = frozenset(runners)
+        return Presences(
+            "" if self.leases_only else f"{row['server']} {self._label}",
+            all_of_them if self.leases_only else frozenset(keys[key] for key in row["held"]),
+            dict(zip(row["ids"], row["counters"], strict=True)),
+            expired=frozenset(row["expired"]),
+            unwitnessed=all_of_them if self.leases_only else frozenset(row["unwitnessed"]),
+            up_s=row["up_s"],
+        )
 
     async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
         """Delete a runner that has not renewed since `counter` was seen; False: spared [C4]."""

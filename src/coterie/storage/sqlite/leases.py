@@ -45,6 +45,8 @@ class Lease:
     counter: int
     expired: bool
     leaving: bool
+    other_boot: bool = False
+    """Whether its last renewal was during another boot of this machine: its process did not survive that."""
 
 
 NONE = Lease(0, expired=True, leaving=False)
@@ -67,7 +69,10 @@ def renew(leases: apsw.Connection, boot: Boot, runner: str, *, ttl_s: float) -> 
 def read(leases: apsw.Connection, boot: Boot) -> dict[str, Lease]:
     """Everybody's lease."""
     rows = leases.execute(SQL["all"], boot.bindings())
-    return {runner: Lease(counter, bool(expired), bool(leaving)) for runner, counter, expired, leaving in rows}
+    return {
+        runner: Lease(counter, bool(expired), bool(leaving), bool(other_boot))
+        for runner, counter, expired, leaving, other_boot in rows
+    }
 
 
 def is_still(leases: apsw.Connection, boot: Boot, runner: str, *, counter: int, expired: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from coterie.storage.sqlite.witness import FlockWitness, MemoryWitness, boot_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
@@ -119,6 +120,11 @@ class Owners:
         finally:
             waits.end()
             await executor.stop()
+
+    def presence(self, incarnation: str) -> AbstractAsyncContextManager[object]:
+        """The sign of life of this incarnation across its sessions, where the kernel keeps it."""
+        witness = self._ground.witness
+        return witness.taken(incarnation) if witness.is_proof else nullcontext()
 
     async def view(self) -> View:
         """Everybody and everything, for those who hold nothing."""

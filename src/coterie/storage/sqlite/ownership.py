@@ -170,9 +170,17 @@ class SqliteOwnership:
         def presences(desk: Desk) -> Presences:
             everybody = leases.read(desk.leases, self._ground.boot())
             there = seats.registered(desk.main, self._ground.scope())
-            counters = {each: everybody.get(each, leases.NONE).counter for each in runners if each in there}
+            known = {each: everybody.get(each, leases.NONE) for each in runners if each in there}
             witness = self._ground.witness
-            return Presences(witness.server, witness.held(runners), counters)
+            gone = witness.gone(runners) | {each for each, lease in known.items() if lease.other_boot}
+            return Presences(
+                witness.server,
+                witness.held(runners) - gone,
+                {each: lease.counter for each, lease in known.items()},
+                expired=frozenset(each for each, lease in known.items() if lease.expired),
+                gone=gone,
+                up_s=witness.up_s,
+            )
 
         return await self._read(presences, doing="look for signs of life")
 

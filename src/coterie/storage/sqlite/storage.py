@@ -148,6 +148,10 @@ class SqliteStorage(Storage):
         """A session for a runner: a thread of its own, with connections that nothing else shares."""
         return self._owners.open(incarnation)
 
+    def presence(self, incarnation: str) -> AbstractAsyncContextManager[object]:
+        """The lock on the file of this incarnation, for as long as the block lasts."""
+        return self._owners.presence(incarnation)
+
     def transaction(self, *, limit_s: float) -> Undertaking:
         """SQL of the user's own, in a thread of its own. See `storage.interface.Storage`."""
         self._main.require_usable()

@@ -2,19 +2,21 @@
 
 `flock` on one file per incarnation beside the database, since a POSIX lock would be dropped by the first look at it
 from the same process [m5]. A look takes the lock shared and for an instant, so that two who look do not see each other.
-The files go with the runners' rows: whoever deletes the row removes the file.
+The files go with the runners' rows: whoever deletes the row removes the file. A runner keeps its lock from its first
+session to its end (`Owners.presence`), so a file without a lock is the proof that its process is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import threading
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from coterie.errors import PersistenceError
 from coterie.kernel import forks
@@ -39,12 +41,26 @@ class Witness(Protocol):
         """What all signs of life go with: this start of the machine."""
         ...
 
+    @property
+    def is_proof(self) -> bool:
+        """Whether a sign of life that is missing proves a death, without a second witness."""
+        ...
+
+    @property
+    def up_s(self) -> float:
+        """For how long all have been able to give signs of life."""
+        ...
+
     def taken(self, incarnation: str) -> AbstractAsyncContextManager[bool]:
         """Give a sign of life during the block, also several times at once; whether it is the first of all."""
         ...
 
     def held(self, incarnations: Iterable[str]) -> frozenset[str]:
         """Whose signs of life are there now."""
+        ...
+
+    def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Whose processes are proved to be gone."""
         ...
 
     def remove(self, incarnation: str) -> None:
@@ -56,6 +72,8 @@ class MemoryWitness:
     """For a database in memory, which nobody outside of this process shares."""
 
     server = "memory"
+    is_proof = False
+    up_s = math.inf
 
     def __init__(self) -> None:
         self._taken: list[str] = []
@@ -73,6 +91,11 @@ class MemoryWitness:
         """Whose signs of life are there now."""
         return frozenset(incarnations) & frozenset(self._taken)
 
+    def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Nobody's: all live in this process."""
+        del incarnations
+        return frozenset()
+
     def remove(self, incarnation: str) -> None:
         """There is nothing to remove."""
 
@@ -84,6 +107,9 @@ class FlockWitness:
         database: The main file.
         cluster: Part of the names: clusters in one file are strangers [m7].
     """
+
+    is_proof = True
+    up_s = math.inf
 
     def __init__(self, database: Path, *, cluster: str) -> None:
         self.server = boot_id()
@@ -110,7 +136,11 @@ class FlockWitness:
 
     def held(self, incarnations: Iterable[str]) -> frozenset[str]:
         """Whose signs of life are there now."""
-        return frozenset(each for each in incarnations if _is_locked(self._path(each)))
+        return frozenset(each for each in incarnations if _lock_of(self._path(each)) == "held")
+
+    def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
+        """Whose files lie there without a lock. A file that is missing proves nothing: somebody has deleted it."""
+        return frozenset(each for each in incarnations if _lock_of(self._path(each)) == "free")
 
     def remove(self, incarnation: str) -> None:
         """Remove the file of an incarnation whose row is gone. A lock on it goes on, seen by nobody."""
@@ -182,19 +212,19 @@ def boot_id() -> str:
         return ""
 
 
-def _is_locked(path: Path) -> bool:
+def _lock_of(path: Path) -> Literal["held", "free", "missing"]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return "missing"
     except OSError:
-        return True  # what cannot be known is no sign of death
+        return "held"  # what cannot be known is no sign of death
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         # Not by closing alone: a process forked in between has the descriptor too, and would keep the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
-        return True
+        return "held"
     finally:
         os.close(descriptor)
-    return False
+    return "free"

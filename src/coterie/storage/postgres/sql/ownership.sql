@@ -4,8 +4,10 @@
 -- name: register
 -- A runner and its lease; refused if the incarnation was ever used here and is still there.
 with runner as (
-    insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows, process)
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+    insert into coterie.runners (
+        cluster, id, name, address, host_id, groups, weight, version, knows, process, session_lock
+    )
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $12)
     returning id, cluster
 )
 insert into coterie.leases (id, cluster, expires_at, counter)
@@ -198,13 +200,16 @@ from unnest($4::text[], $5::bigint[]) as u (seat, epoch);
 select pg_try_advisory_lock_shared($1) as held, pg_backend_pid() as pid;
 
 -- name: presences
--- Which of these runners hold their lock in some session of this database, since which start of the server; and their
--- counters, as they were before the locks are looked at: who renews later is spared. Takes no lock [M2].
+-- Which of these runners hold their lock in some session of this database, since which start of the server and for how
+-- long; and their leases, as they were before the locks are looked at: who renews later is spared. Takes no lock [M2].
 with found as materialized (
-    select id, counter from coterie.leases where cluster = $1 and id = any($2::text[])
+    select l.id, l.counter, l.expires_at < clock_timestamp() as expired, r.session_lock
+    from coterie.leases as l join coterie.runners as r on r.id = l.id
+    where l.cluster = $1 and l.id = any($2::text[])
 )
 select
     extract(epoch from pg_postmaster_start_time())::text as server,
+    extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8 as up_s,
     array(
         select classid::bigint << 32 | objid::bigint
         from pg_locks
@@ -214,7 +219,9 @@ select
         select unnest($3::bigint[])
     ) as held,
     array(select id from found) as ids,
-    array(select counter from found) as counters;
+    array(select counter from found) as counters,
+    array(select id from found where expired) as expired,
+    array(select id from found where not session_lock) as unwitnessed;
 
 -- name: blocking
 -- The sessions of a runner that another session, the deleting one, is waiting for [M12].
