@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,6 @@ from tests.processes.restarts import Port, restarts, silent_address
 from tests.processes.stage import QUICK, held, holders, said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -52,26 +51,18 @@ async def test_one_whose_old_address_is_silent_is_replaced_when_its_lease_is_ove
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """The process is gone and something between keeps what is sent to it; on SQLite the kernel knows all the same."""
-    url = f"sqlite:///{tmp_path}/coterie.db"
-    if engine == "postgres":
-        url = request.getfixturevalue("postgres_url")
-    times = QUICK if engine == "postgres" else PATIENT
+    url = f"sqlite:///{tmp_path}/coterie.db" if engine == "sqlite" else request.getfixturevalue("postgres_url")
+    times = PATIENT if engine == "sqlite" else QUICK
+    why = "its process is gone" if engine == "sqlite" else "its lease has run out and nothing is left of it"
+    over = "select bool_and(expires_at < clock_timestamp()) from coterie.leases"
     with silent_address() as silent:
         async with restarts(url, tmp_path, runners=1, port="other", times=times, COTERIE_ADVERTISE=silent) as stage:
             await stage.runners[0].kill()
             if engine == "postgres":
-                await stage.cluster.wait_until(
-                    lambda: _leases_are_over(request.getfixturevalue("postgres_server"), url)
-                )
+                await stage.cluster.wait_until(lambda: execute(request, url, over)[0][0])
         async with restarts(url, tmp_path, runners=1, port="other", times=times) as stage:
-            why = "its process is gone" if engine == "sqlite" else "its lease has run out and nothing is left of it"
             assert said(stage.runners, f"was evicted: {why}")
             assert not stage.early()
-
-
-def _leases_are_over(server: Server, url: str) -> bool:
-    sql = "select bool_and(expires_at < clock_timestamp()) from coterie.leases"
-    return bool(server.execute(sql, database=url.rpartition("/")[2])[0][0])
 
 
 @pytest.mark.parametrize("engine", ["sqlite", POSTGRES])
@@ -79,33 +70,29 @@ async def test_after_a_reboot_that_left_rows_behind_a_runner_starts_and_owns_eve
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """The rows have loopback addresses of another boot, which were taken for those of another host, for ever."""
-    url, reboot = f"sqlite:///{tmp_path}/coterie.db", _reboot_sqlite
-    if engine == "postgres":
-        server: Server = request.getfixturevalue("postgres_server")
-        url, reboot = request.getfixturevalue("postgres_url"), _reboot_postgres(server)
+    url = f"sqlite:///{tmp_path}/coterie.db" if engine == "sqlite" else request.getfixturevalue("postgres_url")
     async with restarts(url, tmp_path, runners=2, port="same", times=QUICK) as stage:
         for each in stage.runners:
             await each.kill()
-        reboot(url)
+        if engine == "postgres":
+            execute(request, url, "update coterie.runners set host_id = 'before/1'")
+        else:
+            change(tmp_path / "coterie.db", "update runners set host_id = 'before/1'")
+            change(tmp_path / "coterie.db-leases", "update leases set boot_id = 'before'")
         await stage.again(stage.runners)
         assert not stage.early()
 
 
-def _reboot_sqlite(url: str) -> None:
-    path = url.removeprefix("sqlite:///")
-    for file, change in (
-        (path, "runners set host_id = 'before/1'"),
-        (f"{path}-leases", "leases set boot_id = 'before'"),
-    ):
-        with contextlib.closing(sqlite3.connect(file)) as database, database:
-            database.execute(f"update {change}")
+def execute(request: pytest.FixtureRequest, url: str, sql: str) -> list[Any]:
+    """Of a database on the server of the tests."""
+    server: Server = request.getfixturevalue("postgres_server")
+    return server.execute(sql, database=url.rpartition("/")[2])
 
 
-def _reboot_postgres(server: Server) -> Callable[[str], None]:
-    def reboot(url: str) -> None:
-        server.execute("update coterie.runners set host_id = 'before/1'", database=url.rpartition("/")[2])
-
-    return reboot
+def change(path: Path, sql: str) -> None:
+    """A file that nobody has open."""
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute(sql)
 
 
 @pytest.mark.postgres

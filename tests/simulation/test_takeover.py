@@ -112,6 +112,43 @@ async def test_m1_an_outage_longer_than_every_lease_evicts_nobody() -> None:
 
 
 @pytest.mark.simulated(seeds=4)
+@pytest.mark.parametrize("back", [1, 2, 3])
+async def test_of_runners_that_were_all_killed_those_that_come_back_own_everything_and_are_not_ready_before(
+    back: int,
+) -> None:
+    """At once if each old address refuses; a machine that is silent is waited for until its lease is over."""
+    async with staged(fair=True) as stage:
+        await stage.sim.advance(TTL_S)
+        for each in stage.sim.runners:
+            each.kill()
+        comers = stage.sim.runners[:back]
+        for each in comers:
+            each.start()
+        silent_s = 0 if back == 3 else TTL_S
+        for _ in range(round((silent_s + 1.5 * RENEW_S + 1) / 0.05)):
+            await stage.sim.advance(0.05)
+            ready = [each for each in comers if each.real.facts().is_ready]
+            left = {row.holder for row in stage.seats.values()} - {each.incarnation for each in comers}
+            assert not (ready and left), f"{ready} are ready, and {left} hold seats"
+        assert len(ready) == back
+
+
+@pytest.mark.simulated(seeds=8)
+@pytest.mark.parametrize("reach", [True, False], ids=["reached", "silent"])
+async def test_m1_one_that_starts_when_the_database_is_back_evicts_nobody(reach: bool) -> None:
+    """M1: it has met nobody, finds all locks free and all leases over, and its peers may be silent to it."""
+    async with staged(runners=2) as stage:
+        before = [each.incarnation for each in stage.sim.runners]
+        stage.sim.restart_storage(down=15)
+        await stage.sim.advance(14.9)
+        stage.sim.start(1)
+        if not reach:
+            stage.sim.runners[2].cut("peers")
+        await stage.sim.advance(20)
+        assert [each.incarnation for each in stage.sim.runners[:2]] == before
+
+
+@pytest.mark.simulated(seeds=4)
 @pytest.mark.parametrize("by_s", [10.0, -10.0])
 async def test_m1_a_step_of_the_databases_clock_moves_nothing(by_s: float) -> None:
     """M1: forward every lease has run out at once, back none will for long."""

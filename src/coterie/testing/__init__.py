@@ -17,6 +17,7 @@ verbs: `processes` with `process`, `launching` and `proxy`; `servers` with `bina
 
 from coterie.testing.faults import (
     EVERYTHING,
+    Blackouts,
     Blocks,
     ClockSteps,
     Fault,
@@ -41,6 +42,7 @@ from coterie.testing.stuck import Deadlock, StepLimit
 
 __all__ = [
     "EVERYTHING",
+    "Blackouts",
     "Blocks",
     "ClockSteps",
     "Deadlock",

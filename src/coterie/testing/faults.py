@@ -48,6 +48,24 @@ class Kills(Fault):
             _revive(runner)
 
 
+class Blackouts(Fault):
+    """All runners are killed at once, as by a loss of power; some come back at once, the others later."""
+
+    async def strike(self, simulation: Simulation, random: Stream) -> None:
+        """Kill all, start some again, wait, start the rest."""
+        runners = [runner for runner in simulation.runners if runner.alive]
+        for runner in runners:
+            runner.kill()
+        if not runners:
+            return
+        first = random.sample(runners, random.randrange(1, len(runners) + 1))
+        for runner in first:
+            _revive(runner)
+        await self._last(random)
+        for runner in runners:
+            _revive(runner)
+
+
 class Stops(Fault):
     """A runner leaves in good order and comes back."""
 
@@ -161,6 +179,7 @@ EVERYTHING: tuple[Fault, ...] = (
     SlowStorage(every_s=40, lasting_s=10),
     ClockSteps(every_s=40),
     StorageClockSteps(every_s=90),
+    Blackouts(every_s=120),
 )
 """All faults, at rates at which a cluster is rarely whole and never dead for long."""
 

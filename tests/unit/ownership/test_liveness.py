@@ -91,7 +91,7 @@ def test_a_series_of_looks_is_broken_by_another_session_another_counter_and_a_lo
     assert series(None, FREE) is FREE
     assert series(FREE, later) is FREE
     for change in ({"server": "start 1 session 2"}, {"counter": 8}, {"lock": "held"}):
-        broken: Look = replace(later, **change)  # type: ignore[arg-type]
+        broken = replace(later, **change)
         assert series(FREE, broken) is broken
     assert series(replace(FREE, lock="held"), later) is later
 
