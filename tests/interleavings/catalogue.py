@@ -34,7 +34,7 @@ def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     """All pairs by name, over the right statements unless others are given."""
     chosen = steps or Steps(SQL)
     parts: tuple[Some, ...] = (
-        *(writes, leases, seats, definitions, keys, fenced_keys, generations, stored_messages),
+        *(writes, leases, restarts, seats, definitions, keys, fenced_keys, generations, stored_messages),
         *(leading, stored_ticks, stored_units),
     )
     pairs = [pair for part in parts for pair in part(chosen)]
@@ -117,6 +117,25 @@ def leases(s: Steps) -> list[Pair]:
         _pair(A_EXPIRED, leave, evict, judges.evicted_once),
         _pair(b_expired, each_other, evict, judges.granted_is_held),
         _pair(A_HOLDS, renew, Script("ask to leave", atomic(s.step("leaving", "a"))), judges.asked_to_leave),
+    ]
+
+
+def restarts(s: Steps) -> list[Pair]:
+    """Processes that start again examine who was there before them, evict the dead and take what they held."""
+    renew = Script("renew", atomic(s.renew("a")))
+    c_dead = given(runners={"a": 6, "b": 6, "c": -1}, seats={"s1": "c", "s2": "c"})
+    by_lease = Script("look and evict", s.examining("a", by="lock_expired_lease"))
+    by_witnesses = Script("look and evict by witnesses", s.examining("a", by="lock_still_lease"))
+    first, second = (
+        Script(f"{me} examines c and takes all", (*s.examining("c", by=lock), *atomic(s.grant(me, *names))))
+        for me, lock, names in (("a", "lock_still_lease", ("s1", "s2")), ("b", "lock_expired_lease", ("s2", "s1")))
+    )
+    appear = Script("register", s.registering("d", "1"))
+    return [
+        _pair(A_EXPIRED, renew, by_lease, judges.renewed_is_spared),
+        _pair(A_HOLDS, renew, by_witnesses, judges.renewed_is_spared),
+        _pair(c_dead, first, second, judges.all_granted_once),
+        _pair(c_dead, appear, second, judges.granted_is_held),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.storage.interface import KvSwap
 from coterie.storage.postgres import folding
 from coterie.testing.interleaving import Step, atomic
-from coterie.testing.interleaving.scripts import Reads, Row, restart_if_none, stop_if_none
+from coterie.testing.interleaving.scripts import Reads, Row, Verdict, restart_if_none, stop_if_none
 from tests.interleavings.ground import CLUSTER
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class Steps:
         lock = self.step(by, victim, 1, step="lock", then=stop_if_none)
         return atomic(lock, *(self.step(name, victim) for name in self.evict))
 
+    def examining(self, victim: str, *, by: str) -> tuple[Step, ...]:
+        """Look at a runner that died before we started, and evict it if it has not renewed since."""
+        look = self.step("presences", [victim], [0], step="look", then=_go_on_if_still)
+        return (look, *self.evicting(victim, by=by))
+
     def leaving(self, me: str) -> tuple[Step, ...]:
         """Leave."""
         lock = self.step("lock_own_lease", me, step="lock", then=stop_if_none)
@@ -62,7 +67,7 @@ class Steps:
     def registering(self, me: str, fingerprint: str, *, declare: bool = False) -> tuple[Step, ...]:
         """Register with a definition of s1, which is there already unless it is to be declared."""
         knows = f'{{"s1": "{fingerprint}"}}'
-        appear = self.step("register", me, me, "", "", ["default"], 1.0, "0", knows, "", 6.0)
+        appear = self.step("register", me, me, "", "", ["default"], 1.0, "0", knows, "", 6.0, True)
         declared = (self.step("declare", ["s1"], ["default"], [fingerprint]),) if declare else ()
         return atomic(appear, *declared, *self.defining(fingerprint))
 
@@ -130,3 +135,8 @@ class Steps:
             return (CLUSTER, *folding.values(*fold(reads)))
 
         return Step("swap", sql, values, then=restart_if_none)
+
+
+def _go_on_if_still(rows: Sequence[Row]) -> Verdict:
+    """Whether its lease is there, as it was at first."""
+    return "go" if list(rows[0]["counters"]) == [1] else "stop"

@@ -297,6 +297,28 @@ def test_runners_that_are_gone_are_not_remembered() -> None:
     assert plan._shunned == {}
 
 
+# Whether all shards are with runners that live
+
+
+def missing(rows: list[SeatRow], *living: str, me: RunnerRow = A) -> str:
+    return learned("a", view([me, B], rows)).missing(lambda runner: runner in living)
+
+
+def test_shards_that_nobody_holds_or_one_who_may_be_dead_are_missing() -> None:
+    rows = held(shards(3), {"shard:default:0": "a", "shard:default:1": "b"})
+    assert missing(rows, "b") == "1 of 3 shards are not held by any runner yet"
+    rows = held(shards(3), dict.fromkeys((row.name for row in shards(3)), "b"))
+    assert missing(rows) == "3 shards are held by b, not known yet to be alive"
+    assert missing(rows, "b") == ""
+
+
+def test_what_we_could_not_hold_is_not_missing() -> None:
+    """Shards of another group, singletons and crons, and all of it once we leave."""
+    assert missing([*held(shards(1), {"shard:default:0": "a"}), *shards(1, group="other"), nightly()]) == ""
+    assert missing(shards(2), me=runner("a", leaving=True)) == ""
+    assert plans().missing(lambda _: True) == ""
+
+
 # Definitions that come back
 
 

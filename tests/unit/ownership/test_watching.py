@@ -45,6 +45,17 @@ def test_after_twice_the_ttl_no_clock_matters_M1() -> None:
     assert watching.evictable() == [Suspect("dead", 7, expired=False)]
 
 
+def test_a_runner_has_moved_once_its_counter_was_another_one() -> None:
+    watching = watch()
+    see(watching, 0, dead=7, alive=1)
+    assert not watching.has_moved("alive")
+    see(watching, 1 * S, dead=7, alive=2)
+    see(watching, 2 * S, dead=7, alive=2)
+    assert watching.has_moved("alive")
+    assert not watching.has_moved("dead")
+    assert not watching.has_moved("unknown")
+
+
 def test_the_first_to_return_after_an_outage_evicts_nobody_M1() -> None:
     watching = watch()
     see(watching, 0, a=1, b=1)

@@ -76,6 +76,22 @@ async def test_a_lease_of_another_boot_has_run_out(new: Opener, path: Path) -> N
         assert await sighted(a, B) == (2, False)
 
 
+async def test_a_runner_of_another_boot_is_gone_unless_its_lock_is_held(new: Opener, path: Path) -> None:
+    """A reboot leaves rows behind whose processes no kernel knows any more."""
+    async with new() as storage, storage.ownership(A) as a:
+        await join(a, A)
+        async with storage.ownership(B) as b:
+            await join(b, B)
+            table(path.with_name(f"{path.name}-leases"), f"update leases set boot_id = 'other' where id = '{B}'")
+            assert (await a.presences([B])).gone == frozenset()
+        path.with_name(f"{path.name}-runner-default-{B}").unlink()
+        found = await a.presences([A, B, C])
+        assert found.held == {A}
+        assert found.gone == found.expired == {B}
+        table(path.with_name(f"{path.name}-leases"), f"update leases set boot_id = '' where id = '{B}'")
+        assert (await a.presences([B])).gone == frozenset(), "an unknown boot proves nothing"
+
+
 # Two files, two commits.
 
 

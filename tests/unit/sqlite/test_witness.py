@@ -94,6 +94,27 @@ async def test_one_whose_file_cannot_be_made_is_refused(path: Path) -> None:
     assert witness_of(path).held([A]) == {A}, "what cannot be looked at is no sign of death"
 
 
+async def test_a_file_without_a_lock_proves_a_death_and_a_missing_one_proves_nothing(path: Path) -> None:
+    """Somebody who tidies up may have deleted the file of a living runner."""
+    one = witness_of(path)
+    async with one.taken(A):
+        assert one.gone([A, B]) == frozenset()
+    assert one.gone([A, B]) == {A}
+    one.remove(A)
+    assert one.gone([A, B]) == frozenset()
+
+
+async def test_a_runner_gives_its_sign_of_life_across_its_sessions(new: Opener, path: Path) -> None:
+    """Between two sessions a living runner would be taken for dead."""
+    async with new() as storage:
+        async with storage.presence(A):
+            async with storage.ownership(A) as session:
+                await session.register(me(A), [], ttl_s=60)
+            assert witness_of(path).held([A]) == {A}
+            assert witness_of(path).gone([A]) == frozenset()
+        assert witness_of(path).gone([A]) == {A}
+
+
 async def test_clusters_in_one_file_do_not_see_each_other(path: Path) -> None:
     """m7."""
     async with FlockWitness(path, cluster="other").taken(A):

@@ -172,10 +172,11 @@ class SqliteOwnership:
             there = seats.registered(desk.main, self._ground.scope())
             known = {each: everybody.get(each, leases.NONE) for each in runners if each in there}
             witness = self._ground.witness
-            gone = witness.gone(runners) | {each for each, lease in known.items() if lease.other_boot}
+            gone, held = witness.gone(runners), witness.held(runners)
+            gone |= {each for each, lease in known.items() if lease.other_boot} - held
             return Presences(
                 witness.server,
-                witness.held(runners) - gone,
+                held - gone,
                 {each: lease.counter for each, lease in known.items()},
                 expired=frozenset(each for each, lease in known.items() if lease.expired),
                 gone=gone,
