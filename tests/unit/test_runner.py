@@ -96,6 +96,7 @@ class FakeMembership(Service):
     made: list[FakeMembership]
     failures: list[Exception]
     leaving: asyncio.Event
+    missing = "it has not taken all of its seats yet"
 
     def __init__(self, settings: Settings, *, incarnation: str, name: str, occupy: Occupy, **doors: Any) -> None:
         super().__init__(what=f"runner {name}")
