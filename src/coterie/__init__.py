@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from coterie.entities.rpcs import rpc
     from coterie.entities.transacting import Transaction
     from coterie.errors import (
-        AlreadyProcessing,
         AlreadyResolved,
         ClusterContextRequired,
         ClusterError,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         LeadershipLost,
         MailboxFull,
         MalformedMessage,
+        MessageCancelled,
         MessageDead,
         MessageExpired,
         NotReady,
@@ -55,9 +55,13 @@ if TYPE_CHECKING:
         StorageReplaced,
         TransactionTimeout,
         UnknownEntity,
+        WorkflowEnded,
         WorkflowError,
         WorkflowFailed,
         WorkflowInterrupted,
+        WorkflowNotFound,
+        WorkflowTimeout,
+        WrongLoop,
     )
     from coterie.kernel.addresses import MessageId, ShardId
     from coterie.kernel.context import ClusterContext, current, within_cluster
@@ -75,7 +79,6 @@ if TYPE_CHECKING:
     from coterie.workflows.workflow import Workflow
 
 __all__ = [
-    "AlreadyProcessing",
     "AlreadyResolved",
     "Breaker",
     "Cluster",
@@ -106,6 +109,7 @@ __all__ = [
     "LeadershipLost",
     "MailboxFull",
     "MalformedMessage",
+    "MessageCancelled",
     "MessageDead",
     "MessageExpired",
     "MessageId",
@@ -143,12 +147,16 @@ __all__ = [
     "UnknownEntity",
     "Upcoming",
     "Workflow",
+    "WorkflowEnded",
     "WorkflowError",
     "WorkflowFailed",
     "WorkflowHandle",
     "WorkflowInfo",
     "WorkflowInterrupted",
+    "WorkflowNotFound",
+    "WorkflowTimeout",
     "Workflows",
+    "WrongLoop",
     "current",
     "rpc",
     "within_cluster",

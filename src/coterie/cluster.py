@@ -564,7 +564,8 @@ class Cluster:
         Raises:
             SendTimeout: It took longer than `timeout` (None: the setting `call_timeout`). The message stays.
             MessageDead: Its attempts are used up.
-            MessageExpired: It is not kept any more, was cancelled, or never was.
+            MessageCancelled: It was cancelled before it ran.
+            MessageExpired: It is not kept any more, or never was.
         """
         timeout_s = seconds_or_none(timeout, what="timeout")
         result: T = await self._entities.result(message, timeout_s=timeout_s)
@@ -785,7 +786,7 @@ class Cluster:
             if isinstance(running, Runner) and running.lost is not None:
                 raise running.lost
             raise NotStarted(what=f"cluster {self.settings.name!r}")
-        running.origin.require_same()
+        running.origin.require_same_loop()
         return running
 
 

@@ -3,9 +3,9 @@
     CoterieError                     .message .hint .code .retryable
     ├── ClusterError                 .reason
     │   ├── MailboxFull  RunnerFull  SendTimeout (also TimeoutError)  RunnerUnavailable  EntityNotAssigned
-    │   ├── AlreadyProcessing  MalformedMessage  UnknownEntity  KeyConflict  ReentrantCall  MessageDead
+    │   ├── MalformedMessage  UnknownEntity  KeyConflict  ReentrantCall  MessageDead  MessageCancelled
     │   └── MessageExpired  TransactionTimeout  PersistenceError (with StorageReplaced)  NotStarted
-    │       NotReady (also TimeoutError)  ShuttingDown  Forked
+    │       NotReady (also TimeoutError)  ShuttingDown  Forked  WrongLoop
     ├── RemoteError                  an undeclared exception in a handler
     ├── SingletonError               .reason .singleton
     │   └── StateLoadFailed  StatePersistFailed  SchemaDecodeFailed  HeartbeatFailed  LeaderHandoffFailed
@@ -15,7 +15,8 @@
     ├── ConfigurationError
     └── WorkflowError
         └── StepDiverged  DeferredTimeout (also TimeoutError)  DeferredRejected  AlreadyResolved
-            WorkflowFailed  WorkflowInterrupted
+            WorkflowFailed  WorkflowInterrupted  WorkflowNotFound  WorkflowEnded
+            WorkflowTimeout (also TimeoutError)
 
 The text lives in the class: an annotation declares a fact, `text` and `advice` are filled from the facts.
 `raise MailboxFull(entity="Account/alice", waiting=1000)` is all that the place of the failure says. Facts are
@@ -205,15 +206,6 @@ class EntityNotAssigned(ClusterError):
     shard: str
 
 
-class AlreadyProcessing(ClusterError):
-    """The message has started, so it can no longer be taken back."""
-
-    text = "message {message_id} to {target} has already started"
-    advice = "its result will come; cancel works only before the start"
-    message_id: str
-    target: str
-
-
 class MalformedMessage(ClusterError):
     """A value does not fit the declared type."""
 
@@ -265,6 +257,14 @@ class MessageExpired(ClusterError):
 
     text = "message {message_id} is unknown: its retention has passed, or it never existed"
     advice = "results are kept for the setting retention after completion"
+    message_id: str
+
+
+class MessageCancelled(ClusterError):
+    """The message was cancelled before it ran."""
+
+    text = "message {message_id} was cancelled before it ran"
+    advice = "send it again if it is to run after all"
     message_id: str
 
 
@@ -341,6 +341,16 @@ class Forked(ClusterError):
     what: str
     parent: int
     child: int
+
+
+class WrongLoop(ClusterError):
+    """Used on another event loop than the one on which it was started."""
+
+    text = "{what} was started on another event loop, in thread {owner!r}, and is used in thread {here!r}"
+    advice = "call it on its own loop: asyncio.run_coroutine_threadsafe(…, loop) carries a call there"
+    what: str
+    owner: str
+    here: str
 
 
 class RemoteError(CoterieError):
@@ -547,3 +557,33 @@ class WorkflowInterrupted(WorkflowError):
     advice = "what it had said how to undo was undone; start it anew under another id"
     workflow: str
     id: str
+
+
+class WorkflowNotFound(WorkflowError):
+    """There is no such run."""
+
+    text = "there is no run {id!r} of workflow {workflow!r}, or none any more"
+    advice = "start_workflow starts one; runs that have ended are kept for the setting retention"
+    workflow: str
+    id: str
+
+
+class WorkflowEnded(WorkflowError):
+    """The run is over, so it cannot be resumed."""
+
+    text = "workflow {workflow}/{id} is {status}, and cannot be resumed"
+    advice = "resume() wakes a run that waits; start this work again under another id"
+    workflow: str
+    id: str
+    status: str
+
+
+class WorkflowTimeout(WorkflowError, TimeoutError):
+    """The run has not ended within the time that was given. It goes on."""
+
+    text = "workflow {workflow}/{id} has not ended within {waited_s:g}s: it is {status}"
+    advice = "it goes on: wait again with a longer timeout=; coterie workflows show {workflow}/{id} shows its steps"
+    workflow: str
+    id: str
+    waited_s: float
+    status: str

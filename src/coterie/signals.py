@@ -345,9 +345,14 @@ def _require_no_loop() -> None:
 
 
 def be_heard(settings: Settings) -> None:
-    """A program without logging of its own still shows what happens. One that has some is left alone."""
+    """A program without logging of its own still shows what happens. One that has some is left alone.
+
+    As JSON its own records are shown, too, at the levels that it has chosen: a reader of lines wants no others there.
+    """
     if not log.hasHandlers():
-        log.addHandler(logs.handler(as_json=settings.log_format == "json", runner=name_of(settings)))
+        as_json = settings.log_format == "json"
+        heard = logging.getLogger() if as_json else log
+        heard.addHandler(logs.handler(as_json=as_json, runner=name_of(settings)))
         log.setLevel(logging.INFO)
 
 

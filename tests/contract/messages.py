@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from coterie.storage.interface import Storage
 
+CANCELLED = b"it was cancelled"
+"""What the row of a cancelled message says."""
+
 __all__ = ["S1", "S2", "A", "B", "change", "due_ids", "evict", "id_of", "joined", "look", "message", "statuses", "take"]
 
 

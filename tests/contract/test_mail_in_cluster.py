@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie import Cluster, Entity, MessageDead, MessageExpired, Retry, rpc
+from coterie import Cluster, Entity, MessageCancelled, MessageDead, Retry, rpc
 from coterie.entities import sweeping
 from coterie.kernel.codec import PLAIN
 from coterie.storage.messages import Message
@@ -192,10 +192,11 @@ async def test_a_message_can_be_taken_back_until_it_begins(start: Start) -> None
         later = await client.send(alice.visit(1), delay=delay)
         assert await client.cancel(later) is True
         assert await client.cancel(later) is False
-        with pytest.raises(MessageExpired):
+        with pytest.raises(MessageCancelled, match=f"message {later} was cancelled before it ran"):
             await client.result(later)
-        with pytest.raises(MessageExpired):
-            await here.messages.show(later)
+        shown = await here.messages.show(later)
+        assert (shown.status, shown.key) == ("done", None)
+        assert shown.failure == f"message {later} was cancelled before it ran"
     running = await client.send(alice.wait())
     async with asyncio.timeout(30):
         await world.began.wait()

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.storage.interface import Claim
 from coterie.storage.messages import Commit, Message, Receipt, Setback, Waiting
-from tests.contract.messages import S1, S2, A, due_ids, id_of, joined, look, message, statuses, take
+from tests.contract.messages import CANCELLED, S1, S2, A, due_ids, id_of, joined, look, message, statuses, take
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -211,15 +211,17 @@ async def test_a_pending_message_can_be_taken_back(storage: Storage, a: Ownershi
     await storage.messages.insert(message(1, key="k"))
     await storage.messages.insert(message(2))
     await storage.messages.insert(message(3))
-    assert await storage.messages.cancel(id_of(1), None)
-    assert not await storage.messages.cancel(id_of(1), None)
+    assert await storage.messages.cancel(id_of(1), None, reply=CANCELLED)
+    assert not await storage.messages.cancel(id_of(1), None, reply=CANCELLED)
     claim = await take(a, A)
-    assert not await storage.messages.cancel(id_of(2), None), "it is held"
-    assert await storage.messages.cancel(id_of(2), claim)
-    assert not await storage.messages.cancel(id_of(3), Claim(A, S1, claim.epoch + 1))
+    assert not await storage.messages.cancel(id_of(2), None, reply=CANCELLED), "it is held"
+    assert await storage.messages.cancel(id_of(2), claim, reply=CANCELLED)
+    assert not await storage.messages.cancel(id_of(3), Claim(A, S1, claim.epoch + 1), reply=CANCELLED)
     await storage.messages.commit(Commit(claim, id_of(3)))
-    assert not await storage.messages.cancel(id_of(3), None)
-    assert await statuses(storage, 1, 2, 3) == [None, None, "done"]
+    assert not await storage.messages.cancel(id_of(3), None, reply=CANCELLED)
+    assert await statuses(storage, 1, 2, 3) == ["done", "done", "done"]
+    replies = [row.reply for row in await storage.messages.look([id_of(number) for number in (1, 2, 3)])]
+    assert replies == [CANCELLED, CANCELLED, b""], "what was cancelled says so"
     again = await storage.messages.insert(message(4, key="k"))
     assert again.fresh, "the key goes with its message"
 
@@ -237,7 +239,7 @@ async def test_clusters_in_one_database_have_messages_of_their_own(storage: Stor
     assert (await storage.messages.insert(mine)).fresh
     assert await neighbour.messages.find("Account", "alice", "add", "k") is None
     assert (await neighbour.messages.insert(theirs)).fresh
-    assert await neighbour.messages.cancel(id_of(1), None)
+    assert await neighbour.messages.cancel(id_of(1), None, reply=CANCELLED)
     (delivery,) = await storage.messages.fetch([id_of(1)])
     assert delivery.payload == b"mine"
     assert await due_ids(neighbour) == []

@@ -11,6 +11,7 @@ import pytest
 from coterie.storage.interface import Claim, StateLoaded, StateSave
 from coterie.storage.messages import Commit, Committed, Setback
 from tests.contract.messages import (
+    CANCELLED,
     S1,
     S2,
     A,
@@ -116,7 +117,7 @@ async def refused(storage: Storage, claim: Claim) -> dict[str, Commit]:
     await storage.messages.insert(message(99, key="in use"))
     for number in (1, 2, 3, 4):
         await storage.messages.insert(message(number))
-    assert await storage.messages.cancel(id_of(2), claim)
+    assert await storage.messages.cancel(id_of(2), claim, reply=CANCELLED)
     assert await storage.states.save(StateSave(claim, "e3", b"old", 0)) == "written"
     lost = Claim(claim.runner, claim.seat, claim.epoch + 1)
     return {
@@ -128,7 +129,10 @@ async def refused(storage: Storage, claim: Claim) -> dict[str, Commit]:
 
 
 async def require_nothing(storage: Storage, claim: Claim) -> None:
-    assert await statuses(storage, 1, 2, 3, 4) == ["pending", None, "pending", "pending"]
+    assert await statuses(storage, 1, 2, 3, 4) == ["pending", "done", "pending", "pending"]
+    cancelled = await look(storage, 2)
+    assert cancelled is not None
+    assert cancelled.reply == CANCELLED, "it stays what it was"
     assert await statuses(storage, 101, 102, 103, 104, 105) == [None] * 5
     states = [await storage.states.load(claim, key) for key in ("e1", "e2", "e3", "e4")]
     assert states == [StateLoaded(None, 0), StateLoaded(None, 0), StateLoaded(b"old", 1), StateLoaded(None, 0)]
@@ -233,7 +237,7 @@ async def test_however_the_seat_was_lost_the_former_holder_ends_nothing(
     ]
     assert await asyncio.gather(*map(storage.messages.commit, late)) == ["fenced"] * 4
     assert await storage.messages.setback(Setback(old, id_of(1), 1, "late", None)) == "fenced"
-    assert not await storage.messages.cancel(id_of(1), old)
+    assert not await storage.messages.cancel(id_of(1), old, reply=CANCELLED)
     assert await statuses(storage, 1, 2) == ["pending", None]
     assert await storage.states.load(new, "e") == StateLoaded(None, 0)
     assert await storage.messages.commit(Commit(new, id_of(1), b"new", change("e", b"new"))) == "written"

@@ -13,6 +13,7 @@ from coterie import (
     Entity,
     KeyConflict,
     MalformedMessage,
+    MessageCancelled,
     MessageDead,
     MessageExpired,
     MessageId,
@@ -283,7 +284,7 @@ async def test_a_message_is_taken_back_before_it_began_and_not_after(url: str) -
             assert await client.cancel(behind) is True
             assert await client.cancel(later) is True
             assert await client.cancel(later) is False, "it is gone"
-            with pytest.raises(MessageExpired):
+            with pytest.raises(MessageCancelled):
                 await client.result(behind)
             notes.gates["a"].set()
             assert await client.result(running) == 1

@@ -12,6 +12,8 @@ Problems = list[str]
 Judge = Callable[["Run"], Sequence[str]]
 
 PENDING, DONE, DEAD = 0, 1, 2
+CANCELLED = b"cancelled"
+"""The reply of a message that was cancelled: to all who want it, it is gone."""
 
 
 def nothing_late(run: Run) -> Problems:
@@ -59,7 +61,7 @@ def counted_if_pending(run: Run) -> Problems:
 
 
 def ended_or_cancelled(run: Run) -> Problems:
-    """A ends a message or counts an attempt, B deletes it: told so only if it was so."""
+    """A ends a message or counts an attempt, B cancels it: told so only if it was so."""
     told, cancelled = run.a.rows("write"), run.b.rows("cancel")
     there = {row["id"]: row for row in _messages(run)}
     problems = whole(run) if run.pair.a.name != "set back" else []
@@ -88,7 +90,7 @@ def cancelled_unseen(run: Run) -> Problems:
     """A takes back a message whose seat is free, B takes the seat and looks: it has not seen what was taken back."""
     cancelled, loaded = run.a.rows("cancel"), run.b.rows("load")
     problems = ["A was told that it is cancelled, and it is there"] if cancelled and _messages(run) else []
-    if loaded and run.b.rows("grant") and not _messages(run):
+    if loaded and _there(loaded) and run.b.rows("grant") and not _messages(run):
         problems.append("it was taken back while its holder may be running it")
     return problems
 
@@ -156,11 +158,15 @@ def _count(told: Told) -> int | None:
 
 
 def _messages(run: Run) -> Sequence[Any]:
-    return run.tables["messages"]
+    return _there(run.tables["messages"])
+
+
+def _there(rows: Sequence[Any]) -> Sequence[Any]:
+    return [row for row in rows if row["reply"] != CANCELLED]
 
 
 def _seen(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
-    return [(row["id"], row["status"], row["attempts"]) for row in rows]
+    return [(row["id"], row["status"], row["attempts"]) for row in _there(rows)]
 
 
 def _lost(run: Run) -> bool:

@@ -69,7 +69,7 @@ MAIL_PLANTS = (
         "stale",
         swapped(
             ("cancel_fenced",),
-            ("delete from coterie.messages as m using held\n", "delete from coterie.messages as m\n"),
+            ("from held\nwhere m.cluster", "where m.cluster"),
             ("m.seat = held.name", "m.seat = $3 and (select true from held union select true) is not null"),
         ),
     ),
@@ -78,7 +78,10 @@ MAIL_PLANTS = (
         "C1",
         "message: cancel unheld x acquire and look",
         "taken back while",
-        {"cancel": "delete from coterie.messages where cluster = $1 and id = $2 and completed_at is null returning id"},
+        {
+            "cancel": "update coterie.messages set status = 1, completed_at = now(), reply = $3, key = null, epoch = 0"
+            " where cluster = $1 and id = $2 and completed_at is null returning id"
+        },
     ),
     Plant(
         "seat looked at without a lock, before it is taken back",

@@ -67,7 +67,9 @@ def _against_owners(s: Steps) -> list[Pair]:
     lone = _lone_end(s)
     again, dead = _script(s, "set back", AGAIN), _script(s, "set aside", DEAD)
     suspect = Script("suspect", atomic(_suspect(s, "a")))
-    cancel = Script("cancel under the fence", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", step="write")))
+    cancel = Script(
+        "cancel under the fence", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", judges.CANCELLED, step="write"))
+    )
     held, expired = rows("m1"), rows("m1", left_s=-1)
     return [
         _pair(held, end, granted, judges.nothing_late),
@@ -87,8 +89,8 @@ def _against_each_other(s: Steps) -> list[Pair]:
     """Two that want the same pending message."""
     end, commit, again = _script(s, "end", ENDED), _script(s, "commit", LEFT), _script(s, "set back", AGAIN)
     lone = _lone_end(s)
-    cancel = Script("cancel", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", step="cancel")))
-    late = Script("cancel unheld", atomic(s.step("cancel", "m1", step="cancel")))
+    cancel = Script("cancel", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", judges.CANCELLED, step="cancel")))
+    late = Script("cancel unheld", atomic(s.step("cancel", "m1", judges.CANCELLED, step="cancel")))
     begins = Script("acquire and look", (s.grant("b", "s1"), LOAD))
     overtaken = partial(_pair, rows("m1"), allows=OVERTAKEN)
     return [
@@ -136,7 +138,9 @@ def _put_away(s: Steps) -> list[Pair]:
     ]
 
 
-LOAD = Step("load", "select id, status, attempts from coterie.messages where cluster = $1 order by id", (CLUSTER,))
+LOAD = Step(
+    "load", "select id, status, attempts, reply from coterie.messages where cluster = $1 order by id", (CLUSTER,)
+)
 
 
 def _script(s: Steps, name: str, write: Write) -> Script:

@@ -92,13 +92,27 @@ def test_one_runner_says_what_it_found_and_leaves_cleanly(folder: Path) -> None:
         assert re.search(r"left cleanly in \S+: 4 shards handed over, 0 messages returned to storage\n$", running.said)
 
 
-def test_with_log_format_json_every_line_is_an_object(folder: Path) -> None:
-    with command(folder, "run", "app.py", env={**ANY_PORT, "COTERIE_LOG_FORMAT": "json"}) as running:
-        running.wait_for("has joined")
+@pytest.mark.parametrize(
+    ("options", "joined", "left"),
+    [((), "has joined", "left after"), (("--workers", "2"), "joined, ", "left cleanly in")],
+)
+def test_with_log_format_json_every_line_is_an_object(
+    folder: Path, options: tuple[str, ...], joined: str, left: str
+) -> None:
+    """Line 25: with workers the supervisor's lines were plain, and the program's own always."""
+    with (folder / "app.py").open("a") as app:
+        app.write('\nimport logging\nlogging.getLogger("shop").warning("loaded before anything is set up")\n')
+        app.write("@cluster.setup\n@__import__('contextlib').asynccontextmanager\nasync def shop():\n")
+        app.write('    logging.getLogger("shop").warning("charged")\n    yield\n')
+    with command(folder, "run", "app.py", *options, env={**ANY_PORT, "COTERIE_LOG_FORMAT": "json"}) as running:
+        running.wait_for(joined)
         running.send(signal.SIGTERM)
         running.ends_with(0)
-        lines = [json.loads(line) for line in running.said.splitlines() if not line.startswith("version")]
-        assert {"time", "level", "logger", "msg", "runner"} <= lines[0].keys()
+        early = ("version", "loaded before")
+        lines = [json.loads(line) for line in running.said.splitlines() if not line.startswith(early)]
+        assert all({"time", "level", "logger", "msg", "runner"} <= line.keys() for line in lines)
+        assert any(line["logger"] == "shop" and line["msg"] == "charged" for line in lines)
+        assert any(left in line["msg"] for line in lines)
 
 
 @pytest.mark.postgres

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 from starlette.applications import Starlette
 
-from coterie import Cluster, ConfigurationError, Forked, NotReady, NotStarted, RunnerUnavailable, ShardId, Snowflake
+from coterie import (
+    Cluster,
+    ConfigurationError,
+    Forked,
+    NotReady,
+    NotStarted,
+    RunnerUnavailable,
+    ShardId,
+    Snowflake,
+    WrongLoop,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 
@@ -272,3 +282,38 @@ async def in_child(cluster: Cluster) -> str:
 def read_all(descriptor: int) -> str:
     with os.fdopen(descriptor) as pipe:
         return pipe.read()
+
+
+# From another thread
+
+
+async def test_another_threads_loop_is_refused_in_our_words_wherever_it_asks(cluster: Cluster) -> None:
+    """Line 25: asyncio said that a future is attached to a different loop, or nothing at all and waited."""
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: cluster.kv.get("a"),
+        lambda: cluster.kv.set("a", 1),
+        lambda: cluster.runners.list(),
+        lambda: cluster.messages.list(),
+        lambda: cluster.singletons.list(),
+        lambda: cluster.crons.list(),
+        lambda: cluster.workflows.list(),
+        lambda: cluster.health(),
+        lambda: cluster.shards(),
+        lambda: cluster.next_id(),
+        lambda: cluster.ready(),
+    ]
+
+    def elsewhere(call: Callable[[], Awaitable[object]]) -> str:
+        async def ask() -> None:
+            await call()
+
+        try:
+            asyncio.run(ask())
+        except WrongLoop as error:
+            return f"{error.what} {error.owner}"
+        return "nothing was refused"
+
+    async with cluster:
+        told = {await asyncio.to_thread(elsewhere, call) for call in calls}
+        assert told == {"cluster 'coterie' MainThread"}
+        assert await cluster.kv.get("a") is None, "nothing was written"

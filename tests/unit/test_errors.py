@@ -35,10 +35,10 @@ GOLDEN = Path(__file__).parent / "golden" / "errors.txt"
 TREE = """
 CoterieError
   ClusterError
-    MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned AlreadyProcessing MalformedMessage
-    UnknownEntity KeyConflict ReentrantCall MessageDead MessageExpired TransactionTimeout PersistenceError
+    MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned MalformedMessage
+    UnknownEntity KeyConflict ReentrantCall MessageDead MessageCancelled MessageExpired TransactionTimeout PersistenceError
       StorageReplaced
-    NotStarted NotReady ShuttingDown Forked
+    NotStarted NotReady ShuttingDown Forked WrongLoop
   RemoteError
   SingletonError
     StateLoadFailed StatePersistFailed SchemaDecodeFailed HeartbeatFailed LeaderHandoffFailed
@@ -48,6 +48,7 @@ CoterieError
   ConfigurationError
   WorkflowError
     StepDiverged DeferredTimeout DeferredRejected DeferredMismatch AlreadyResolved WorkflowFailed WorkflowInterrupted
+    WorkflowNotFound WorkflowEnded WorkflowTimeout
 """
 ABSTRACT = {"CoterieError", "ClusterError", "WorkflowError"}  # never raised themselves
 
@@ -61,6 +62,7 @@ FACTS: dict[str, Any] = {
     "epoch": 17,
     "expression": "0 25 * * *",
     "following": 2,
+    "here": "worker",
     "found": "charge",
     "id": "order-7",
     "in_doubt": False,
@@ -73,6 +75,7 @@ FACTS: dict[str, Any] = {
     "message_id": "018f2c",
     "name": "approval",
     "outcome": "unknown",
+    "owner": "MainThread",
     "parent": 11,
     "position": 2,
     "problem": "connection refused",
@@ -83,6 +86,7 @@ FACTS: dict[str, Any] = {
     "sent": True,
     "shard": "default:42",
     "singleton": "importer",
+    "status": "suspended",
     "stored": "reserve",
     "target": "Account/alice.charge",
     "timezone": None,

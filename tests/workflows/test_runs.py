@@ -15,8 +15,11 @@ from coterie import (
     RemoteError,
     Retry,
     Workflow,
+    WorkflowEnded,
     WorkflowFailed,
     WorkflowInterrupted,
+    WorkflowNotFound,
+    WorkflowTimeout,
 )
 from tests.points import At
 
@@ -301,16 +304,50 @@ async def test_wfe_01_started_twice_or_by_handle_there_is_one_run() -> None:
         return await workflow.step("charge", Shop(), cents)
 
     async with simulated(cluster):
-        with pytest.raises(ValueError, match="there is no run '1' of workflow 'Order'"):
+        with pytest.raises(WorkflowNotFound, match='there is no run "1" of workflow "Order"'):
             await cluster.workflow_handle(order, "1").status()
         for verb in ("interrupt", "resume", "result"):
-            with pytest.raises(ValueError, match="there is no run"):
+            with pytest.raises(WorkflowNotFound, match="there is no run"):
                 await getattr(cluster.workflow_handle(order, "1"), verb)()
         both = await asyncio.gather(*(cluster.start_workflow(order, 5, id="1") for _ in range(2)))
         assert [await each.result(timeout="10s") for each in both] == [5, 5]
         assert await cluster.workflow_handle(order, "1").result() == 5
         assert diary.ran == ["charge"]
         assert repr(both[0]) == "<WorkflowHandle Order/1>"
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_whoever_waits_too_briefly_is_told_for_what_and_what_to_do() -> None:
+    cluster = new_cluster()
+
+    @cluster.workflow
+    async def waits(workflow: Workflow, _: None) -> None:
+        await workflow.sleep("1h", name="long")
+
+    async with simulated(cluster):
+        run = await cluster.start_workflow(waits, None, id="1")
+        with pytest.raises(WorkflowTimeout, match=r"workflow waits/1 has not ended within 5s: it is suspended") as told:
+            await run.result(timeout="5s")
+        assert isinstance(told.value, TimeoutError)
+        assert "it goes on: wait again with a longer timeout=" in told.value.hint
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_a_run_that_is_over_refuses_to_be_resumed() -> None:
+    """It did nothing before, without a word."""
+    cluster = new_cluster()
+
+    @cluster.workflow
+    async def fails(workflow: Workflow, _: None) -> None:
+        raise ValueError("no")
+
+    async with simulated(cluster):
+        run = await cluster.start_workflow(fails, None, id="1")
+        with pytest.raises(WorkflowFailed):
+            await run.result(timeout="10s")
+        with pytest.raises(WorkflowEnded, match="workflow fails/1 is failed, and cannot be resumed"):
+            await run.resume()
+        assert await run.status() == "failed"
 
 
 @pytest.mark.simulated(seeds=1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.asking import acts, asks, confirmed
-from coterie.cli.looking import both, fields, headed, one_line, page, refusing
+from coterie.cli.looking import both, fields, one_line, page, refusing
 from coterie.cli.nouns import Noun
 from coterie.cli.previewing import preview, upcoming_rows
 from coterie.cli.showing import lasting
@@ -148,7 +148,9 @@ def table(screen: Screen, lines: Iterable[CronLine], now: datetime, *, full: boo
         )
         for each in lines
     ]
-    return screen.table(("CRON", *(("WHEN", "ON") if full else ()), "NEXT", "LAST", "TOOK", "RESULT"), rows)
+    return screen.table(
+        ("CRON", *(("WHEN", "ON") if full else ()), "NEXT", "LAST", "TOOK", "RESULT"), rows, spare=("TOOK", "LAST")
+    )
 
 
 def result_of(screen: Screen, line: CronLine) -> str:
@@ -179,7 +181,7 @@ def _shown(asking: Asking, line: CronLine, coming: Sequence[Upcoming], ticks: Se
     ]
     parts = [
         asking.where,
-        f"{headed(line.name, result_of(screen, line))}\n{fields(pairs)}",
+        f"{screen.headed(line.name, result_of(screen, line))}\n{fields(pairs)}",
         "\n".join(upcoming_rows(coming, now)),
         _ticks(screen, ticks, now),
         f"run it now: coterie cron trigger {line.name}",
@@ -202,7 +204,11 @@ def _ticks(screen: Screen, ticks: Sequence[TickInfo], now: datetime) -> str:
         for each in ticks
     ]
     columns = ("SCHEDULED", "KIND", "STARTED", "LATE", "TOOK", "ATTEMPT", "ON", "RESULT")
-    return screen.table(columns, rows, right=("ATTEMPT",)) if rows else "no ticks yet"
+    return (
+        screen.table(columns, rows, right=("ATTEMPT",), spare=("ATTEMPT", "KIND", "STARTED"))
+        if rows
+        else "no ticks yet"
+    )
 
 
 def _outcome(screen: Screen, tick: TickInfo) -> str:

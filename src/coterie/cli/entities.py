@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coterie.cli.asking import WRONG, acts, asks, confirmed, refuse
-from coterie.cli.looking import fields, headed, page
+from coterie.cli.looking import fields, page
 from coterie.cli.nouns import Noun
 from coterie.cli.showing import as_json, lasting, plain, safe, tell
 from coterie.entities.kept import key_of
@@ -115,7 +115,7 @@ async def show(asking: Asking, entity: str) -> None:
         dead = (
             f"\n\nrun dead ones again: coterie entities reset {safe(str(address), keep='')}" if counts["dead"] else ""
         )
-        return f"{asking.where}\n\n{headed(str(address), _standing(life))}\n{fields(pairs)}{dead}"
+        return f"{asking.where}\n\n{asking.screen.headed(str(address), _standing(life))}\n{fields(pairs)}{dead}"
 
     asking.answer(value, text)
 

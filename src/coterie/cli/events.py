@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from coterie.settings import LogFormat  # noqa: TC001 msgspec reads it
+
 
 class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
     """The program was loaded, and its runner is registered."""
@@ -24,6 +26,7 @@ class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
     moved_from: int | None
     """The port that it was to have, if that was taken."""
     drain_s: float
+    log_format: LogFormat = "text"
 
 
 class Waits(msgspec.Struct, tag="waits", frozen=True, kw_only=True):

@@ -101,6 +101,8 @@ def state_of(message: MessageInfo, *, now: datetime, running: Container[str]) ->
         return message.status
     if message.id in running:
         return "running"
+    if message.due_at <= message.sent_at:  # at once: it waits, even if it was sent after the clock was read
+        return "waiting"
     return "waiting" if message.due_at <= now else "scheduled"
 
 

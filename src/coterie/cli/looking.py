@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _APART_S = 0.4
 """Between two looks, to learn what happens in a second."""
-_HEAD = 75
-"""Where a view's first line says how things stand."""
 
 
 def viewing(asking: Asking) -> Viewing:
@@ -51,12 +49,6 @@ def refusing(*, hint: str = "") -> Iterator[None]:
         yield
     except ValueError as error:
         refuse(str(error), hint=hint)
-
-
-def headed(left: str, right: str) -> str:
-    """A first line: what it is about, and how that stands."""
-    left, right = safe(left, keep=""), safe(right, keep="")
-    return f"{left:<{_HEAD}}  {right}" if right else left
 
 
 def both(at: datetime | None, now: datetime) -> str:

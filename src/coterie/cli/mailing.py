@@ -6,7 +6,7 @@ import heapq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coterie.cli.filters import state_of
-from coterie.cli.looking import headed, one_line
+from coterie.cli.looking import one_line
 from coterie.cli.showing import as_json, lasting, plain, tell
 from coterie.entities.untyped import Untyped
 from coterie.errors import MessageExpired
@@ -57,6 +57,7 @@ async def choose(asking: Asking, chosen: Filter, *, limit: int, after: str | Non
         lists = [await _some(asking, chosen, each, now, running, limit=limit, after=after) for each in statuses]
         found = list(heapq.merge(*lists, key=lambda each: each.id))
     meant = [each for each in found if chosen.takes(each, now=now, running=running)]
+    now = max([now, *(each.sent_at for each in meant)])  # what was sent after the clock was read is not from the future
     return Chosen(meant[:limit], now, running, silent)
 
 
@@ -136,7 +137,12 @@ def table(screen: Screen, chosen: Chosen) -> str:
         )
         for each in chosen.messages
     ]
-    return screen.table(("MESSAGE", "CALL", "STATE", "SENT", "FAILED", "KEY", "REMARK"), rows, right=("FAILED",))
+    return screen.table(
+        ("MESSAGE", "CALL", "STATE", "SENT", "FAILED", "KEY", "REMARK"),
+        rows,
+        right=("FAILED",),
+        spare=("KEY", "FAILED", "SENT"),
+    )
 
 
 def _remark(screen: Screen, message: MessageInfo, chosen: Chosen) -> str:
@@ -155,7 +161,7 @@ def shown(screen: Screen, message: MessageInfo, view: View, *, state: State, now
     times = "attempt" if message.attempts == 1 else "attempts"
     after = f" after {message.attempts} {times}" if message.attempts else ""
     lines = [
-        headed(f"{message.entity}.{message.method}", f"{screen.glyph(_GLYPHS[state])} {state}{after}"),
+        screen.headed(f"{message.entity}.{message.method}", f"{screen.glyph(_GLYPHS[state])} {state}{after}"),
         _pair("key", message.key or "-", "shard", _held(message.shard, view)),
         _pair("payload", _json(message.payload)),
         _pair("sent", screen.time(message.sent_at, now), "trace", message.trace_id or "-"),

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 PAGES = ("runners", "shards", "singletons", "cron", "entities", "messages")
 """By the keys 1 to 6."""
 KEYS = "q quit  space pause  1-6 pages  / filter  ? help"
-WIDTH = 100
 _SEEN = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
 _HELP = """\
@@ -94,8 +93,8 @@ def frame(panel: Panel, view: View, *, name: str, age_s: float, problem: str, sc
     owned = f"{overview.owned_shards}/{overview.shards} shards"
     left = f"{name} · {how_many} · {owned} · {standing(overview, screen)}"
     lines = [
-        f"{'coterie top':<30} {KEYS}",
-        f"{left:<77} {_freshness(panel, age_s, problem)}",
+        screen.headed("coterie top", KEYS),
+        screen.headed(left, _freshness(panel, age_s, problem)),
         _figures(panel, overview, screen),
         *([safe(problem, keep="")] if problem else []),
         *(

@@ -61,6 +61,7 @@ class Reporter:
                 served=self._served,
                 moved_from=None if beside is None else beside.moved_from,
                 drain_s=settings.drain.total_seconds(),
+                log_format=settings.log_format,
             )
         )
 

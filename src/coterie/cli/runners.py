@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.asking import NOBODY, acts, asks, confirmed, refuse
-from coterie.cli.looking import both, counted, fields, headed, page, quick, sampled
+from coterie.cli.looking import both, counted, fields, page, quick, sampled
 from coterie.cli.nouns import Noun
 from coterie.cli.showing import lasting
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _GLYPHS = {"ready": "good", "starting": "warn", "draining": "warn", "no answer": "bad"}
 _COLUMNS = ("RUNNER", "SHARDS", "ENTITIES", "CALLS/S", "P99", "LOOP LAG", "CPU", "MEM", "UP", "VERSION", "")
 _RIGHT = ("SHARDS", "ENTITIES", "CALLS/S", "P99", "LOOP LAG", "CPU", "MEM")
+_SPARE = ("VERSION", "LOOP LAG", "MEM", "UP", "CPU")
 _LOOK_S = 0.1
 _SPARE_S = 5.0
 """What a drain may take beyond the setting: its seats are taken away then."""
@@ -115,7 +116,7 @@ async def _drained(asking: Asking, line: RunnerLine) -> None:
 def table(screen: Screen, lines: Sequence[RunnerLine]) -> str:
     """All of them, a line each."""
     rows = [(*_cells(each), _remark(screen, each)) for each in lines]
-    return screen.table(_COLUMNS, rows, right=_RIGHT)
+    return screen.table(_COLUMNS, rows, right=_RIGHT, spare=_SPARE)
 
 
 def _cells(line: RunnerLine) -> tuple[str, ...]:
@@ -186,5 +187,5 @@ def _shown(asking: Asking, line: RunnerLine, now: datetime) -> str:
             f"{line.cpu:.0%} of a core, {(line.memory_bytes or 0) / 1e6:.0f}MB" if line.cpu is not None else "",
         ),
     ]
-    head = headed(line.name, state_of(asking.screen, line))
+    head = asking.screen.headed(line.name, state_of(asking.screen, line))
     return f"{asking.where}\n\n{head}\n{fields(pairs)}\n\nempty it: coterie runners drain {line.name}"

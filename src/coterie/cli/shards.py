@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.asking import NO, YES, asks, refuse
-from coterie.cli.looking import fields, headed, viewing
+from coterie.cli.looking import fields, viewing
 from coterie.cli.nouns import Noun
 from coterie.cli.showing import lasting, plain
 from coterie.kernel.addresses import ShardId
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _GLYPHS = {"owned": "owned", "moving": "move", "no owner": "none"}
 _STANDING = {"owned": "good", "moving": "warn", "no owner": "bad"}
 _CELLS = 60
-"""Shards in a line of the map."""
-_LEGEND_AT = 69
+"""Shards in a line of the map, in a pipe."""
+_CELLS_LEAST = 20
+"""However narrow a terminal is."""
 
 
 @click.group(cls=Noun, alone="map")
@@ -105,7 +106,7 @@ def _group(screen: Screen, group: ShardGroup, shards: Shards) -> str:
     owners: list[str | None] = [*group.runners, *([None] if group.owned < group.shards else [])]
     wide = max(len(owner or "nobody") for owner in owners) if owners else 0
     rows = [line for owner in owners for line in _row(screen, owner, mine, wide)]
-    return "\n".join([f"{head:<{_LEGEND_AT}}  {legend}", "", *rows, _summary(group)])
+    return "\n".join([screen.headed(head, legend), "", *rows, _summary(group)])
 
 
 def _row(screen: Screen, owner: str | None, mine: list[Shard], wide: int) -> Iterator[str]:
@@ -113,8 +114,9 @@ def _row(screen: Screen, owner: str | None, mine: list[Shard], wide: int) -> Ite
     held = sorted((each for each in mine if each.owner == owner), key=lambda each: each.state == "moving")
     cells = [screen.glyph(_GLYPHS[each.state]) for each in held]
     lead = f"{owner or 'nobody':<{wide}}  {len(held):>2}   "
-    for start in range(0, max(len(cells), 1), _CELLS):
-        yield ((lead if not start else " " * len(lead)) + "".join(cells[start : start + _CELLS])).rstrip()
+    wide = _CELLS if screen.columns is None else max(screen.columns - len(lead), _CELLS_LEAST)
+    for start in range(0, max(len(cells), 1), wide):
+        yield ((lead if not start else " " * len(lead)) + "".join(cells[start : start + wide])).rstrip()
 
 
 def _summary(group: ShardGroup) -> str:
@@ -138,4 +140,4 @@ def _shown(asking: Asking, shard: Shard, messages: MessagesPage) -> str:
             "" if late is None else f"{late.what}, due for {lasting(late.late_s)}: coterie messages show {late.id}",
         ),
     ]
-    return f"{asking.where}\n\n{headed(shard.shard, _standing(asking.screen, shard))}\n{fields(pairs)}"
+    return f"{asking.where}\n\n{asking.screen.headed(shard.shard, _standing(asking.screen, shard))}\n{fields(pairs)}"

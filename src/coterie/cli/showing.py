@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
@@ -20,7 +21,7 @@ import msgspec
 from coterie.kernel.texts import visible, visible_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence, Set
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _GLYPHS = {
@@ -42,6 +43,14 @@ _COLOURS = {
     "none": "red",
 }
 _LARGEST_EXACT = 2**53
+_GAP = "  "
+_HEAD = 75
+"""Where a view's first line says how things stand, in a pipe."""
+_HEAD_MOST = 120
+"""No further to the right than that: it belongs to what stands at the left."""
+_LEAST = 12
+"""No text is cut to less."""
+_ANSI = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 _OURS = re.compile(rf"\x1b\[3[1-6]m[{re.escape(''.join(map(''.join, _GLYPHS.values())))}]\x1b\[0m")
@@ -78,13 +87,54 @@ class Screen:
         glyph = _GLYPHS[how][0 if self.is_utf8 else 1]
         return click.style(glyph, fg=_COLOURS[how]) if self.has_colour else glyph
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> str:
-        """Aligned columns, two spaces apart, under their names; those in `right` to the right."""
+    @property
+    def columns(self) -> int | None:
+        """How wide a terminal is, just now; None where there is none: then nothing is cut."""
+        return shutil.get_terminal_size().columns if self.is_terminal else None
+
+    def headed(self, left: str, right: str) -> str:
+        """A first line: what it is about, and at the right edge how that stands."""
+        left, right = safe(left, keep=""), safe(right, keep="")
+        if not right:
+            return left
+        columns = self.columns
+        if columns is None:
+            return f"{left:<{_HEAD}}{_GAP}{right}"
+        edge = min(columns, _HEAD_MOST) - _width(right) - len(_GAP)
+        space = " " * (edge - _width(left))
+        return f"{left}{space}{_GAP}{right}" if _width(left) <= edge else f"{left}\n{right}"
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        right: Iterable[str] = (),
+        spare: Iterable[str] = (),
+    ) -> str:
+        """Aligned columns, two spaces apart, under their names.
+
+        In a terminal it is as wide as that at most: texts are cut, the longest first, but never the first column,
+        which says what a line is about. For a pipe nothing is cut.
+
+        Args:
+            columns: Their names.
+            rows: A text for each column.
+            right: Columns that are aligned to the right; they are never cut.
+            spare: Columns that are left out, the first one first, where cutting does not suffice.
+        """
         lines = [list(columns), *([safe(cell, keep="") for cell in row] for row in rows)]
         widths = [max(_width(line[place]) for line in lines) for place in range(len(columns))]
         to_right = {columns.index(name) for name in right}
+        if (room := self.columns) is not None:
+            widths = _fitted(columns, widths, to_right, [columns.index(name) for name in spare], room)
+        mark = "…" if self.is_utf8 else "~"
         return "\n".join(
-            "  ".join(_filled(cell, widths[place], right=place in to_right) for place, cell in enumerate(line)).rstrip()
+            _GAP.join(
+                _filled(_cut(cell, width, mark), width, right=place in to_right)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+                if width
+            ).rstrip()
             for line in lines
         )
 
@@ -96,8 +146,10 @@ class Screen:
 
 
 def lasting(length: timedelta | float) -> str:
-    """`0.3s`, `41s`, `6h 12m`, `2d 4h`: the two largest units."""
+    """`4ms`, `0.3s`, `41s`, `6h 12m`, `2d 4h`: the two largest units."""
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
+    if 0 < abs(seconds) < 0.1:
+        return f"{seconds * 1000:.0f}ms" if abs(seconds) >= 0.0005 else "<1ms"
     if abs(seconds) < 10:
         return f"{seconds:.1f}s" if round(seconds, 1) % 1 else f"{seconds:.0f}s"
     left = round(abs(seconds))
@@ -112,9 +164,10 @@ def lasting(length: timedelta | float) -> str:
 
 
 def relative(at: datetime, now: datetime) -> str:
-    """`in 3m`, `12s ago`."""
-    seconds = round((at - now).total_seconds())
-    return f"in {lasting(seconds)}" if seconds > 0 else f"{lasting(-seconds)} ago"
+    """`in 3m`, `12s ago`, `0.3s ago`."""
+    seconds = (at - now).total_seconds()
+    seconds = round(seconds) if abs(seconds) >= 1 else seconds
+    return f"in {lasting(seconds)}" if seconds > 0 else f"{lasting(abs(seconds))} ago"
 
 
 def instant(at: datetime) -> str:
@@ -157,6 +210,46 @@ def _plain_many(value: Any) -> Any:
     if isinstance(value, list | tuple | Set):
         return [plain(each) for each in value]
     return value if isinstance(value, float) else str(value)
+
+
+def _fitted(
+    columns: Sequence[str], widths: Sequence[int], to_right: Set[int], spare: Sequence[int], room: int
+) -> list[int]:
+    """The widths of columns that fit into a terminal, if that is possible; 0: it is left out."""
+    least = [
+        width if place == 0 or place in to_right else min(width, max(len(columns[place]), _LEAST))
+        for place, width in enumerate(widths)
+    ]
+    for left_out in range(len(spare) + 1):
+        gone = set(spare[:left_out])
+        found = [0 if place in gone else width for place, width in enumerate(widths)]
+        least = [0 if place in gone else width for place, width in enumerate(least)]
+        if _total(least) <= room:
+            break
+    while _total(found) > room:
+        longest = max(range(len(found)), key=lambda place: (found[place] > least[place], found[place]))
+        if found[longest] <= least[longest]:
+            break  # it does not fit: the terminal breaks its lines
+        found[longest] -= 1
+    return found
+
+
+def _total(widths: Sequence[int]) -> int:
+    shown = [width for width in widths if width]
+    return sum(shown) + len(_GAP) * (len(shown) - 1)
+
+
+def _cut(cell: str, width: int, mark: str) -> str:
+    """The beginning of a text that is too long; its colours do not count."""
+    if _width(cell) <= width:
+        return cell
+    kept, left = "", width - len(mark)
+    for part in _ANSI.split(cell):
+        if _ANSI.fullmatch(part):
+            kept += part
+        else:
+            kept, left = kept + part[:left], left - len(part[:left])
+    return kept + mark
 
 
 def _width(cell: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from coterie.cli.asking import NOBODY, acts, asks, confirmed, refuse
-from coterie.cli.looking import both, fields, headed, one_line, page, refusing
+from coterie.cli.looking import both, fields, one_line, page, refusing
 from coterie.cli.nouns import Noun
 from coterie.cli.showing import as_json, lasting, plain
 
@@ -128,7 +128,7 @@ def table(screen: Screen, lines: Iterable[SingletonLine], now: datetime) -> str:
         for each in lines
     ]
     columns = ("SINGLETON", "LEADER", "EPOCH", "SINCE", "HEARTBEAT", "LAST RUN", "STATE")
-    return screen.table(columns, rows, right=("EPOCH", "HEARTBEAT", "LAST RUN"))
+    return screen.table(columns, rows, right=("EPOCH", "HEARTBEAT", "LAST RUN"), spare=("EPOCH", "SINCE", "LAST RUN"))
 
 
 def state_of(screen: Screen, line: SingletonLine) -> str:
@@ -159,7 +159,7 @@ def _shown(asking: Asking, line: SingletonLine, state: Any, now: datetime) -> st
         ("error", "" if line.error is None else f"{one_line(line.error)}, {both(line.error_at, now)}"),
         ("state", "none saved" if state is None else as_json(state)),
     ]
-    head = headed(line.name, state_of(asking.screen, line))
+    head = asking.screen.headed(line.name, state_of(asking.screen, line))
     return f"{asking.where}\n\n{head}\n{fields(pairs)}\n\nmove it: coterie singletons resign {line.name}"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits
 from coterie.cli.showing import instant, lasting, safe
 from coterie.kernel.clock import SystemClock, to_datetime
-from coterie.observe.logs import TextLine
+from coterie.observe.logs import JsonLine, TextLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +30,12 @@ class Voice:
 
     Args:
         workers: How many there are; 0: the runner is this process.
+        as_json: Whether each line is an object, as the workers' logs are; a worker's `Found` says so, too.
     """
 
-    def __init__(self, *, workers: int = 0) -> None:
+    def __init__(self, *, workers: int = 0, as_json: bool = False) -> None:
         self._workers = workers
+        self._as_json = as_json
         self._is_terminal = sys.stderr.isatty()
         self._star = "★" if (sys.stderr.encoding or "").lower().replace("-", "") == "utf8" else "*"
         self._has_announced = False
@@ -50,6 +52,7 @@ class Voice:
             case Waits():
                 self._say_waiting(event)
             case Found():
+                self._as_json = event.log_format == "json"
                 self._announce(event)
             case Joined():
                 at = f", {event.served}" if event.served and self._workers else ""
@@ -76,6 +79,9 @@ class Voice:
     def say(self, text: str, *, who: str = "") -> None:
         """One line, with the time."""
         self._close()
+        if self._as_json:
+            print(_as_json(text, who), file=sys.stderr, flush=True)
+            return
         name = f"{who}  " if who and self._workers else ""
         print(f"{self._time()}  {safe(name + text)}", file=sys.stderr, flush=True)
 
@@ -91,6 +97,11 @@ class Voice:
         if self._has_announced:
             return
         self._has_announced = True
+        if self._as_json:
+            for line in announcement(found, workers=self._workers):
+                if line:
+                    self.say(" ".join(line.split()))
+            return
         for line in announcement(found, workers=self._workers):
             print(safe(line, keep=""), file=sys.stderr)
         print(file=sys.stderr, flush=True)
@@ -102,7 +113,7 @@ class Voice:
         self._is_draining = True
         self._next_s = _now_s() + (0.0 if self._is_terminal else _SAID_EVERY_S)
         text = f"draining (limit {lasting(limit_s)}; press again to stop at once)"
-        if self._is_terminal:
+        if self._is_terminal and not self._as_json:
             print(f"  {text}", file=sys.stderr, flush=True)  # behind the ^C that the terminal shows
         else:
             self.say(text)
@@ -122,7 +133,7 @@ class Voice:
             self._put(drain_line(list(self._drains.values())))
 
     def _put(self, text: str) -> None:
-        if not self._is_terminal:
+        if not self._is_terminal or self._as_json:
             self.say(text)
             return
         print(f"\r\x1b[K    {safe(text)}", end="", file=sys.stderr, flush=True)
@@ -203,6 +214,11 @@ def left_line(lefts: Sequence[Left], took_s: float, *, failed: Sequence[str] = (
     kept = f"; {shards - given} are taken over when the lease has run out" if given < shards else ""
     told = f"; {', '.join(failed)}" if failed else ""
     return f"left after {lasting(took_s)}: {given} of {shards} shards handed over{kept}{told}"
+
+
+def _as_json(text: str, who: str) -> str:
+    record = logging.LogRecord("coterie.run", logging.INFO, __file__, 0, text, None, None)
+    return JsonLine(who).format(record)
 
 
 def _over(left: Left) -> Draining:

@@ -8,7 +8,7 @@ import click
 
 from coterie.cli.asking import NO, YES, asks
 from coterie.cli.cron import table as cron_table
-from coterie.cli.looking import counted, headed, quick, sampled
+from coterie.cli.looking import counted, quick, sampled
 from coterie.cli.showing import plain, safe
 from coterie.cli.singletons import table as singleton_table
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from coterie.cli.showing import Screen
     from coterie.observe.view import Overview
 
+_WIDE = 92
+"""From here on figures stand beside each other."""
 GLYPHS = {"healthy": "good", "degraded": "warn", "unhealthy": "bad"}
 
 
@@ -44,9 +46,9 @@ async def command(asking: Asking) -> int:
 def text(overview: Overview, *, where: str, now: datetime, screen: Screen) -> str:
     """The screen. What is wrong comes first."""
     parts = [
-        headed(where, standing(overview, screen)),
+        screen.headed(where, standing(overview, screen)),
         "\n".join(_reasons(overview, screen)),
-        _figures(overview),
+        _figures(overview, screen),
         singleton_table(screen, overview.singletons, now) if overview.singletons else "",
         cron_table(screen, overview.crons, now) if overview.crons else "",
         _dead(overview),
@@ -66,11 +68,16 @@ def _reasons(overview: Overview, screen: Screen) -> Iterator[str]:
             yield f"      {reason.hint}"
 
 
-def _figures(overview: Overview) -> str:
+def _figures(overview: Overview, screen: Screen) -> str:
     runners = f"{overview.healthy_runners} of {overview.runners} healthy"
     shards = f"{counted(overview.owned_shards)} of {counted(overview.shards)} owned"
     entities = "not all answered" if overview.entities is None else f"{counted(overview.entities)} resident"
     waiting = "not all answered" if overview.waiting is None else counted(overview.waiting)
+    if screen.columns is not None and screen.columns < _WIDE:
+        return (
+            f"runners      {runners}\nshards       {shards}\nentities     {entities}\n"
+            f"messages     {_traffic(overview)}\n             waiting {waiting}   dead {counted(overview.dead)}"
+        )
     return (
         f"runners      {runners:<17}  shards   {shards:<19}  entities  {entities}\n"
         f"messages     {_traffic(overview):<47}  waiting {waiting}   dead {counted(overview.dead)}"

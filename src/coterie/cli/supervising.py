@@ -17,10 +17,12 @@ from coterie.cli.showing import lasting
 from coterie.cli.speaking import Voice
 from coterie.cli.watching import Watched
 from coterie.cli.workers import Worker, ending
+from coterie.errors import CoterieError
 from coterie.kernel.chance import Chance
 from coterie.kernel.retry import Retry
 from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
+from coterie.settings import Settings
 from coterie.signals import GRACE_S, ONE_S
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class Crew:
     """The workers of one command."""
 
     def __init__(self, text: str, *, workers: int, wait: bool, env: Callable[[int], Mapping[str, str]]) -> None:
-        self.voice = Voice(workers=workers)
+        self.voice = Voice(workers=workers, as_json=_wants_json())
         self._workers = [
             Worker(text, number=number, heard=self.voice.hear, wait=wait, env=env(number))
             for number in range(1, workers + 1)
@@ -193,3 +195,11 @@ class Crew:
         if self._asked is not None and any(code == -signal.SIGKILL for code in codes):
             return 128 + self._asked
         return self._hopeless or (1 if any(codes) else 0)
+
+
+def _wants_json() -> bool:
+    """What the environment says, until a worker has told what its program says."""
+    try:
+        return Settings.load({}).log_format == "json"
+    except CoterieError:
+        return False  # the workers say what is wrong

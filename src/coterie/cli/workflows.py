@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from coterie.cli.asking import WRONG, acts, asks, confirmed, refuse
-from coterie.cli.looking import both, fields, headed, one_line
+from coterie.cli.looking import both, fields, one_line
 from coterie.cli.nouns import Noun
 from coterie.cli.reading import read_json
 from coterie.cli.showing import as_json, plain, safe
@@ -241,7 +241,9 @@ def _table(screen: Screen, runs: Sequence[WorkflowInfo], now: datetime) -> str:
         )
         for each in runs
     ]
-    return screen.table(("RUN", "STATUS", "STEPS", "STARTED", "CHANGED", "REMARK"), rows, right=("STEPS",))
+    return screen.table(
+        ("RUN", "STATUS", "STEPS", "STARTED", "CHANGED", "REMARK"), rows, right=("STEPS",), spare=("STARTED", "STEPS")
+    )
 
 
 def _status(screen: Screen, status: UnitStatus, *, interrupting: bool) -> str:
@@ -260,7 +262,7 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRow], tokens: dict[
         ("result", "" if row.value is None else as_json(_decoded(row.value))),
         ("error", "" if row.error is None else one_line(failures.text_of(row.error))),
     ]
-    head = headed(f"{row.name}/{row.id}", _status(screen, row.status, interrupting=row.interrupting))
+    head = screen.headed(f"{row.name}/{row.id}", _status(screen, row.status, interrupting=row.interrupting))
     parts = [f"{head}\n{fields(pairs)}"]
     if steps:
         rows = [(each.name or "-", each.kind, _outcome(screen, each, now)) for each in steps]

@@ -63,7 +63,8 @@ class Awaiting:
         Raises:
             SendTimeout: It took too long. The message stays.
             MessageDead: It was set aside.
-            MessageExpired: It is not there any more: purged, or cancelled.
+            MessageCancelled: It was cancelled.
+            MessageExpired: It is not there any more: purged.
         """
         time = self._calling.time
         pause_s, slice_s, kind = _PAUSE_S, SLICE_S, Kind.NEW if is_new else Kind.AGAIN

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from coterie.entities.declared import arguments_of, nearest
-from coterie.errors import CoterieError, MalformedMessage, RemoteError
+from coterie.errors import CoterieError, MalformedMessage, MessageCancelled, RemoteError
 from coterie.kernel.codec import Codec
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class _Defect(Struct, array_like=True, tag=2):
 
 
 _CODEC: Codec[Any] = Codec(_Result | _Defect)
+_CANCELLED = "coterie.MessageCancelled"
+"""No class of a user's can have this name. A program that does not know it shows the message."""
 
 
 def pack_failure(error: BaseException, declared: dict[str, type[Exception]]) -> bytes:
@@ -64,7 +66,15 @@ def read_failure(data: bytes, declared: dict[str, type[Exception]]) -> Exception
         return RemoteError(type_name="MalformedMessage", problem=error.message, remote_traceback="")
     if isinstance(failure, _Defect):
         return RemoteError(type_name=failure.type_name, problem=failure.problem, remote_traceback=failure.traceback)
+    if failure.name == _CANCELLED:
+        return _cancelled(failure)
     return _rebuilt(failure, declared.get(failure.name))
+
+
+def pack_cancelled(message_id: str) -> bytes:
+    """What the row of a message says that was cancelled."""
+    error = MessageCancelled(message_id=message_id)
+    return _CODEC.encode(_Result(_CANCELLED, [message_id], error.message))
 
 
 def described(error: BaseException) -> str:
@@ -78,6 +88,13 @@ def _packed(error: BaseException, name: str) -> bytes | None:
         return _CODEC.encode(_Result(name, list(arguments_of(error)), _message(error)))
     except Exception:  # noqa: BLE001 args that are not data, or a __reduce__ of the user's that raised
         return None
+
+
+def _cancelled(failure: _Result) -> Exception:
+    match failure.args:
+        case [str(message_id)]:
+            return MessageCancelled(message_id=message_id)
+    return RemoteError(type_name="MessageCancelled", problem=failure.message, remote_traceback="")
 
 
 def _rebuilt(failure: _Result, kind: type[Exception] | None) -> Exception:

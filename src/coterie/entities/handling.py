@@ -313,6 +313,8 @@ class Handlers:
                 steady_ns = self._steady_ns
                 now_ns = steady_ns()
                 work.rpc.counted.took.see((now_ns - work.began_ns) / 1e9)
+                if work.is_stored:
+                    self._counts.stored += 1
         resident.current = None
         following = None if resident.mailbox is None else resident.mailbox.take()
         if following is not None:

@@ -22,6 +22,7 @@ from coterie.entities.idling import Idling
 from coterie.entities.limits import STUBBORN_S, settled
 from coterie.entities.mailbox import Mailbox
 from coterie.entities.occupancy import ShardOccupant
+from coterie.entities.outcomes import cancelled
 from coterie.entities.prompt import Prompt
 from coterie.entities.residents import Counts, Hosted, Resident
 from coterie.entities.retention import Retention
@@ -238,7 +239,7 @@ class Host:
         if not self.deliveries.cancel(message_id):
             return False
         try:
-            return await self.storage.messages.cancel(message_id, shelf.tenure.claim)
+            return await self.storage.messages.cancel(message_id, shelf.tenure.claim, reply=cancelled(message_id))
         except PersistenceError:
             self.deliveries.uncancel(message_id)
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from coterie.entities.envelopes import MARK, read_marked
 from coterie.entities.failures import read_failure
 from coterie.entities.keys import shown_key
-from coterie.errors import MalformedMessage, MessageExpired, RemoteError
+from coterie.errors import CoterieError, MalformedMessage, MessageExpired
 from coterie.kernel import tracing
 from coterie.kernel.addresses import EntityAddress, MessageId, Seat
 from coterie.kernel.codec import PLAIN
@@ -224,7 +224,7 @@ def _told(reply: bytes | None) -> tuple[Any, str | None]:
         return _plain(reply), None
     marked = read_marked(reply)
     error = read_failure(marked if isinstance(marked, bytes) else b"", {})
-    return None, error.message if isinstance(error, RemoteError) else str(error)
+    return None, error.message if isinstance(error, CoterieError) else str(error)
 
 
 def _plain(data: bytes) -> Any:

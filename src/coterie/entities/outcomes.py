@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.envelopes import MARK, read_marked
-from coterie.entities.failures import read_failure
+from coterie.entities.envelopes import FAILED, MARK, read_marked
+from coterie.entities.failures import pack_cancelled, read_failure
 from coterie.entities.keys import shown_key
 from coterie.errors import KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
 
@@ -28,6 +28,11 @@ def read_reply(body: bytes, rpc: Rpc) -> Any:
         return rpc.result.decode(body, rpc.result_what)
     told = read_marked(body)
     raise read_failure(told if isinstance(told, bytes) else b"", rpc.errors)
+
+
+def cancelled(message_id: str) -> bytes:
+    """The stored reply of a message that is cancelled."""
+    return FAILED + pack_cancelled(message_id)
 
 
 def dead(row: MessageRow) -> MessageDead:

@@ -24,6 +24,7 @@ from coterie.entities.handovers import Kind, delivery_of, pack, read_cancelled
 from coterie.entities.keys import derived_key, key_of
 from coterie.entities.ledgers import has_ended, ledger_of
 from coterie.entities.outcomes import (
+    cancelled,
     conflict,
     dead,
     read_reply,
@@ -334,7 +335,9 @@ class Posting:
         if shard.is_mine and calling.host is not None:
             return await calling.host.cancel_stored(row.id, row.seat)
         if shard.peer is None:
-            return await self._storage.messages.cancel(row.id, None) or None  # somebody may hold it by now
+            return (
+                await self._storage.messages.cancel(row.id, None, reply=cancelled(row.id)) or None
+            )  # somebody may hold it by now
         answer = await self._awaiting.request(_named(row), Kind.CANCEL, due_s=0.0, within_s=1.0)
         return read_cancelled(answer)
 

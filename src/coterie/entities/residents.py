@@ -38,7 +38,7 @@ R = TypeVar("R")
 class Counts:
     """What a host has done, in plain numbers."""
 
-    __slots__ = ("activations", "delivered", "failed", "refused", "replied", "resident")
+    __slots__ = ("activations", "delivered", "failed", "refused", "replied", "resident", "stored")
 
     def __init__(self) -> None:
         self.delivered = 0
@@ -46,6 +46,8 @@ class Counts:
         """Results, and streams that came to their end."""
         self.failed = 0
         """Errors of handlers, the declared ones too."""
+        self.stored = 0
+        """Stored messages whose handler has ended, however it did."""
         self.refused = 0
         """Errors of the cluster, and calls that belong elsewhere."""
         self.activations = 0

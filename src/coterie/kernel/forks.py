@@ -1,36 +1,54 @@
-"""Forked children [P13]: what they inherit from us refuses to work, and cannot hurt the parent's connections."""
+"""Forked children and other event loops [P13]: what was opened elsewhere refuses to work, and cannot hurt its owner."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading  # noqa: TID251 the names of threads only, for an error
 import weakref
 from typing import Protocol
 
-from coterie.errors import Forked
+from coterie.errors import Forked, WrongLoop
 
+_running_loop = asyncio._get_running_loop  # noqa: SLF001 documented; unlike its sister it does not raise without a loop
 _here = os.getpid()
 """This process: kept, since asking costs a system call and each call of an entity would ask."""
 
 
 class Origin:
-    """The process in which `what` was made or opened.
+    """The process, and if it was opened there the event loop, in which `what` was made or opened.
 
     A child has the memory of its parent, but not its threads, nor its file locks, and its sockets are the same
-    two ends that the parent talks through. So a child must neither use nor close what its parent opened.
+    two ends that the parent talks through. So a child must neither use nor close what its parent opened. Another
+    loop of the same process, in another thread as a rule, has nobody who wakes what waits there.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._pid = _here
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = ""
 
     def set(self) -> None:
         """It is opened now, here: what was merely made in the parent may be opened by a child."""
         self._pid = _here
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.current_thread().name
 
     def require_same(self) -> None:
         """Raise `Forked` in a child of the process that opened it."""
         if self._pid != _here:
             raise Forked(what=self._what, parent=self._pid, child=_here)
+
+    def require_same_loop(self) -> None:
+        """Raise `Forked` as above, and `WrongLoop` on another loop than the one on which it was opened.
+
+        Without a running loop nothing can be awaited: what needs none may be asked anywhere.
+        """
+        if self._pid != _here:
+            raise Forked(what=self._what, parent=self._pid, child=_here)
+        if self._loop is not (running := _running_loop()) and running is not None and self._loop is not None:
+            raise WrongLoop(what=self._what, owner=self._thread, here=threading.current_thread().name)
 
 
 class Plugged(Protocol):

@@ -39,7 +39,7 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     """Handlers at work."""
     calls: int = 0
-    """Handled since it started."""
+    """Handled since it started: calls, and stored messages."""
     call_times: tuple[int, ...] = ()
     """Of these, how many took how long: by the bounds of the metric `coterie_call_duration_seconds`."""
     loop_lag_s: float = 0.0

@@ -74,7 +74,7 @@ def facts_of(
         entities={} if host is None else host.census(),
         waiting=waiting,
         running=running,
-        calls=0 if host is None else host.counts.replied + host.counts.failed,
+        calls=0 if host is None else host.counts.replied + host.counts.failed + host.counts.stored,
         call_times=tuple(meters.CALL_DURATION.together()),
         loop_lag_s=0.0 if vitals is None else vitals.lag_s,
         storage_s=None if vitals is None else vitals.storage_s,

@@ -30,6 +30,7 @@ _WINDOW_S: Final = 60
 _KEYS_MOST: Final = 256
 """How many different ones are remembered: whoever is forgotten is shown again."""
 _PLAIN = re.compile(r"[\w./:@+-]+")
+_OURS: Final = "coterie"
 _OWN = ("time", "level", "logger", "msg", "runner", "trace_id", "exc")
 
 
@@ -123,7 +124,7 @@ class Repeats(logging.Filter):
 
     A warning is equal to another one of the same sentence about the same things; only its figures may differ. An
     error is only if it says the same, since each of them is somebody's. What tells `extra={"about": …}` is about that.
-    What is less than a warning is never counted.
+    What is less than a warning is never counted, nor what the program says itself.
 
     Args:
         out: The handler that it belongs to, by which counts are said.
@@ -209,7 +210,7 @@ class Repeated:
 
 def _key(record: logging.LogRecord) -> Key | None:
     """By what it is equal to others; None: it is not to be counted."""
-    if record.levelno < logging.WARNING:
+    if record.levelno < logging.WARNING or record.name.partition(".")[0] != _OURS:  # a program's own are its own affair
         return None
     try:
         said = record.getMessage()

@@ -311,10 +311,14 @@ class Messages(Protocol):
         """The message that has a key."""
         ...
 
-    async def cancel(self, id: str, claim: Claim | None) -> bool:
-        """Delete a pending message; False: there is none.
+    async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
+        """End a pending message without running it; False: there is none. Its key may be used again.
 
-        With a claim only under the fence. Without one only if nobody holds its seat: a holder may be at it.
+        Args:
+            id: Which one.
+            claim: With one it happens only under the fence, without only if nobody holds its seat: a holder may be
+                at it.
+            reply: What its row says from then on: that it was cancelled.
         """
         ...
 

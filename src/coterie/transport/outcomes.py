@@ -12,9 +12,9 @@ def unavailable(peer: str, problem: str, *, sent: bool, target: object = None) -
 
 
 def late(peer: str, within_s: float, target: object = None, *, hint: str = "") -> SendTimeout:
-    """The peer has not answered in time."""
+    """The peer has not answered in time; there may have been none left when it was asked."""
     shown = f"runner {peer}" if target is None else f"{target} on runner {peer}"
-    return SendTimeout(target=shown, waited_s=round(within_s, 3), hint=hint)
+    return SendTimeout(target=shown, waited_s=max(round(within_s, 3), 0.0), hint=hint)
 
 
 def named(target: object) -> str:

@@ -6,9 +6,11 @@ Unix sockets between processes of one host measured 0.87 to 1.03 times TCP on lo
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from typing import TYPE_CHECKING
 
+from coterie.errors import ConfigurationError
 from coterie.kernel.readings import split_address
 from coterie.transport.identity import advertised_address, is_loopback
 from coterie.transport.listening import Plug, tune, warn_in_the_clear
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
 
 _BACKLOG = 256
+_WHY_NOT_BOUND = {
+    errno.EADDRINUSE: (
+        "another process listens on this port",
+        "stop that process, or choose another port; port 0 takes a free one",
+    ),
+    errno.EADDRNOTAVAIL: ("this host has no such address", "listen on one that it has, and tell others by advertise"),
+    errno.EACCES: ("this process may not listen on this port", "choose a port above 1023"),
+}
 
 
 class TcpWire:
@@ -41,15 +51,13 @@ class TcpWire:
         """Bind and accept; the address to tell others.
 
         Raises:
-            ConfigurationError: There is no single address to tell others.
-            OSError: It cannot be bound.
+            ConfigurationError: It cannot be bound, or there is no single address to tell others.
         """
         listener = self._listener = await self._bind()
         self._plug = Plug(listener)
         if self._tls_server is None:
             self._server = await asyncio.get_running_loop().create_server(factory, sock=listener, backlog=_BACKLOG)
         else:
-            listener.listen(_BACKLOG)
             self._lobby = Lobby(self._tls_server, factory, supervisor=self._supervisor)
             self._lobby.open(listener)
         address = advertised_address(self._settings, listener.getsockname()[:2])
@@ -91,14 +99,23 @@ class TcpWire:
     async def _bind(self) -> socket.socket:
         host, port = split_address(self._settings.listen)
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
         try:
-            listener.setblocking(False)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except BaseException:
-            listener.close()
-            raise
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = found[0]
+            listener = socket.socket(family, kind, protocol)
+            try:
+                listener.setblocking(False)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+                listener.listen(_BACKLOG)  # here, so that a port that two have bound at once is refused like any other
+            except BaseException:
+                listener.close()
+                raise
+        except OSError as error:
+            raise _not_bound(self._settings.listen, error) from error
         return listener
+
+
+def _not_bound(listen: str, error: OSError) -> ConfigurationError:
+    problem, hint = _WHY_NOT_BOUND.get(error.errno or 0, (error.strerror or str(error), "correct listen"))
+    return ConfigurationError(problem=f"listen is {listen}: {problem}", hint=hint)

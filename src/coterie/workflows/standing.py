@@ -16,8 +16,11 @@ from coterie.errors import (
     KeyConflict,
     MalformedMessage,
     PersistenceError,
+    WorkflowEnded,
     WorkflowFailed,
     WorkflowInterrupted,
+    WorkflowNotFound,
+    WorkflowTimeout,
 )
 from coterie.kernel import schema, tracing
 from coterie.kernel.codec import PLAIN
@@ -79,6 +82,7 @@ class WorkflowHandle(Generic[T_co]):
         self._kind = kind
         self._unit = kind.unit(id)
         self._acting = acting
+        self._known = ""
 
     async def result(self, *, timeout: Duration | None = None) -> T_co:
         """Wait for its result.
@@ -86,21 +90,34 @@ class WorkflowHandle(Generic[T_co]):
         Raises:
             WorkflowFailed: It failed.
             WorkflowInterrupted: It was interrupted.
-            TimeoutError: It took longer; it goes on.
-            ValueError: There is no such run, or none any more.
+            WorkflowTimeout: It took longer; it goes on.
+            WorkflowNotFound: There is no such run, or none any more.
         """
+        within_s = seconds_or_none(timeout, what="timeout")
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                return self._result(await self._ended())
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            known = self._known or "not known: the database did not answer"
+            raise WorkflowTimeout(
+                workflow=self._kind.name, id=self.id, waited_s=within_s or 0.0, status=known
+            ) from None
+
+    async def _ended(self) -> UnitRow:
+        """Its row, once it is over."""
         pause_s, longest_s = _LOOKS_S
-        async with asyncio.timeout(seconds_or_none(timeout, what="timeout")):
-            while True:
-                try:
-                    row = await self._row()
-                except PersistenceError as error:  # the run goes on, and so does whoever waits for it
-                    log.info("%s is looked at later: %s", self._unit, error)
-                else:
-                    if row.ended_at is not None:
-                        return self._result(row)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, longest_s)
+        while True:
+            try:
+                row = await self._row()
+            except PersistenceError as error:  # the run goes on, and so does whoever waits for it
+                log.info("%s is looked at later: %s", self._unit, error)
+            else:
+                if row.ended_at is not None:
+                    return row
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, longest_s)
 
     def _result(self, row: UnitRow) -> T_co:
         if row.status == "interrupted":
@@ -113,16 +130,32 @@ class WorkflowHandle(Generic[T_co]):
         return value
 
     async def status(self) -> UnitStatus:
-        """How it stands: running, suspended, done, failed, interrupted."""
+        """How it stands: running, suspended, done, failed, interrupted.
+
+        Raises:
+            WorkflowNotFound: There is no such run, or none any more.
+        """
         return (await self._row()).status
 
     async def interrupt(self) -> None:
-        """Have it end, and undo what it has done. Does not wait for that; a run that is over stays as it is."""
+        """Have it end, and undo what it has done. Does not wait for that; a run that is over stays as it is.
+
+        Raises:
+            WorkflowNotFound: There is no such run, or none any more.
+        """
         await self._ask(await self._acting().storage.units.interrupt(self._unit))
 
     async def resume(self) -> None:
-        """Have a suspended run look now whether it can go on."""
-        await self._ask(await self._acting().storage.units.resume(self._unit))
+        """Have a suspended run look now whether it can go on. One that runs goes on as it does.
+
+        Raises:
+            WorkflowEnded: It is over: done, failed or interrupted.
+            WorkflowNotFound: There is no such run, or none any more.
+        """
+        row = await self._acting().storage.units.resume(self._unit)
+        if row is not None and row.ended_at is not None:
+            raise WorkflowEnded(workflow=self._kind.name, id=self.id, status=row.status)
+        await self._ask(row)
 
     async def _ask(self, row: UnitRow | None) -> None:
         if row is None:
@@ -133,10 +166,11 @@ class WorkflowHandle(Generic[T_co]):
         row = await self._acting().storage.units.get(self._unit)
         if row is None:
             raise self._missing()
+        self._known = row.status
         return row
 
-    def _missing(self) -> ValueError:
-        return ValueError(f"there is no run {self.id!r} of workflow {self._kind.name!r}, or none any more")
+    def _missing(self) -> WorkflowNotFound:
+        return WorkflowNotFound(workflow=self._kind.name, id=self.id)
 
     def __repr__(self) -> str:
         return f"<WorkflowHandle {self._kind.name}/{self.id}>"

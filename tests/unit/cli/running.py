@@ -30,6 +30,7 @@ _NORMAL = [
     (re.compile(r"\b[0-9a-f]{32}\b"), "<id>"),
     (re.compile(r"127\.0\.0\.1:\d+"), "<address>"),
     (re.compile(r"\b0\.1\.0\S*"), "<version>"),
+    (re.compile(r"(in )?(?<![\d.])(<1|\b\d+)ms\b( ago)?"), "<time>"),
     (re.compile(r"[+-]?\b\d+(\.\d+)? ?(ms|MB|%)"), "<figure>"),
     (re.compile(r"\b(in )?(\d+[dhms] ?)?\b\d+(\.\d+)?[dhms]\b( ago)?"), "<time>"),
     (re.compile(r"[\d,.]+/s"), "<rate>/s"),
@@ -85,11 +86,22 @@ def transcript(said: Said) -> str:
     return normal(f"{said.err}{said.out}") + f"exit {said.code}\n"
 
 
+class FixedScreen(Screen):
+    """One of a certain width, whatever the tests' own output is."""
+
+    def __init__(self, columns: int | None, *, is_utf8: bool = True, colour: bool = False) -> None:
+        super().__init__(colour=colour)
+        self.is_terminal, self.is_utf8 = columns is not None, is_utf8
+        self._columns = columns
+
+    @property
+    def columns(self) -> int | None:
+        return self._columns
+
+
 def screen(*, is_terminal: bool = True, is_utf8: bool = True) -> Screen:
     """One that shows this, whatever the tests' own output is."""
-    made = Screen(colour=False)
-    made.is_terminal, made.is_utf8 = is_terminal, is_utf8
-    return made
+    return FixedScreen(100 if is_terminal else None, is_utf8=is_utf8)
 
 
 class Account(Entity):

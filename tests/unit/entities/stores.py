@@ -199,12 +199,12 @@ class FakeMessages:
         await self._passing("find", key)
         return None if row is None else Receipt(row.id, False, row.due_at, now_at(), row.status, self.digests[row.id])
 
-    async def cancel(self, id: str, claim: Claim | None) -> bool:
+    async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
         await self._passing("cancel", (id, claim))
         row = self.rows.get(id)
         if row is None or row.status != "pending":
             return False
-        del self.rows[id]
+        self.rows[id] = replace(row, status="done", reply=reply, key=None, completed_at=now_at())
         return True
 
     def _pending(self) -> list[MessageRow]:

@@ -12,6 +12,7 @@ from coterie import Entity, Retry, rpc
 from coterie.entities import deliveries
 from coterie.entities.envelopes import LOOK
 from coterie.entities.handovers import delivery_of
+from coterie.entities.outcomes import cancelled
 from tests.unit.entities.stores import StoredGround, now_at, occupant, stored, unknown, unreachable
 
 pytestmark = pytest.mark.simulated(seeds=2)
@@ -513,7 +514,7 @@ async def test_a_message_taken_back_while_its_entity_wakes_neither_runs_nor_ends
         Diary.gates["wake a"].set()
         await passed()
         assert (numbers(), ground.messages.asked["commit"], ground.told[sent]) == ([], [], [LOOK])
-        assert sent not in ground.messages.rows
+        assert ground.messages.rows[sent].reply == cancelled(sent)
         after = ground.bring(ground.message("a", "nothing"))
         await passed()
         assert ground.status(after) == ["done"], "the entity that woke serves the next"
@@ -529,7 +530,7 @@ async def test_cancel_before_and_after_it_began() -> None:
         told = [await ground.host.cancel_stored(each, seat) for each, seat in seats.items()]
         assert told == [False, True, True]
         assert (ground.told[waiting], ground.told[later]) == ([LOOK], [LOOK])
-        assert list(ground.messages.rows) == [running]
+        assert [ground.messages.rows[each].reply for each in seats] == [None, cancelled(waiting), cancelled(later)]
         assert await ground.host.cancel_stored(running, "shard:elsewhere:1") is None, "not ours to say"
         Diary.gates["a"].set()
         await passed(10)

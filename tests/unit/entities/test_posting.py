@@ -156,7 +156,7 @@ async def test_a_cancellation_that_storage_refuses_is_asked_for_again_at_whoever
     calling = FakeCalling(owner="")
     post, sent = posting(calling), calling.storage.messages.add(message()).id
 
-    async def held(id: str, claim: Any) -> bool:
+    async def held(id: str, claim: Any, *, reply: bytes) -> bool:
         calling.owner = "there"
         return False
 

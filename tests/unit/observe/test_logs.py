@@ -225,6 +225,7 @@ cluster = Cluster("sqlite:///logs.db", shards=1, runner_name="web-1", log_format
 async def setup():
     for _ in range(3):
         logging.getLogger("coterie.mine").warning("again")
+        logging.getLogger("shop").warning("charged")
     yield
 
 cluster.run()
@@ -255,6 +256,7 @@ def test_a_program_without_logging_says_everything_in_json_if_it_is_set(tmp_path
     assert sum(each["msg"] == "again" for each in objects) == 1
     assert objects[-1]["msg"].startswith("again … 2 more in ")
     assert any("listening on" in each["msg"] for each in objects)
+    assert sum(each["logger"] == "shop" and each["msg"] == "charged" for each in objects) == 3, "not ours to count"
 
 
 @pytest.mark.processes

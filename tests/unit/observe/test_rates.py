@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie import Cluster, Entity, rpc
 from coterie.kernel.metrics import SECONDS
 from coterie.observe.rates import Rate, percentile, rate, rates, together
 from tests.unit.observe.clusters import local
@@ -68,3 +71,28 @@ def test_a_percentile_lies_where_the_counts_are(counts: list[int], share: float)
     later = percentile(counts, min(share + 0.1, 1.0))
     assert later is not None
     assert later >= found
+
+
+async def test_stored_messages_are_part_of_what_a_runner_handles() -> None:
+    """Line 25: `status` and `top` said 0/s under 200 persisted messages a second."""
+    cluster = Cluster("sqlite://", shards=2)
+
+    class Ledger(Entity[None]):
+        @rpc(persisted=True)
+        async def book(self, number: int) -> int:
+            return number
+
+    cluster.entity(Ledger)
+    async with cluster:
+        await cluster.ready(timeout="10s")
+        here = cluster._acting()
+        before = here.facts()
+        sent = [await cluster.send(cluster.ref(Ledger, str(number)).book(number)) for number in range(20)]
+        assert [await cluster.result(each) for each in sent] == list(range(20))
+        await asyncio.sleep(0)
+        after = here.facts()
+        assert before is not None
+        assert after is not None
+        assert after.calls - before.calls == 20
+        apart = msgspec.structs.replace(after, up_s=before.up_s + 0.1)
+        assert round(rate(before, apart).calls_s) == 200

@@ -200,7 +200,7 @@ async def test_what_the_fence_refuses_is_noted_if_that_is_set(new: Opener, audit
         assert await storage.messages.commit(Commit(LOST, first)) == "fenced"
         assert await storage.messages.commit(Commit(LOST, state=StateChange("e", b"", 0))) == "fenced"
         assert await storage.messages.setback(Setback(LOST, first, 1, "boom", None)) == "fenced"
-        assert not await storage.messages.cancel(first, LOST)
+        assert not await storage.messages.cancel(first, LOST, reply=b"cancelled")
         assert await storage.messages.suspect(LOST, [Policy("Account", 1, 1)]) == 0
         sql = "select kind, runner, seat, epoch, note from audit order by id"
         rows = await storage._main.read(lambda connection: connection.execute(sql).fetchall(), doing="look")

@@ -72,7 +72,7 @@ HOT: Mapping[str, Work] = {
     "takeover": lambda c: deliveries.suspect(c, NOW, CLAIM, [Policy("Account1", 1, 3), Policy("Account2", 1, 3)]),
     "result by id": lambda c: records.look(c, NOW, [HERE[0].id]),
     "result by key": lambda c: records.find(c, NOW, **BY_KEY),
-    "cancel": lambda c: records.cancel(c, NOW, HERE[0].id, fenced=True),
+    "cancel": lambda c: records.cancel(c, NOW, HERE[0].id, b"cancelled", fenced=True),
     "backlog": lambda c: deliveries.backlog(c, NOW, most=100, dead_most=1000),
     "purge of a batch": lambda c: records.purge(c, NOW, after="", **KEPT, most=GROUP),
     "purge past the last": lambda c: records.purge(c, NOW, after=HERE[0].id, **KEPT, most=1000),

@@ -11,6 +11,7 @@ import pytest
 
 from coterie.errors import MailboxFull, MalformedMessage, RunnerUnavailable, SendTimeout
 from coterie.testing.running import current_loop
+from coterie.transport import outcomes
 from coterie.transport.envelopes import Cancel, End, Failure, Item, Reply, Request, decode, encode, pack_error
 from coterie.transport.frames import ProtocolError
 from coterie.transport.inflight import Calls
@@ -304,3 +305,9 @@ async def test_a_request_whose_time_is_over_expires_and_its_frame_is_one_that_th
     with pytest.raises(SendTimeout):
         await table.ask(within_s=-1.5)
     assert decode(encode(table.sent[0])) == Request(1, 1, b"", 0)
+
+
+@pytest.mark.parametrize(("within_s", "shown"), [(-0.015, "within 0s"), (0.25, "within 0.25s")])
+def test_nobody_has_waited_for_less_than_nothing(within_s: float, shown: str) -> None:
+    """Line 25: "no reply from runner a within -0.015s"."""
+    assert shown in outcomes.late("a", within_s).message

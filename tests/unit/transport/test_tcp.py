@@ -143,3 +143,29 @@ async def test_an_advertised_name_keeps_the_runner_from_starting_and_nothing_lis
         await transport("b", using).start()
     assert using._listener is not None
     assert using._listener.fileno() == -1
+
+
+async def test_a_port_that_another_process_has_is_named_with_what_to_do() -> None:
+    first = wire()
+    address = await first.listen(asyncio.Protocol)
+    try:
+        taken = wire(listen=address)
+        with pytest.raises(
+            ConfigurationError, match=f"listen is {address}: another process listens on this port"
+        ) as told:
+            await taken.listen(asyncio.Protocol)
+        assert "port 0 takes a free one" in told.value.hint
+        await taken.close()
+    finally:
+        await first.close()
+
+
+@pytest.mark.parametrize(
+    ("listen", "problem"),
+    [("192.0.2.1:0", "this host has no such address"), ("nobody.invalid:0", "listen is nobody.invalid:0: ")],
+)
+async def test_an_address_that_cannot_be_listened_on_is_refused_by_name(listen: str, problem: str) -> None:
+    elsewhere = wire(listen=listen, advertise="192.0.2.1:7650", secret="0123456789abcdefghijklmnopqrstuv")
+    with pytest.raises(ConfigurationError, match=problem):
+        await elsewhere.listen(asyncio.Protocol)
+    await elsewhere.close()

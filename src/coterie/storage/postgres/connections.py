@@ -13,7 +13,7 @@ import asyncpg
 from coterie.errors import ConfigurationError, PersistenceError
 from coterie.kernel import forks
 from coterie.kernel.secret import redacted_url
-from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, hopeless
+from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, hint_of, hopeless
 from coterie.storage.postgres.sessions import Session, deadline
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Connector:
         return session
 
     async def _open(self, over: float) -> asyncpg.Connection[Any]:
-        within_s = over - deadline(0)
+        within_s = max(over - deadline(0), 0.0)
         several = "," in urlsplit(self._url).netloc and "target_session_attrs" not in self._url
         options: dict[str, Any] = {"target_session_attrs": "read-write"} if several else {}
         try:
@@ -156,7 +156,7 @@ class Connector:
             doing=f"connect to {self.address}",
             problem=f"{describe(error)} ({many} in {took_s:.1f}s)",
             outcome="unreachable",
-            hint=hopeless(error) or "is the server running? without COTERIE_URL a local file is used",
+            hint=hopeless(error) or hint_of(error) or "is the server running? without COTERIE_URL a local file is used",
         )
 
 

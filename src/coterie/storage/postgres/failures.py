@@ -56,7 +56,7 @@ def judge(error: Exception) -> Verdict:
 
 def refusal(error: Exception, *, doing: str) -> PersistenceError:
     """The server answered with an error: it has rolled back."""
-    return PersistenceError(doing=doing, problem=describe(error), outcome="refused", hint=_hint(error))
+    return PersistenceError(doing=doing, problem=describe(error), outcome="refused", hint=hint_of(error))
 
 
 def loss(lost: Lost, *, doing: str, outcome: Outcome) -> PersistenceError:
@@ -82,7 +82,8 @@ def describe(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _hint(error: Exception) -> str:
+def hint_of(error: Exception) -> str:
+    """What to do about an error of the server; nothing if only the error itself can say."""
     state = getattr(error, "sqlstate", None)
     if state in _LOCKED:
         return "another session holds a lock on it; pg_stat_activity shows open transactions"
@@ -90,6 +91,10 @@ def _hint(error: Exception) -> str:
         return "grant select, insert, update, delete on all tables in schema coterie to the role"
     if state == "57014":
         return "the server is overloaded, or another session holds what it needs"
+    if state == "53300":
+        return "the server has no free connection: raise its max_connections, lower pool_size, or run fewer processes"
+    if state == "53100":
+        return "the server's disk is full: make room there; what was acknowledged is not lost"
     if state == "25006":
         return "the server is a standby or was made read-only; point the url to the primary"
     return ""

@@ -101,11 +101,11 @@ class PostgresMessages:
         rows = await self._read("find", entity_type, entity_id, method, key)
         return receipt(rows[0]) if rows else None
 
-    async def cancel(self, id: str, claim: Claim | None) -> bool:
-        """Delete a pending message; with a claim only under the fence, else only if nobody holds its seat."""
+    async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
+        """End a pending message; with a claim only under the fence, else only if nobody holds its seat."""
         if claim is None:
-            return bool(await self._write("cancel", id))
-        return bool(await self._write("cancel_fenced", claim.runner, claim.seat, claim.epoch, id))
+            return bool(await self._write("cancel", id, reply))
+        return bool(await self._write("cancel_fenced", claim.runner, claim.seat, claim.epoch, id, reply))
 
     async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
         """Messages in order of their ids, past the id `after`."""

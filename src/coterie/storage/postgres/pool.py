@@ -117,7 +117,7 @@ class Pool:
     async def _wait_for_room(self, over: float) -> None:
         if self._closed:
             raise ShuttingDown(what=f"the pool of {self._connector.address}")
-        within_s = over - deadline(0)
+        within_s = max(over - deadline(0), 0.0)
         try:
             async with asyncio.timeout_at(over):
                 await self._free.acquire()

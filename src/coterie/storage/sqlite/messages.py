@@ -104,10 +104,12 @@ class SqliteMessages:
         names = {"entity_type": entity_type, "entity_id": entity_id, "method": method, "key": key}
         return await self._read(lambda c, s: records.find(c, s, **names))
 
-    async def cancel(self, id: str, claim: Claim | None) -> bool:
-        """Delete a pending message; False: there is none. With a claim under the fence, else if nobody holds it."""
+    async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
+        """End a pending message; False: there is none. With a claim under the fence, else if nobody holds it."""
         fenced = claim is not None
-        return await self._fenced(claim, lambda c, s: records.cancel(c, s, id, fenced=fenced), about=id, lost=False)
+        return await self._fenced(
+            claim, lambda c, s: records.cancel(c, s, id, reply, fenced=fenced), about=id, lost=False
+        )
 
     async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
         """Messages in order of their ids, past the id `after`."""

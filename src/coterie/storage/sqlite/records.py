@@ -86,9 +86,9 @@ def listed(
     return sorted(look(connection, scope, ids), key=lambda row: row.id)
 
 
-def cancel(connection: apsw.Connection, scope: Scope, id: str, *, fenced: bool) -> bool:
-    """Delete a pending message, its holder's if it is fenced, else one that nobody holds; False: there is none."""
-    return _changed(connection, "cancel" if fenced else "cancel_free", bindings(scope, id=id)) == 1
+def cancel(connection: apsw.Connection, scope: Scope, id: str, reply: bytes, *, fenced: bool) -> bool:
+    """End a pending message, its holder's if it is fenced, else one that nobody holds; False: there is none."""
+    return _changed(connection, "cancel" if fenced else "cancel_free", bindings(scope, id=id, reply=reply)) == 1
 
 
 def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_type: str, entity_id: str) -> int:

@@ -409,14 +409,16 @@ with policies as materialized (
 select count(*) filter (where counts) from suspected;
 
 -- name: cancel
--- Delete a pending message whose seat nobody holds, and nobody takes meanwhile: else its holder knows whether it runs.
+-- End a pending message whose seat nobody holds, and nobody takes meanwhile: else its holder knows whether it runs. Its
+-- reply says that it was cancelled; its key is free again.
 with seat as materialized (
     select s.holder
     from coterie.seats as s
     where s.cluster = $1 and s.name = (select m.seat from coterie.messages as m where m.cluster = $1 and m.id = $2)
     for share of s
 )
-delete from coterie.messages as m
+update coterie.messages as m
+set status = 1, completed_at = statement_timestamp(), reply = $3, key = null, epoch = 0
 where m.cluster = $1 and m.id = $2 and m.completed_at is null
     and not exists (select 1 from seat where seat.holder is not null)
 returning m.id;
@@ -431,7 +433,9 @@ with me as materialized (
     where s.cluster = $1 and s.name = $3 and s.holder = $2 and s.epoch = $4
     for share of s
 )
-delete from coterie.messages as m using held
+update coterie.messages as m
+set status = 1, completed_at = statement_timestamp(), reply = $6, key = null, epoch = 0
+from held
 where m.cluster = $1 and m.id = $5 and m.seat = held.name and m.completed_at is null
 returning m.id;
 

@@ -173,12 +173,14 @@ and (:before_ns is null or completed_at_ns <= :before_ns)
 order by id limit :most;
 
 -- name: cancel
--- Delete a pending message.
-delete from messages where cluster = :cluster and id = :id and completed_at_ns is null;
+-- End a pending message: its reply says that it was cancelled, and its key is free again.
+update messages set status = 1, completed_at_ns = :now_ns, reply = :reply, key = null, epoch = 0
+where cluster = :cluster and id = :id and completed_at_ns is null;
 
 -- name: cancel_free
--- Delete a pending message whose seat nobody holds: else its holder knows whether it runs.
-delete from messages where cluster = :cluster and id = :id and completed_at_ns is null
+-- The same of a message whose seat nobody holds: else its holder knows whether it runs.
+update messages set status = 1, completed_at_ns = :now_ns, reply = :reply, key = null, epoch = 0
+where cluster = :cluster and id = :id and completed_at_ns is null
     and not exists (
         select 1 from seats as s where s.cluster = :cluster and s.name = messages.seat and s.holder is not null
     );
