@@ -18,6 +18,7 @@ from coterie.entities.references import address_of
 from coterie.entities.room import Entities
 from coterie.entities.work import handling
 from coterie.errors import Forked, NotStarted
+from coterie.kernel import tracing
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.codec import codec_for
 from coterie.kernel.context import refuse_in_transaction
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from coterie.entities.broadcasting import Replies
     from coterie.entities.definitions import EntityOptions
     from coterie.entities.entity import E, Entity
-    from coterie.kernel.addresses import MessageId
+    from coterie.kernel.addresses import EntityAddress, MessageId
     from coterie.kernel.durations import Duration
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.versions import Migrations
@@ -117,7 +118,9 @@ class Cluster:
         self._entities = Entities(self, self._acting)
         self._singletons = SingletonRoom(self)
         heartbeat_s = self.settings.heartbeat.total_seconds()
-        self.singletons = Singletons(self._acting, self._singletons.known, heartbeat_s=heartbeat_s)
+        self.singletons = Singletons(
+            self._acting, self._singletons.known, heartbeat_s=heartbeat_s, staleness=self.settings.staleness
+        )
         self._setups: list[Setup] = []
         self._running: Connection | None = None
 
@@ -595,7 +598,17 @@ class Cluster:
 
     def is_local(self, ref: Entity[Any]) -> bool:
         """Whether an entity lives in this process, or would: whether this runner holds its shard just now."""
-        here, address = self._acting(), address_of(ref)
+        address = address_of(ref)
+        if not tracing.on:
+            return self._is_local(address)
+        facts = {"coterie.entity_type": address.type, "coterie.entity_id": address.id}
+        with tracing.span("cluster.is_local", facts):
+            found = self._is_local(address)
+            tracing.note("coterie.is_local", str(found).lower())
+            return found
+
+    def _is_local(self, address: EntityAddress) -> bool:
+        here = self._acting()
         seat = Seat.shard(self.shard_of(address.type, address.id))
         tenure = here.tenure(seat) if isinstance(here, Runner) else None
         return tenure is not None and tenure.held

@@ -69,7 +69,6 @@ _ENV_HEAD = """\
 
 """
 
-Web = Literal["off", "read", "act"]
 LogFormat = Literal["text", "json"]
 
 
@@ -147,8 +146,14 @@ class Settings:
     heartbeat: timedelta = setting(  # S10
         readings.duration("100ms", "1d"),
         "30s",
-        "the time between two signs of life of a singleton; unhealthy after two are missed",
-        why="a minute until a probe turns red is soon enough, and costs two small writes a minute",
+        "the time between two signs of life of a singleton",
+        why="with staleness a minute until a probe turns red, soon enough, at the cost of two small writes a minute",
+    )
+    staleness: float = setting(
+        readings.number(1, 1000),
+        2.0,
+        "after how many intervals without a sign of life or progress a singleton is unhealthy",
+        why="one may be late; the second one that is missed proves it",
     )
     call_timeout: timedelta = setting(
         readings.duration("10ms", "1d"),
@@ -202,14 +207,8 @@ class Settings:
     http_listen: str | None = setting(
         readings.optional(readings.address()),
         "127.0.0.1:7650",
-        "where probes, metrics and the page are served; off serves none of them",
+        "where probes, health and metrics are served; off serves none of them",
         why="loopback, until told otherwise: a kubelet needs 0.0.0.0:7650",
-    )
-    web: Web | None = setting(
-        readings.choice("off", "read", "act", unset="auto"),
-        None,
-        "what the page may do",
-        why="auto: act on loopback, read elsewhere",
     )
     pool_size: int = setting(
         readings.whole(1, 1000),
@@ -268,7 +267,7 @@ class Settings:
     http_token: Secret | None = setting(
         readings.secret(),
         None,
-        "what acts and details over HTTP need, in the Authorization header, on loopback too",
+        "what details over HTTP need, in the Authorization header, on loopback too",
         why="off: on loopback all is seen, elsewhere only the words of the probes",
     )
     migrate: bool = setting(
@@ -359,6 +358,7 @@ class SettingsOverrides(TypedDict, total=False):
     stall_limit: Duration
     drain: Duration
     heartbeat: Duration
+    staleness: float
     call_timeout: Duration
     shards: int
     listen: str
@@ -368,7 +368,6 @@ class SettingsOverrides(TypedDict, total=False):
     tls_key: str | Path | None
     tls_ca: str | Path | None
     http_listen: str | None
-    web: Web | None
     pool_size: int
     retention: Duration
     key_retention: Duration

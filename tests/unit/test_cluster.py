@@ -13,13 +13,17 @@ from starlette.applications import Starlette
 from coterie import (
     Cluster,
     ConfigurationError,
+    Entity,
     Forked,
+    Leader,
     NotReady,
     NotStarted,
     RunnerUnavailable,
     ShardId,
     Snowflake,
     WrongLoop,
+    current,
+    rpc,
 )
 
 if TYPE_CHECKING:
@@ -315,5 +319,25 @@ async def test_another_threads_loop_is_refused_in_our_words_wherever_it_asks(clu
 
     async with cluster:
         told = {await asyncio.to_thread(elsewhere, call) for call in calls}
-        assert told == {"cluster 'coterie' MainThread"}
+        assert told == {"cluster 'default' MainThread"}
         assert await cluster.kv.get("a") is None, "nothing was written"
+
+
+async def test_work_knows_the_address_of_its_runner(cluster: Cluster) -> None:
+    led: asyncio.Queue[str | None] = asyncio.Queue()
+
+    @cluster.entity
+    class Where(Entity[None]):
+        @rpc
+        async def address(self) -> str | None:
+            return current().runner_address
+
+    @cluster.singleton("where")
+    async def where(leader: Leader[None]) -> None:
+        led.put_nowait(current().runner_address)
+
+    async with cluster:
+        (row,) = await cluster.runners.list()
+        assert await cluster.ref(Where, "a").address() == row.address
+        async with asyncio.timeout(10):
+            assert await led.get() == row.address

@@ -35,7 +35,7 @@ from coterie.settings import (
 ROOT = Path(__file__).parents[2]
 NAMES = (  # noqa: SIM905 as the public face writes them
     "url name runner_name groups weight lease_ttl lease_renew lease_margin stall_limit drain heartbeat "
-    "call_timeout shards listen advertise secret tls_cert tls_key tls_ca http_listen web pool_size retention "
+    "staleness call_timeout shards listen advertise secret tls_cert tls_key tls_ca http_listen pool_size retention "
     "key_retention resident_entities max_idle retry frame_limit transaction_limit sqlite_kill_frozen "
     "http_token migrate audit log_format"
 ).split()
@@ -61,7 +61,7 @@ def test_the_defaults_are_those_that_were_promised() -> None:
     seconds = {name: timedelta(seconds=value) for name, value in DEFAULT_SECONDS.items()}
     assert {name: getattr(settings, name) for name in seconds} == seconds
     assert (settings.url, settings.name, settings.groups) == ("sqlite:///coterie.db", "default", ("default",))
-    assert (settings.listen, settings.http_listen, settings.web) == ("127.0.0.1:0", "127.0.0.1:7650", None)
+    assert (settings.listen, settings.http_listen) == ("127.0.0.1:0", "127.0.0.1:7650")
     assert (settings.shards, settings.frame_limit, settings.retry) == (100, 8 * 2**20, Retry())
     assert (settings.sqlite_kill_frozen, settings.migrate, settings.audit) == (True, True, False)
     assert (settings.secret, settings.http_token) == ((), None)
@@ -127,8 +127,7 @@ def test_none_is_a_value_where_a_setting_can_be_off() -> None:
         ("lease_margin", "1s", timedelta(seconds=1)),
         ("migrate", "off", False),
         ("audit", "TRUE", True),
-        ("web", "read", "read"),
-        ("web", "auto", None),
+        ("staleness", "3", 3.0),
         ("retry", "attempts=7,base=1s", Retry(attempts=7, base="1s")),
         ("retry", "never", Retry.never),
         ("listen", "[::1]:80", "[::1]:80"),
@@ -181,7 +180,7 @@ def test_values_are_shown_in_a_form_that_reads_back() -> None:
         ("listen", "host:70000"),
         ("listen", ":80"),
         ("advertise", "host:0"),
-        ("web", "write"),
+        ("staleness", "0.5"),
         ("migrate", "maybe"),
         ("migrate", 1),
         ("retry", "often"),

@@ -251,6 +251,13 @@ async def test_a_broadcast_is_one_trace(cluster: Cluster, spans: Spans) -> None:
     assert sum(is_child(each, asked) for each in spans.of("entity.Account.trace")) == 2
 
 
+async def test_asking_where_an_entity_lives_has_a_span(cluster: Cluster, spans: Spans) -> None:
+    assert cluster.is_local(cluster.ref(Account, "alice")) is True
+    (found,) = spans.named("cluster.is_local")
+    assert found.attributes is not None
+    assert (found.attributes["coterie.entity_id"], found.attributes["coterie.is_local"]) == ("alice", "true")
+
+
 async def test_an_id_that_was_given_by_hand_stays_and_a_traceparent_goes_on(cluster: Cluster, spans: Spans) -> None:
     """A bare id names no span, so a trace of its own begins; as does `current().trace_id` where nobody traces."""
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "status": "is it healthy? who leads? what next? what failed?",
     "top": "the same, live",
-    "open": "open the page in the browser",
+    "open": "open the health of this machine's runner in the browser",
     "runners": "who takes part, and how they fare",
     "shards": "who holds which shard",
     "singletons": "who leads what, and what was saved",

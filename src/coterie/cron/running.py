@@ -154,13 +154,17 @@ class Running:
     def _count_begun(self) -> None:
         name = self._cron.name
         meters.EXECUTIONS.of(name, "cron").value += 1
-        meters.LAST_EXECUTION.of(name, "cron").value = self._desk.dial.now().timestamp()
+        self._meter()
+
+    def _meter(self) -> None:
+        meters.LAST_EXECUTION.of(self._cron.name, "cron").value = self._desk.dial.now().timestamp()
 
     async def _tried(self) -> str | None:
         """One attempt; what went wrong, if anything."""
         enter(
             ClusterContext(
                 runner_id=self._tenure.claim.runner,
+                runner_address=self._tenure.address,
                 name=self._cron.name,
                 is_leader=True,
                 epoch=self._tenure.epoch,
@@ -259,6 +263,7 @@ class Running:
         if chaos.on:
             await chaos.point("cron.before_outcome")
         await self._insist(self._noted(outcome=outcome, took_s=took_s, reason=reason))
+        self._meter()
         meters.CRON_TICKS.of(self._cron.name, outcome).value += 1
         if self._cut_off or (self._work is not None and self._work.is_open):  # a former attempt may have begun its unit
             await finish(self._work or self._new_work(), self._desk.units, self._tenure)

@@ -209,6 +209,7 @@ class Resident:
         claim = self.shard.tenure.claim
         return {
             "runner_id": claim.runner,
+            "runner_address": self.shard.tenure.address,
             "shard": self.shard.id,
             "entity_type": self.hosted.type.name,
             "entity_id": self.id,

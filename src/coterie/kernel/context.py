@@ -23,6 +23,8 @@ class ClusterContext:
 
     runner_id: str | None = None
     """The incarnation of the runner."""
+    runner_address: str | None = None
+    """Where other runners reach it: `10.0.0.5:7650`."""
     shard: ShardId | None = None
     entity_type: str | None = None
     entity_id: str | None = None
@@ -52,6 +54,7 @@ class ContextFields(TypedDict, total=False):
     """The fields of `ClusterContext`, as arguments of `within_cluster`."""
 
     runner_id: str | None
+    runner_address: str | None
     shard: ShardId | None
     entity_type: str | None
     entity_id: str | None

@@ -54,7 +54,10 @@ EXECUTIONS = _counter(
     "type",
 )
 LAST_EXECUTION = _gauge(
-    "singleton_last_execution", "When the last of them began here, in seconds since 1970", "singleton", "type"
+    "singleton_last_execution",
+    "When one of them last began, gave a sign of life or ended here, in seconds since 1970",
+    "singleton",
+    "type",
 )
 STATE_ERRORS = _counter(
     "singleton_state_errors_total",

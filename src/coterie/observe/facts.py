@@ -84,6 +84,8 @@ class ClusterFacts:
     """Messages that were given up, counted up to a bound."""
     free_s: Mapping[str, float | None] = field(default_factory=dict)
     """For how long seats are known to have had no holder; None: they have none, and nobody knows since when."""
+    staleness: float = 2.0
+    """After how many intervals without progress a singleton is unhealthy: the setting of whoever asks."""
 
     @property
     def oldest(self) -> Overdue | None:

@@ -144,6 +144,7 @@ class Gathering:
             overdue=_overdue(found),
             dead=found.dead,
             free_s=self._free.saw(view, now_ns / 1e9),
+            staleness=self._here.settings.staleness,
         )
 
     async def _ask_all(self, view: View) -> dict[str, LocalFacts | None]:
@@ -169,7 +170,8 @@ class Gathering:
         if not wanted:
             return ()
         heartbeat_s = self._here.settings.heartbeat.total_seconds()
-        return tuple(await Singletons(lambda: self._here, {}, heartbeat_s=heartbeat_s).list())
+        known = Singletons(lambda: self._here, {}, heartbeat_s=heartbeat_s, staleness=self._here.settings.staleness)
+        return tuple(await known.list())
 
     async def _crons(self, *, wanted: bool) -> tuple[CronInfo, ...]:
         if not wanted:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from coterie.kernel.addresses import Seat
 from coterie.observe.health import Health, Reason
-from coterie.singletons.staleness import MISSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -239,7 +238,7 @@ def _singletons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reas
         seat, what = Seat.singleton(info.name), f"singleton {info.name}"
         if info.leader is None:
             # A takeover is no progress: what was silent for too long stays so while it is under way.
-            silent = _silent(info, facts.now)
+            silent = _silent(info, facts)
             if not silent and _is_moving(seat, facts, bounds):
                 continue
             yield seat, _unheld(seat, what, info.group, "; ".join(filter(None, [silent, info.problem])), facts)
@@ -256,12 +255,13 @@ def _singletons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reas
             )
 
 
-def _silent(info: SingletonInfo, now: datetime) -> str:
+def _silent(info: SingletonInfo, facts: ClusterFacts) -> str:
     """How long a singleton without a leader has made no progress, if that is too long."""
     if info.expected_interval is None or info.last_heartbeat_at is None:
         return ""
-    expected_s, silent_s = info.expected_interval.total_seconds(), (now - info.last_heartbeat_at).total_seconds()
-    return f"no progress for {silent_s:.0f}s (expected every {expected_s:g}s)" if silent_s > MISSED * expected_s else ""
+    expected_s, silent_s = info.expected_interval.total_seconds(), (facts.now - info.last_heartbeat_at).total_seconds()
+    is_stale = silent_s > facts.staleness * expected_s
+    return f"no progress for {silent_s:.0f}s (expected every {expected_s:g}s)" if is_stale else ""
 
 
 def _crons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reason]]:

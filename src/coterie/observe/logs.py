@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coterie.errors import CoterieError, quoted
 from coterie.kernel import tracing
 from coterie.kernel.clock import SystemClock, to_datetime
-from coterie.kernel.context import trace_here
+from coterie.kernel.context import trace_here, work_here
 from coterie.kernel.texts import visible, visible_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _KEYS_MOST: Final = 256
 """How many different ones are remembered: whoever is forgotten is shown again."""
 _PLAIN = re.compile(r"[\w./:@+-]+")
 _OURS: Final = "coterie"
-_OWN = ("time", "level", "logger", "msg", "runner", "trace_id", "exc")
+_OWN = ("time", "level", "logger", "msg", "runner", "service.name", "trace_id", "exc")
 
 
 def handler(*, as_json: bool, runner: str, clock: Clock | None = None, stream: TextIO | None = None) -> Handler:
@@ -85,7 +85,7 @@ class TextLine(logging.Formatter):
         record.message = visible(record.message)
         if not self._has_fields:
             return super().formatMessage(record)
-        fields = _fields(record)
+        fields = {**_service(), **_fields(record)}
         if (trace_id := _trace_id()) is not None:
             fields["trace_id"] = trace_id
         return " ".join([super().formatMessage(record), *(f"{key}={_shown(value)}" for key, value in fields.items())])
@@ -109,6 +109,7 @@ class JsonLine(logging.Formatter):
             "logger": record.name,
             "msg": record.getMessage(),
             "runner": self._runner,
+            **_service(),
         }
         if (trace_id := _trace_id()) is not None:
             line["trace_id"] = trace_id
@@ -231,6 +232,15 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     if error is None:
         return {}
     return {"code": error.code, **{name: value for name, value in error.facts.items() if value not in ("", None)}}
+
+
+def _service() -> dict[str, str]:
+    """The singleton, cron or workflow whose work logs, under the name that collectors know."""
+    with contextlib.suppress(Exception):
+        work = work_here()
+        if work is not None and work.name is not None:
+            return {"service.name": work.name}
+    return {}
 
 
 def _trace_id() -> str | None:

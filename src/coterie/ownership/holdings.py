@@ -59,6 +59,7 @@ class Holdings:
 
     Args:
         me: The incarnation.
+        address: Where others reach it, once it listens.
         occupy: Puts somebody on a seat.
         released: Told when a seat was given back, with the target it was meant for.
     """
@@ -67,6 +68,7 @@ class Holdings:
         self,
         me: str,
         *,
+        address: Callable[[], str | None],
         keeping: Keeping,
         trust: Trust,
         occupy: Occupy,
@@ -74,6 +76,7 @@ class Holdings:
         refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._me = me
+        self._address = address
         self._keeping = keeping
         self._trust = trust
         self._occupy = occupy
@@ -113,7 +116,9 @@ class Holdings:
             if not self._trust.holds:
                 self._owed[grant.name] = grant.epoch
                 continue
-            tenure = Tenure(Claim(self._me, grant.name, grant.epoch), clean=grant.clean, trust=self._trust)
+            tenure = Tenure(
+                Claim(self._me, grant.name, grant.epoch), clean=grant.clean, trust=self._trust, address=self._address()
+            )
             try:
                 occupant = self._occupy(tenure)
             except Exception:  # its neighbours are ours all the same

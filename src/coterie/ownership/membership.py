@@ -129,6 +129,7 @@ class Membership(Service):
         )
         self._holdings = Holdings(
             incarnation,
+            address=lambda: transport.address,
             keeping=self._keeping,
             trust=self.trust,
             occupy=occupy,

@@ -52,12 +52,14 @@ class Tenure:
         claim: What the fence will ask for.
         clean: Whether the holder before gave the seat back; otherwise its last work may have been cut short [C5].
         trust: The runner's.
+        address: Where others reach it.
     """
 
-    __slots__ = ("_trust", "claim", "clean", "ended")
+    __slots__ = ("_trust", "address", "claim", "clean", "ended")
 
-    def __init__(self, claim: Claim, *, clean: bool, trust: Trust) -> None:
+    def __init__(self, claim: Claim, *, clean: bool, trust: Trust, address: str | None = None) -> None:
         self.claim = claim
+        self.address = address
         self.clean = clean
         self.ended = False
         """Whether the seat was given up, or found to be somebody else's."""

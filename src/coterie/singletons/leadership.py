@@ -262,7 +262,6 @@ class Leadership:
         self.stamps.ran()
         name, clock = self.singleton.name, self._post.clock
         meters.EXECUTIONS.of(name, "singleton").value += 1
-        meters.LAST_EXECUTION.of(name, "singleton").value = clock.wall_ns() / 1e9
         began_ns = clock.steady_ns()
         try:
             if self.singleton.every_s is not None:
@@ -363,7 +362,12 @@ class Leadership:
     def _cluster_context(self) -> ClusterContext:
         claim = self.tenure.claim
         return ClusterContext(
-            runner_id=claim.runner, name=self.singleton.name, is_leader=True, epoch=claim.epoch, seat=claim.seat
+            runner_id=claim.runner,
+            runner_address=self.tenure.address,
+            name=self.singleton.name,
+            is_leader=True,
+            epoch=claim.epoch,
+            seat=claim.seat,
         )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import HeartbeatFailed, LeadershipLost, PersistenceError
+from coterie.kernel import meters
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.texts import said, storable
 from coterie.storage.executions import Stamp
@@ -129,10 +130,12 @@ class Stamps:
         """A run begins."""
         self.runs += 1
         self.ran_ns = self._clock.steady_ns()
+        self._meter()
         self._news.set()
 
     def progress(self) -> None:
-        """There was progress."""
+        """There was progress, or a run has ended."""
+        self._meter()
         self._progress_ns = self._clock.steady_ns()
         self._news.set()
 
@@ -142,8 +145,13 @@ class Stamps:
         self._note = storable(note[:_TEXT_MOST])
         self.progress()
 
+    def _meter(self) -> None:
+        _, _, name = self._tenure.seat.partition(":")
+        meters.LAST_EXECUTION.of(name, "singleton").value = self._clock.wall_ns() / 1e9
+
     def error(self, error: BaseException) -> None:
         """Something failed."""
+        self._meter()
         self._error = storable(said(error)[:_TEXT_MOST])
         self._error_ns = self._clock.steady_ns()
         self._news.set()

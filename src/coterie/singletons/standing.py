@@ -83,14 +83,21 @@ class Singletons:
         acting: For whom it is asked.
         known: What this program defines.
         heartbeat_s: How often a leader gives a sign of life.
+        staleness: How many of them, or of the intervals that are expected, may pass without one.
     """
 
     def __init__(
-        self, acting: Callable[[], Connection], known: Mapping[str, Singleton[Any]], *, heartbeat_s: float
+        self,
+        acting: Callable[[], Connection],
+        known: Mapping[str, Singleton[Any]],
+        *,
+        heartbeat_s: float,
+        staleness: float,
     ) -> None:
         self._acting = acting
         self._known = known
         self._heartbeat_s = heartbeat_s
+        self._staleness = staleness
 
     async def list(self) -> Sequence[SingletonInfo]:
         """All that the cluster knows, by name, also those that this program does not define."""
@@ -186,7 +193,7 @@ class Singletons:
     def _problem(self, leader: str | None, said: Execution | None) -> str:
         if leader is None:
             return "nobody leads it"
-        stale = None if said is None else judge(said, heartbeat_s=self._heartbeat_s)
+        stale = None if said is None else judge(said, heartbeat_s=self._heartbeat_s, factor=self._staleness)
         return "" if stale is None else str(stale)
 
 

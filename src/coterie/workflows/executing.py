@@ -168,6 +168,7 @@ class Execution:
         enter(
             ClusterContext(
                 runner_id=self._tenure.claim.runner,
+                runner_address=self._tenure.address,
                 name=self._kind.name,
                 epoch=self._tenure.epoch,
                 seat=self._tenure.seat,

@@ -90,6 +90,15 @@ def test_the_trace_of_whoever_logs_is_in_the_line(text: Heard, as_json: Heard) -
     assert [each.get("trace_id") for each in as_json.objects] == [TRACE, None]
 
 
+def test_the_singleton_or_cron_that_logs_is_in_the_line(text: Heard, as_json: Heard) -> None:
+    with within_cluster(name="importer"):
+        text.log.info("inside")  # of both: it is one logger
+    with within_cluster(entity_type="Account", entity_id="alice"):
+        text.log.info("an entity")
+    assert text.said == ["INFO inside service.name=importer", "INFO an entity"]
+    assert [each.get("service.name") for each in as_json.objects] == ["importer", None]
+
+
 def test_json_has_one_object_a_line_whatever_is_said(as_json: Heard) -> None:
     before = datetime.now(UTC)
     try:

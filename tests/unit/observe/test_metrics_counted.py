@@ -238,6 +238,11 @@ async def test_h4_executions_of_a_singleton_are_counted_timed_and_dated() -> Non
         assert since(meters.EXECUTIONS, *labels) == len(runs)
         assert since(meters.EXECUTION_DURATION, *labels) == len(runs)
         assert meters.LAST_EXECUTION.of(*labels).value == pytest.approx(runs[-1], abs=5)  # its machine's clock is off
+        meters.LAST_EXECUTION.of(*labels).value = 0.0
+        await sim.wait_until(lambda: meters.LAST_EXECUTION.of(*labels).value)
+        began = meters.LAST_EXECUTION.of(*labels).value
+        await sim.advance(1)
+        assert meters.LAST_EXECUTION.of(*labels).value - began == pytest.approx(0.5, abs=0.1), "its end counts, too"
         assert since(meters.SINGLETON_FAILURES, "sweeper") == 1
 
 

@@ -62,6 +62,7 @@ class Stage:
         self.offers: list[tuple[str, int, str | None]] = []
         self.holdings = Holdings(
             "me",
+            address=lambda: "127.0.0.1:1",
             keeping=self.desk,  # type: ignore[arg-type] # a stand-in
             trust=self.trust,
             occupy=self._occupy,

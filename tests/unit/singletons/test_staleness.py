@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.singletons.staleness import MISSED, Stale, judge
+from coterie.singletons.staleness import Stale, judge
 from coterie.storage.executions import Execution
 from tests.unit.singletons.stages import NOW
 
+MISSED = 2.0
 HEARTBEAT_S = 30.0
 SECONDS = st.integers(0, 10**6).map(float)
 AGES = st.none() | SECONDS
@@ -55,7 +56,7 @@ def ago(seconds: float) -> Any:
 
 
 def stale(**ages: Any) -> Stale | None:
-    return judge(execution(**ages), heartbeat_s=HEARTBEAT_S)
+    return judge(execution(**ages), heartbeat_s=HEARTBEAT_S, factor=MISSED)
 
 
 def test_where_nothing_is_expected_being_alive_is_enough() -> None:
@@ -81,6 +82,12 @@ def test_what_never_ran_is_told_as_such_from_the_day_it_was_known() -> None:
     assert stale(expected_s=10, known_s=20) is None
     assert stale(expected_s=10, known_s=21, since_s=1) == Stale("execution", 21, 10)
     assert stale(expected_s=10, known_s=21, ran_s=3) == Stale("progress", 21, 10), "it ran, and came nowhere"
+
+
+def test_how_many_may_be_missed_is_a_setting() -> None:
+    said = execution(expected_s=10, progress_s=25)
+    assert judge(said, heartbeat_s=HEARTBEAT_S, factor=2.0) is not None
+    assert judge(said, heartbeat_s=HEARTBEAT_S, factor=3.0) is None
 
 
 @pytest.mark.parametrize(

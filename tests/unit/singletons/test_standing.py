@@ -69,7 +69,7 @@ class Ground:
     def __init__(self, *known: Any) -> None:
         self.connection = FakeConnection()
         acting: Any = self.connection
-        self.singletons = Singletons(lambda: acting, {each.name: each for each in known}, heartbeat_s=30)
+        self.singletons = Singletons(lambda: acting, {each.name: each for each in known}, heartbeat_s=30, staleness=2.0)
 
     def store(self, name: str, *values: bytes, **row: Any) -> None:
         rows = [StateRow(value, len(values) - place, 7, "r1", NOW, **row) for place, value in enumerate(values)]
