@@ -36,7 +36,8 @@ TREE = """
 CoterieError
   ClusterError
     MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned MalformedMessage
-    UnknownEntity KeyConflict ReentrantCall MessageDead MessageCancelled MessageExpired TransactionTimeout PersistenceError
+    UnknownEntity KeyConflict ReentrantCall MessageDead MessageCancelled MessageExpired TransactionTimeout
+    PersistenceError
       StorageReplaced
     NotStarted NotReady ShuttingDown Forked WrongLoop
   RemoteError

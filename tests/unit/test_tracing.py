@@ -252,9 +252,10 @@ async def test_a_broadcast_is_one_trace(cluster: Cluster, spans: Spans) -> None:
 
 
 async def test_asking_where_an_entity_lives_has_a_span(cluster: Cluster, spans: Spans) -> None:
-    await cluster.ready(timeout="10s")
-    assert cluster.is_local(cluster.ref(Account, "alice")) is True
-    (found,) = [each for each in spans.all() if each.name == "cluster.is_local"]
+    async with cluster:
+        await cluster.ready(timeout="10s")
+        assert cluster.is_local(cluster.ref(Account, "alice")) is True
+    (found,) = spans.of("cluster.is_local")
     assert found.attributes is not None
     assert (found.attributes["coterie.entity_id"], found.attributes["coterie.is_local"]) == ("alice", "true")
 

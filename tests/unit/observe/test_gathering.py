@@ -65,7 +65,7 @@ class Ground:
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.told = facts
-        self.settings = SimpleNamespace(heartbeat=timedelta(seconds=30))
+        self.settings = SimpleNamespace(heartbeat=timedelta(seconds=30), staleness=2.0)
         self.storage = SimpleNamespace(view=self._view, messages=SimpleNamespace(backlog=self._backlog))
         self.transport = wires or Wires(web_1=lambda: encoded(local()))
         self.clock = ManualClock()
