@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.asking import refuse
-from coterie.cli.showing import instant, relative, safe
+from coterie.cli.showing import instant, relative
 from coterie.observe.viewing import Viewing
 
 if TYPE_CHECKING:
