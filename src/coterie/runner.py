@@ -26,6 +26,7 @@ from coterie.observe.asking import Answering
 from coterie.observe.local import facts_of
 from coterie.ownership.membership import Membership
 from coterie.setups import Setups
+from coterie.transport.credentials import credentials_of
 from coterie.transport.routes import Route, Routes
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class Runner(Connection):
         self._occupy_rest = occupy(self)
         self._setups = Setups(setups)
         self._tenures: dict[str, Tenure] = {}
+        self._credentials = ""
         self._life: Life | None = None
         self._settled = asyncio.Event()
         self._missing = "it is not started"
@@ -263,6 +265,7 @@ class Runner(Connection):
         self.supervisor.on_hopeless(self._fail)
         self._missing = "the database is not open yet"
         await self._open()
+        self._credentials = credentials_of(self.settings, salt=await self.storage.secret()).encode()
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
         await self._live()
@@ -365,6 +368,7 @@ class Runner(Connection):
             wake=self._woken,
             host=self._doors.host,
             process=self._doors.process,
+            credentials=self._credentials,
             supervisor=self.supervisor,
         )
 

@@ -92,6 +92,7 @@ async def test_a_runner_appears_as_it_has_registered(storage: Storage) -> None:
         version="1.2.3",
         knows={LONE: "f1", "cron:näch'tlich": "f2"},
         process="4711 99",
+        credentials='{"secrets":["database"]}',
     )
     before = await storage.now()
     async with storage.ownership(A) as session:

@@ -67,7 +67,7 @@ class Steps:
     def registering(self, me: str, fingerprint: str, *, declare: bool = False) -> tuple[Step, ...]:
         """Register with a definition of s1, which is there already unless it is to be declared."""
         knows = f'{{"s1": "{fingerprint}"}}'
-        appear = self.step("register", me, me, "", "", ["default"], 1.0, "0", knows, "", 6.0, True)
+        appear = self.step("register", me, me, "", "", ["default"], 1.0, "0", knows, "", 6.0, True, "")
         declared = (self.step("declare", ["s1"], ["default"], [fingerprint]),) if declare else ()
         return atomic(appear, *declared, *self.defining(fingerprint))
 

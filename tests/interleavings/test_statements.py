@@ -29,7 +29,8 @@ class Database:
         return [tuple(row) for row in await self.connection.fetch(SQL[name], self.cluster, *values)]
 
     async def join(self, id: str, *, ttl_s: float = 6.0) -> None:
-        await self.do("register", id, id, "127.0.0.1:1", "host", ["default"], 1.0, "0.1", "{}", "", ttl_s, True)
+        about = "127.0.0.1:1", "host", ["default"], 1.0, "0.1", "{}", ""
+        await self.do("register", id, id, *about, ttl_s, True, "")
 
     async def declare(self, *names: str) -> list[tuple[Any, ...]]:
         await self.do("raise_generation")

@@ -11,6 +11,7 @@ from coterie.kernel.addresses import Seat, ShardId
 from coterie.kernel.durations import format_duration
 from coterie.ownership.liveness import Look, Rule
 from coterie.storage.interface import Declaration
+from coterie.transport.credentials import Holder, differs, require_common
 from coterie.transport.identity import Member, is_apart, require_reachable
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ async def register(
     apart = {each.id: member for each in view.runners if is_apart(mine, member := _member(each))}
     living = await _living(apart, rule(settings), keeping, now_ns)
     require_reachable(mine, [apart[each] for each in living])
+    strangers = {each.id: each for each in view.runners if differs(me.credentials, each.credentials)}
+    living = await _living(strangers, rule(settings), keeping, now_ns)
+    require_common(_holder(me), [_holder(strangers[each]) for each in living])
     await keeping.register(me, [*_shards(settings), *(each.declaration for each in definitions)])
 
 
@@ -96,6 +100,10 @@ async def _look(runners: Sequence[str], keeping: Keeping, *, at_ns: int) -> dict
     found = await keeping.ask(lambda session: session.presences(runners))
     looks = {each: Look.of(each, found, at_ns=at_ns) for each in runners}
     return {each: look for each, look in looks.items() if look is not None}
+
+
+def _holder(runner: Registration) -> Holder:
+    return Holder(runner.name, runner.credentials)
 
 
 def _member(runner: RunnerRow) -> Member:

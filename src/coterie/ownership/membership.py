@@ -71,6 +71,7 @@ class Membership(Service):
         wake: Told that there is something new to do on a seat, perhaps one that is not held here.
         host: Where loopback leads to.
         process: Which process of the host this is.
+        credentials: What it proves itself with, by fingerprints.
         supervisor: The one of this process.
 
     Promise:
@@ -95,6 +96,7 @@ class Membership(Service):
         wake: Callable[[str], None],
         host: str,
         process: str,
+        credentials: str = "",
         supervisor: Supervisor,
     ) -> None:
         super().__init__(what=f"runner {name}")
@@ -109,6 +111,7 @@ class Membership(Service):
         self._supervisor = supervisor
         self._host = host
         self._process = process
+        self._credentials = credentials
         self._transport = transport
         self._aside = aside
         self._now_ns = clock.steady_ns
@@ -242,6 +245,7 @@ class Membership(Service):
             version=version("coterie"),
             knows={seat: each.fingerprint for seat, each in self._definitions.items()},
             process=self._process,
+            credentials=self._credentials,
         )
 
     async def _stop(self) -> None:

@@ -296,6 +296,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """Seats other than shards by name, each with the fingerprint of its definition here [M8]."""
     process: str = ""
     """Process id and its start time, by which a frozen writer is recognised on SQLite [C3]."""
+    credentials: str = ""
+    """What it proves itself with, by fingerprints: see `transport.credentials`. Empty: it does not say."""
 
 
 class RunnerRow(Registration, frozen=True, kw_only=True):

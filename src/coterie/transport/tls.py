@@ -68,7 +68,7 @@ def _trust(context: ssl.SSLContext, settings: Settings) -> None:
             problem="tls_ca is missing: without it there is nothing to check the certificates of other runners by",
             hint="set tls_ca to the file of the authority that signed tls_cert",
         )
-    _require_file("tls_ca", settings.tls_ca, "CERTIFICATE")
+    require_file("tls_ca", settings.tls_ca, "CERTIFICATE")
     try:
         context.load_verify_locations(settings.tls_ca)
     except ssl.SSLError as error:
@@ -78,8 +78,8 @@ def _trust(context: ssl.SSLContext, settings: Settings) -> None:
 def _show(context: ssl.SSLContext, settings: Settings) -> None:
     assert settings.tls_cert is not None
     assert settings.tls_key is not None, "the settings refuse one without the other"
-    _require_file("tls_cert", settings.tls_cert, "CERTIFICATE")
-    _require_file("tls_key", settings.tls_key, "PRIVATE KEY")
+    require_file("tls_cert", settings.tls_cert, "CERTIFICATE")
+    require_file("tls_key", settings.tls_key, "PRIVATE KEY")
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
     except _Encrypted as error:
@@ -133,7 +133,8 @@ def _unfit(settings: Settings, error: ssl.SSLCertVerificationError) -> Configura
     )
 
 
-def _require_file(setting: str, path: str, kind: str) -> None:
+def require_file(setting: str, path: str, kind: str) -> None:
+    """Raise unless a setting names a file with such a thing in PEM form."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:

@@ -132,7 +132,8 @@ class PostgresOwnership:
         knows = msgspec.json.encode(me.knows).decode()
 
         async def appear(fetch: Fetch) -> None:
-            await fetch(SQL["register"], self._cluster, self._me, *about, knows, me.process, ttl_s, self.witnessed)
+            about_me = knows, me.process, ttl_s, self.witnessed, me.credentials
+            await fetch(SQL["register"], self._cluster, self._me, *about, *about_me)
             await self._define(fetch, seats)
 
         await self._dedicated.transact(appear)

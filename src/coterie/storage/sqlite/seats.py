@@ -138,7 +138,7 @@ def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[str,
 
 
 def _runner(row: Sequence[Any], *, leaving: bool) -> RunnerRow:
-    incarnation, name, address, host_id, groups, weight, version, knows, process, started_at_ns = row
+    incarnation, name, address, host_id, groups, weight, version, knows, process, credentials, started_at_ns = row
     return RunnerRow(
         id=incarnation,
         name=name,
@@ -149,6 +149,7 @@ def _runner(row: Sequence[Any], *, leaving: bool) -> RunnerRow:
         version=version,
         knows=_KNOWS.decode(knows),
         process=process,
+        credentials=credentials,
         started_at=to_datetime(started_at_ns),
         leaving=leaving,
     )

@@ -5,9 +5,9 @@
 -- A runner and its lease; refused if the incarnation was ever used here and is still there.
 with runner as (
     insert into coterie.runners (
-        cluster, id, name, address, host_id, groups, weight, version, knows, process, session_lock
+        cluster, id, name, address, host_id, groups, weight, version, knows, process, session_lock, credentials
     )
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $12)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $12, $13)
     returning id, cluster
 )
 insert into coterie.leases (id, cluster, expires_at, counter)
@@ -248,7 +248,8 @@ where pid = $1 and application_name = $2;
 with runners as (
     select coalesce(json_agg(json_build_object(
         'id', r.id, 'name', r.name, 'address', r.address, 'host_id', r.host_id, 'groups', r.groups, 'weight', r.weight,
-        'version', r.version, 'knows', r.knows, 'process', r.process, 'started_at', r.started_at, 'leaving', l.leaving
+        'version', r.version, 'knows', r.knows, 'process', r.process, 'credentials', r.credentials,
+        'started_at', r.started_at, 'leaving', l.leaving
     ) order by r.id), '[]') as found
     from coterie.runners as r join coterie.leases as l on l.id = r.id
     where r.cluster = $1

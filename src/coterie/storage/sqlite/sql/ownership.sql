@@ -1,11 +1,15 @@
 -- name: register
 -- A runner; refused if the incarnation is there already.
-insert into runners (id, cluster, name, address, host_id, groups, weight, version, knows, process, started_at_ns)
-values (:id, :cluster, :name, :address, :host_id, :groups, :weight, :version, :knows, :process, :now_ns);
+insert into runners (
+    id, cluster, name, address, host_id, groups, weight, version, knows, process, credentials, started_at_ns
+)
+values (
+    :id, :cluster, :name, :address, :host_id, :groups, :weight, :version, :knows, :process, :credentials, :now_ns
+);
 
 -- name: runners
 -- Everybody.
-select id, name, address, host_id, groups, weight, version, knows, process, started_at_ns from runners
+select id, name, address, host_id, groups, weight, version, knows, process, credentials, started_at_ns from runners
 where cluster = :cluster order by id;
 
 -- name: ids

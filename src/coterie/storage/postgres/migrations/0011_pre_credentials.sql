@@ -1,0 +1,2 @@
+-- What a runner shows of its secrets and its TLS, as `transport/credentials.py` writes it; empty: it is of an older version.
+alter table coterie.runners add column credentials text not null default '';

@@ -1,0 +1,106 @@
+"""What a runner shows of its secrets and its TLS in its row, so that one which nobody would let in does not join.
+
+A secret is shown by a fingerprint: derived slowly, and salted with the cluster's own secret, which is in another table.
+So whoever reads the row alone learns nothing, whoever reads both tables guesses no faster than the derivation allows,
+and two clusters with the same secret look different. Authorities are public: a plain fingerprint does.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coterie.errors import ConfigurationError
+from coterie.transport.tls import require_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from coterie.settings import Settings
+
+_STORED = "database"
+"""Shown for the secret that the database keeps: whoever has the row has it."""
+_ROUNDS = 100_000
+"""Of PBKDF2: tens of milliseconds, once per process and secret."""
+_SHOWN_BYTES = 16
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """What a runner proves itself with, by fingerprints."""
+
+    secrets: tuple[str, ...]
+    """One, or two during rotation."""
+    authorities: tuple[str, ...] = ()
+    """The certificates in `tls_ca`; none: it does not use TLS."""
+
+    def encode(self) -> str:
+        """As it is stored."""
+        return msgspec.json.encode(self).decode()
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A runner, and what it shows."""
+
+    name: str
+    credentials: str
+
+
+def credentials_of(settings: Settings, *, salt: bytes) -> Credentials:
+    """What this process shows.
+
+    Args:
+        settings: Its secrets and its authority.
+        salt: The cluster's own secret.
+
+    Raises:
+        ConfigurationError: `tls_ca` cannot be read.
+    """
+    secrets = sorted(_fingerprint(each.reveal().encode(), salt) for each in settings.secret) or [_STORED]
+    return Credentials(tuple(secrets), () if settings.tls_cert is None else _authorities(settings))
+
+
+def differs(mine: str, theirs: str) -> str:
+    """Why two runners would not let each other in; empty: they would, or one of them shows nothing it can be told by.
+
+    One of the secrets, and one of the authorities, has to be the same: during rotation there are two.
+    """
+    try:
+        ours, others = (msgspec.json.decode(each.encode(), type=Credentials) for each in (mine, theirs))
+    except (msgspec.DecodeError, UnicodeError):
+        return ""  # of an older version, or of a later one that shows something else
+    if bool(ours.authorities) != bool(others.authorities):
+        return "one uses TLS, and the other does not"
+    if ours.authorities and not set(ours.authorities) & set(others.authorities):
+        return "they have no authority in common (tls_ca)"
+    return "" if set(ours.secrets) & set(others.secrets) else "they have no secret in common"
+
+
+def require_common(mine: Holder, others: Iterable[Holder]) -> None:
+    """Refuse to join runners that would refuse our connections, or whose we would refuse."""
+    for other in others:
+        if why := differs(mine.credentials, other.credentials):
+            raise ConfigurationError(
+                problem=f"runner {mine.name} cannot join runner {other.name}: {why}",
+                hint="give all runners of a cluster the same secret and tls_ca, and TLS to all of them or none; "
+                "to change one without a stop, give both the old and the new one first",
+            )
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint(secret: bytes, salt: bytes) -> str:
+    return hashlib.pbkdf2_hmac("sha256", secret, b"coterie runner secret" + salt, _ROUNDS, _SHOWN_BYTES).hex()
+
+
+def _authorities(settings: Settings) -> tuple[str, ...]:
+    assert settings.tls_ca is not None, "the settings refuse TLS without it"
+    require_file("tls_ca", settings.tls_ca, "CERTIFICATE")
+    found = _CERTIFICATE.findall(Path(settings.tls_ca).read_text("utf-8", "replace"))
+    whole = {hashlib.sha256(ssl.PEM_cert_to_DER_cert(each)).hexdigest() for each in found}
+    return tuple(sorted(each[: 2 * _SHOWN_BYTES] for each in whole))
