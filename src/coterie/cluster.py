@@ -13,15 +13,13 @@ from coterie.durable.keyvalue import KeyValueStore, claim_here
 from coterie.entities.calls import require_call
 from coterie.entities.mail import Messages
 from coterie.entities.options import require_name
-from coterie.entities.outcomes import refuse_inside_transaction
+from coterie.entities.outcomes import refuse_commit_of_its_own
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
-from coterie.entities.work import handling
 from coterie.errors import Forked, NotStarted
 from coterie.kernel import tracing
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.codec import codec_for
-from coterie.kernel.context import refuse_in_transaction
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.service import State
 from coterie.runner import Runner, nobody
@@ -111,15 +109,21 @@ class Cluster:
         given |= {key: value for key, value in (("url", url), ("name", name)) if value is not None}
         self.settings = Settings.load(given) if settings is None else settings.but(**given)
         self.kv = KeyValueStore(lambda: self._acting().values, codec_for(Any), claim=self._claim)
-        self.runners = Runners(self._acting)
+        self.runners = Runners(self._acting, self._writing)
         self.messages = Messages(
-            lambda: self._acting().storage.messages, hint=lambda seat: self._acting().calling.posting.hint(seat)
+            lambda: self._acting().storage.messages,
+            hint=lambda seat: self._acting().calling.posting.hint(seat),
+            writing=self._writing,
         )
         self._entities = Entities(self, self._acting)
         self._singletons = SingletonRoom(self)
         heartbeat_s = self.settings.heartbeat.total_seconds()
         self.singletons = Singletons(
-            self._acting, self._singletons.known, heartbeat_s=heartbeat_s, staleness=self.settings.staleness
+            self._acting,
+            self._singletons.known,
+            heartbeat_s=heartbeat_s,
+            staleness=self.settings.staleness,
+            writing=self._writing,
         )
         self._setups: list[Setup] = []
         self._running: Connection | None = None
@@ -135,7 +139,7 @@ class Cluster:
         """What runs on a calendar."""
         from coterie.cron.standing import Crons
 
-        return Crons(self._acting, lambda: self._cron_room.known)
+        return Crons(self._acting, lambda: self._cron_room.known, writing=self._writing)
 
     @cached_property
     def _workflow_room(self) -> WorkflowRoom:
@@ -638,7 +642,7 @@ class Cluster:
         """The handle of a run, whether there is one or not: nobody is asked."""
         from coterie.workflows.standing import handle_of
 
-        return handle_of(self._workflow_room.of(workflow), id, self._acting)
+        return handle_of(self._workflow_room.of(workflow), id, self._acting, self._writing)
 
     async def resolve(self, token: str, value: object) -> None:
         """Give a deferred its value, from any process. The first one wins.
@@ -649,13 +653,13 @@ class Cluster:
         """
         from coterie.workflows.standing import settle
 
-        await settle(self._acting(), token, value=value)
+        await settle(self._writing("cluster.resolve"), token, value=value)
 
     async def reject(self, token: str, error: str) -> None:
         """Have whoever waits for a deferred get a `DeferredRejected`, from any process. See `resolve`."""
         from coterie.workflows.standing import settle
 
-        await settle(self._acting(), token, error=error)
+        await settle(self._writing("cluster.reject"), token, error=error)
 
     async def _start_workflow(
         self, workflow: Any, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
@@ -663,7 +667,8 @@ class Cluster:
         from coterie.workflows.standing import start
 
         kind = self._workflow_room.of(workflow)
-        return await start(self._acting(), kind, payload, id, parent=parent, waited_as=waited_as)
+        here = self._writing("cluster.start_workflow")
+        return await start(here, kind, payload, id, parent=parent, waited_as=waited_as)
 
     # The rest
 
@@ -678,6 +683,7 @@ class Cluster:
 
         Its state is not touched. How many dead ones it were.
         """
+        self._writing("cluster.reset")
         return await self._entities.reset(entity, id)
 
     async def next_id(self) -> int:
@@ -685,7 +691,7 @@ class Cluster:
 
         The first one leases a machine id, for clients too [M15].
         """
-        return await self._acting().ids.take()
+        return await self._writing("cluster.next_id").ids.take()
 
     async def health(self) -> Health:
         """How the cluster stands: healthy, degraded or unhealthy, and why. From runners and clients alike.
@@ -783,13 +789,25 @@ class Cluster:
         Raises:
             RuntimeError: It has a transaction open.
         """
-        inside, work = acting.get(), handling.get()
-        if inside is not None and inside[0] is not self:
+        if self._is_elsewhere():
             return None
-        if work is not None:
-            refuse_inside_transaction("a write to cluster.kv", work, instead="or write a table of your own in it")
-        refuse_in_transaction("a write to cluster.kv")
+        refuse_commit_of_its_own("a write to cluster.kv", instead="or write a table of your own in it")
         return claim_here()
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the work that runs here is another cluster's, whose transactions hold nothing of this one."""
+        inside = acting.get()
+        return inside is not None and inside[0] is not self
+
+    def _writing(self, what: str) -> Connection:
+        """As `_acting`, for a write that is a commit of its own.
+
+        Raises:
+            RuntimeError: The work that runs here has a transaction open.
+        """
+        if not self._is_elsewhere():
+            refuse_commit_of_its_own(what)
+        return self._acting()
 
     def _acting(self) -> Connection:
         """Each call asks this, so it is written out."""
@@ -806,8 +824,9 @@ class Cluster:
 class Runners:
     """`cluster.runners`: everybody who holds seats, or could."""
 
-    def __init__(self, acting: Callable[[], Connection]) -> None:
+    def __init__(self, acting: Callable[[], Connection], writing: Callable[[str], Connection]) -> None:
         self._acting = acting
+        self._writing = writing
 
     async def list(self) -> Sequence[RunnerRow]:
         """All runners that are registered just now."""
@@ -819,7 +838,7 @@ class Runners:
         Raises:
             RunnerUnavailable: There is none, or several have this name.
         """
-        await self._acting().drain(runner)
+        await self._writing("cluster.runners.drain").drain(runner)
 
 
 def _is_of_this_process(connection: Connection) -> bool:

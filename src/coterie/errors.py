@@ -4,6 +4,7 @@
     ├── ClusterError                 .reason
     │   ├── MailboxFull  RunnerFull  SendTimeout (also TimeoutError)  RunnerUnavailable  EntityNotAssigned
     │   ├── MalformedMessage  UnknownEntity  KeyConflict  ReentrantCall  MessageDead  MessageCancelled
+    │   ├── InvalidArgument (also ValueError)
     │   └── MessageExpired  TransactionTimeout  PersistenceError (with StorageReplaced)  NotStarted
     │       NotReady (also TimeoutError)  ShuttingDown  Forked  WrongLoop
     ├── RemoteError                  an undeclared exception in a handler
@@ -239,6 +240,15 @@ class ReentrantCall(ClusterError):
     advice = "give it to cluster.send(…) instead of awaiting it, or call the method on self"
     target: str
     chain: str
+
+
+class InvalidArgument(ClusterError, ValueError):
+    """A text or an instant that not every database can keep."""
+
+    text = "{what} is {value}: {problem}"
+    what: str
+    value: str
+    problem: str
 
 
 class MessageDead(ClusterError):

@@ -246,6 +246,12 @@ class Settings:
         "when work that failed is tried again, unless its definition says otherwise",
         why="five attempts over 1.5 s outlast a dropped connection and a change of owner",
     )
+    loss_limit: int = setting(  # C5
+        readings.whole(1, 1000),
+        3,
+        "how many runners may be lost after each had begun the same suspected message alone: then the message is dead",
+        why="a message that kills its process costs few of them, and one that two power cuts hit goes on",
+    )
     frame_limit: int = setting(
         readings.size(64 * 2**10, 2**30),
         "8MiB",
@@ -374,6 +380,7 @@ class SettingsOverrides(TypedDict, total=False):
     resident_entities: int
     max_idle: Duration
     retry: Retry
+    loss_limit: int
     frame_limit: int | str
     transaction_limit: Duration
     sqlite_kill_frozen: bool

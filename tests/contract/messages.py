@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage.messages import Message, MessageRow, StateChange
-from tests.contract.test_states import S1, S2, A, B, evict, joined, take
+from tests.contract.test_states import S1, S2, A, B, evict, joined, register, take
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 CANCELLED = b"it was cancelled"
 """What the row of a cancelled message says."""
 
-__all__ = ["S1", "S2", "A", "B", "change", "due_ids", "evict", "id_of", "joined", "look", "message", "statuses", "take"]
+__all__ = [
+    "S1", "S2", "A", "B", "change", "due_ids", "evict", "id_of", "joined", "look", "message", "register", "statuses",
+    "take",
+]  # fmt: skip
 
 
 def id_of(number: int) -> str:

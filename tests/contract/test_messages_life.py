@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from coterie.storage.interface import Claim
-from coterie.storage.messages import Commit, Filter, Policy, Setback
-from tests.contract.messages import S1, S2, A, B, due_ids, evict, id_of, joined, look, message, statuses, take
+from coterie.storage.messages import Commit, Filter, Setback, Suspicion
+from tests.contract.messages import S1, S2, A, B, due_ids, evict, id_of, joined, look, message, register, statuses, take
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from coterie.storage.interface import Ownership, Storage
     from coterie.storage.messages import MessageRow, Status
     from tests.contract.conftest import Passing
+
+    Takes = Callable[[], Awaitable[Claim]]
 
 
 @pytest.fixture
@@ -42,81 +45,169 @@ async def filled(storage: Storage, *numbers: int, entity: str = "alice", **more:
         await storage.messages.insert(message(number, entity=entity, due_at=at, **more))
 
 
+TYPES = {"Account": 1, "Nobody": 1}
+
+
+async def suspicions(storage: Storage, *numbers: int) -> list[int]:
+    rows = {row.id: row.suspicion for row in await storage.messages.fetch([id_of(number) for number in numbers])}
+    return [rows[id_of(number)] for number in numbers]
+
+
+async def judged(
+    storage: Storage, claim: Claim, types: dict[str, int] | None = None, *, loss_limit: int = 3
+) -> tuple[int, list[tuple[int, int, bool]]]:
+    """How many became suspects; of those that counted a loss number, losses, and whether it is dead."""
+    found = await storage.messages.suspect(claim, TYPES if types is None else types, loss_limit=loss_limit)
+    return found.suspects, [(int(loss.id, 16), loss.losses, loss.is_dead) for loss in found.lost]
+
+
+@pytest.fixture
+async def takes(storage: Storage, a: Ownership, b: Ownership) -> Callable[[], Awaitable[Claim]]:
+    """Takes the seat from whoever held it, and is lost itself at the next call."""
+    sessions, turns = {A: a, B: b}, itertools.cycle((A, B))
+    holders: list[str] = []
+
+    async def take_over() -> Claim:
+        me = next(turns)
+        for holder in holders:
+            await evict(sessions[me], holder)
+            await register(sessions[holder], holder)
+        holders[:] = [me]
+        return await take(sessions[me], me)
+
+    return take_over
+
+
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_what_may_have_been_running_is_counted_once_per_take_over(
-    storage: Storage, a: Ownership, b: Ownership, concurrency: int
+async def test_c5_the_first_due_messages_of_each_entity_become_suspects_and_count_nothing(
+    storage: Storage, takes: Takes, concurrency: int
 ) -> None:
-    """C5: the first due ones of each entity, later the first one of these; twice under one epoch counts once."""
+    await takes()
     await filled(storage, 1, 2, 3, 4, 5)
     await filled(storage, 11, 12, entity="bob")
     await filled(storage, 21, seat=S2)
     await filled(storage, 31, entity_type="Other")
     await storage.messages.insert(message(41, entity="later", delay_s=60))
-    claim = await take(a, A)
-    policies = [Policy("Account", concurrency, 9), Policy("Nobody", 1, 1)]
-    expected = 2 if concurrency == 1 else 5
-    assert await storage.messages.suspect(claim, policies) == expected
-    assert await storage.messages.suspect(claim, policies) in (0, expected)
-    counted = [1] * concurrency + [0] * (5 - concurrency)
-    assert await attempts(storage, 1, 2, 3, 4, 5) == counted
-    assert await attempts(storage, 11, 12, 21, 31, 41) == [1, int(concurrency > 1), 0, 0, 0]
-    await evict(b, A)
-    later = await take(b, B)
-    assert await storage.messages.suspect(later, policies) == 1
-    assert await storage.messages.suspect(later, policies) in (0, 1)
-    assert await attempts(storage, 1, 2, 3, 4, 5) == [2, *counted[1:]]
-    assert await attempts(storage, 11, 12) == [1, int(concurrency > 1)]
-    row = await look(storage, 1)
-    assert row is not None
-    assert [each.number for each in row.errors] == [1, 2]
-    assert "died" in row.errors[0].error
-    assert row.status == "pending"
+    types = {"Account": concurrency, "Nobody": 1}
+    for _ in range(5):
+        claim = await takes()
+        for _ in range(2):
+            await judged(storage, claim, types, loss_limit=1)
+    expected = [1] * concurrency + [0] * (5 - concurrency)
+    assert await suspicions(storage, 1, 2, 3, 4, 5) == expected
+    assert await suspicions(storage, 11, 12, 21, 31, 41) == [1, int(concurrency > 1), 0, 0, 0]
+    assert await attempts(storage, 1, 2, 11, 12) == [0, 0, 0, 0]
+    assert await statuses(storage, 1, 2, 3, 11, 12) == ["pending"] * 5, "nobody has begun them"
 
 
-@pytest.mark.parametrize("concurrency", [1, 2])
-async def test_a_message_that_has_had_all_its_attempts_is_set_aside(
-    storage: Storage, a: Ownership, b: Ownership, concurrency: int
+async def test_c5_what_was_stored_or_fell_due_after_the_loss_is_no_suspect(
+    storage: Storage, a: Ownership, b: Ownership
 ) -> None:
-    """C5: and done twice under one epoch, those behind it do not inherit its place."""
-    await filled(storage, 1, 2, 3, 4)
-    policies = [Policy("Account", concurrency, 2)]
+    """It cannot have been running; also if it says that it was due long ago."""
     first = await take(a, A)
-    assert await storage.messages.suspect(first, policies) == concurrency
+    await filled(storage, 1)
+    await filled(storage, 2, entity="bob")
+    await storage.messages.setback(Setback(first, id_of(2), 1, "boom", 3600.0))
     await evict(b, A)
-    second = await take(b, B)
-    assert await storage.messages.suspect(second, policies) == 1
-    assert await storage.messages.suspect(second, policies) in (0, 1)
-    assert await statuses(storage, 1, 2, 3, 4) == ["dead", "pending", "pending", "pending"]
-    assert await attempts(storage, 1, 2, 3, 4) == [2, concurrency - 1, 0, 0]
+    await storage.messages.revive(entity_type="Account", entity_id="bob")
+    await filled(storage, 3)
+    await storage.messages.insert(message(4, entity="carol"))
+    claim = await take(b, B)
+    assert sorted(await due_ids(storage)) == [1, 2, 3, 4]
+    assert await judged(storage, claim, {"Account": 2}) == (1, [])
+    assert await suspicions(storage, 1, 2, 3, 4) == [1, 0, 0, 0]
+
+
+async def test_c5_only_what_was_begun_alone_counts_a_loss_and_is_dead_at_the_limit(
+    storage: Storage, takes: Takes
+) -> None:
+    """Twice under one epoch counts once; the others stay suspects."""
+    await takes()
+    await filled(storage, 1)
+    await filled(storage, 11, entity="bob")
+    for count in (1, 2):
+        claim = await takes()
+        assert (await judged(storage, claim))[1] == ([] if count == 1 else [(1, 1, False)])
+        assert await storage.messages.mark(claim, id_of(11), Suspicion.ALONE)
+        assert await storage.messages.mark(claim, id_of(11), Suspicion.BESIDE)
+        assert await storage.messages.mark(claim, id_of(1), Suspicion.ALONE)
+        assert await suspicions(storage, 1, 11) == [2, 3]
+    claim = await takes()
+    assert await judged(storage, claim, loss_limit=2) == (0, [(1, 2, True)])
+    assert await judged(storage, claim, loss_limit=2) == (0, [])
+    assert await statuses(storage, 1, 11) == ["dead", "pending"]
     row = await look(storage, 1)
     assert row is not None
-    assert row.completed_at is not None
-    assert await storage.messages.commit(Commit(second, id_of(1))) == "gone"
-    assert (await due_ids(storage))[0] == 2
+    assert (row.losses, row.completed_at is None) == (2, False)
+    assert [each.error for each in row.errors] == [
+        f"its runner was lost when it ran this message alone, or was about to ({count} of {limit})"
+        for count, limit in ((1, 3), (2, 2))
+    ]
+    assert await storage.messages.commit(Commit(claim, id_of(1))) == "gone"
+    assert await storage.messages.mark(claim, id_of(1), Suspicion.ALONE) is False
+    assert [found.id for found in await storage.messages.list(Filter(status="dead"))] == [id_of(1)]
+    assert (await storage.messages.backlog(most=9, dead_most=9)).dead == 1
+    assert await storage.messages.revive(id=id_of(1)) == 1
+    row = await look(storage, 1)
+    assert row is not None
+    assert (row.status, row.attempts, row.losses) == ("pending", 0, 0)
+    assert await suspicions(storage, 1) == [1], "whoever runs it again does so with care"
+
+
+async def test_c5_a_mark_of_another_epoch_than_that_of_the_lost_holder_counts_nothing(
+    storage: Storage, takes: Takes
+) -> None:
+    """The holder in between never began it."""
+    await takes()
+    await filled(storage, 1)
+    claim = await takes()
+    assert await judged(storage, claim) == (1, [])
+    assert await storage.messages.mark(claim, id_of(1), Suspicion.ALONE)
+    await takes()
+    assert await judged(storage, await takes(), loss_limit=1) == (0, [])
+    assert await suspicions(storage, 1) == [2]
+
+
+async def test_c5_a_failed_attempt_or_its_end_clears_a_suspect(storage: Storage, takes: Takes) -> None:
+    """Its process has survived it: what becomes of that process later says nothing about it."""
+    await takes()
+    await filled(storage, 1)
+    await filled(storage, 11, entity="bob")
+    claim = await takes()
+    assert await judged(storage, claim) == (2, [])
+    for number in (1, 11):
+        assert await storage.messages.mark(claim, id_of(number), Suspicion.ALONE)
+    assert await storage.messages.setback(Setback(claim, id_of(1), 1, "boom", 3600.0)) == "written"
+    assert await storage.messages.commit(Commit(claim, id_of(11))) == "written"
+    assert await judged(storage, await takes(), loss_limit=1) == (0, [])
+    assert await suspicions(storage, 1) == [0]
+
+
+async def test_c5_attempts_and_losses_have_each_their_own_allowance(storage: Storage, takes: Takes) -> None:
+    await takes()
+    await filled(storage, 1)
+    claim = await takes()
+    assert await storage.messages.setback(Setback(claim, id_of(1), 1, "boom", 0.0)) == "written"
+    claim = await takes()
+    await judged(storage, claim)
+    assert await storage.messages.mark(claim, id_of(1), Suspicion.ALONE)
+    later = await takes()
+    assert await judged(storage, later) == (0, [(1, 1, False)])
+    assert await storage.messages.setback(Setback(later, id_of(1), 2, "boom", None)) == "written"
+    row = await look(storage, 1)
+    assert row is not None
+    assert (row.status, row.attempts, row.losses, len(row.errors)) == ("dead", 2, 1, 3)
 
 
 async def test_suspicion_is_fenced(storage: Storage, a: Ownership) -> None:
     """C1."""
     await filled(storage, 1)
     claim = await take(a, A)
-    assert await storage.messages.suspect(Claim(A, S1, claim.epoch + 1), [Policy("Account", 1, 1)]) == 0
-    assert await storage.messages.suspect(Claim(B, S1, claim.epoch), [Policy("Account", 1, 1)]) == 0
-    assert await storage.messages.suspect(claim, []) == 0
-    assert await attempts(storage, 1) == [0]
-
-
-async def test_attempts_of_both_kinds_add_up(storage: Storage, a: Ownership, b: Ownership) -> None:
-    await filled(storage, 1)
-    claim = await take(a, A)
-    await storage.messages.setback(Setback(claim, id_of(1), 1, "boom", 0.0))
-    await evict(b, A)
-    later = await take(b, B)
-    assert await storage.messages.suspect(later, [Policy("Account", 1, 3)]) == 1
-    assert await storage.messages.setback(Setback(later, id_of(1), 3, "boom", None)) == "written"
-    row = await look(storage, 1)
-    assert row is not None
-    assert [each.number for each in row.errors] == [1, 2, 3]
-    assert row.status == "dead"
+    for stale in (Claim(A, S1, claim.epoch + 1), Claim(B, S1, claim.epoch)):
+        assert await judged(storage, stale) == (0, [])
+        assert await storage.messages.mark(stale, id_of(1), Suspicion.ALONE) is False
+    assert await judged(storage, claim, {}) == (0, [])
+    assert await suspicions(storage, 1) == [0]
 
 
 async def dead(storage: Storage, claim: Claim, *numbers: int) -> None:

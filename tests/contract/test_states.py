@@ -22,12 +22,16 @@ S1, S2 = "singleton:one", "singleton:two"
 @asynccontextmanager
 async def joined(storage: Storage, id: str) -> AsyncIterator[Ownership]:
     """A registered runner."""
+    async with storage.ownership(id) as session:
+        await register(session, id)
+        yield session
+
+
+async def register(session: Ownership, id: str) -> None:
     knows = {S1: "f", S2: "f"}
     me = Registration(id=id, name=id, address="", host_id="", groups=("default",), knows=knows)
     seats = [Declaration(name, "default", fingerprint) for name, fingerprint in knows.items()]
-    async with storage.ownership(id) as session:
-        await session.register(me, seats, ttl_s=60)
-        yield session
+    await session.register(me, seats, ttl_s=60)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ _TABLES = {
     "state_history": "select key, convert_from(value, 'UTF8') as value from coterie.state_history order by key, slot",
     "executions": "select seat, epoch, leader, runs from coterie.executions order by seat",
     "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
-    "messages": "select id, key, status, attempts, epoch, reply from coterie.messages order by id",
+    "messages": "select id, key, status, attempts, suspicion, losses, epoch, reply from coterie.messages order by id",
     "definitions": "select name, fingerprint, effective_from from coterie.seats order by name",
     "crons": "select * from coterie.crons order by name",
     "cron_pauses": "select * from coterie.cron_pauses order by name, until_at",

@@ -14,6 +14,7 @@ Judge = Callable[["Run"], Sequence[str]]
 PENDING, DONE, DEAD = 0, 1, 2
 CANCELLED = b"cancelled"
 """The reply of a message that was cancelled: to all who want it, it is gone."""
+SUSPECT, ALONE = 1, 2
 
 
 def nothing_late(run: Run) -> Problems:
@@ -45,18 +46,28 @@ def whole(run: Run) -> Problems:
 
 
 def counted_if_pending(run: Run) -> Problems:
-    """A ends its message while B takes over and suspects it: ended once, or counted once [C5]."""
+    """A ends its message, or begins it alone, while B takes over: a loss is counted if B found it begun alone [C5].
+
+    What was not is a suspect, and counts nothing.
+    """
     problems = whole(run)
-    counted, loaded = run.b.rows("suspect"), run.b.rows("load")
-    if counted is None or loaded is None or not run.b.rows("grant"):
+    told, loaded = run.b.rows("suspect"), run.b.rows("load")
+    if told is None or loaded is None or not run.b.rows("grant"):
         return problems
     (row,), before = _messages(run), loaded[0]
-    if row["attempts"] != before["attempts"] + counted[0]["count"] or row["status"] != before["status"]:
-        problems.append(
-            f"a stale write: B read {dict(before)}, counted {counted[0]['count']}, and {dict(row)} is there"
-        )
-    if counted[0]["count"] != (before["status"] == PENDING):
-        problems.append(f"B counted {counted[0]['count']} of {dict(before)}")
+    is_pending, was_alone = before["status"] == PENDING, before["suspicion"] == ALONE
+    expected = {
+        "status": before["status"],
+        "attempts": before["attempts"],
+        "losses": int(is_pending and was_alone),
+        "suspicion": SUSPECT if is_pending else before["suspicion"],
+    }
+    if any(row[name] != value for name, value in expected.items()):
+        problems.append(f"a stale write: B read {dict(before)}, was told {told}, and {dict(row)} is there")
+    if told[0]["count"] != (is_pending and before["suspicion"] == 0):
+        problems.append(f"B made {told[0]['count']} suspects of {dict(before)}")
+    if (told[0]["id"] is not None) != (is_pending and was_alone):
+        problems.append(f"B counted a loss of {told[0]['id']}, and had read {dict(before)}")
     return problems
 
 
@@ -75,13 +86,13 @@ def ended_or_cancelled(run: Run) -> Problems:
 
 
 def suspected_or_ended(run: Run) -> Problems:
-    """One suspects a message, the other ends it: it is done, and counted if that was told."""
+    """One suspects a message, the other ends it: it is done, and was a suspect if that was told."""
     (row,) = _messages(run)
     counted, told = run.a.rows("suspect"), run.b.rows("write")
     problems = []
     if told is not None and (told[0]["outcome"], row["status"]) != ("written", DONE):
         problems.append(f"B was told {told[0]['outcome']!r}, and {dict(row)} is there")
-    if counted is not None and counted[0]["count"] != row["attempts"]:
+    if counted is not None and counted[0]["count"] != row["suspicion"]:
         problems.append(f"A counted {counted[0]['count']}, and {dict(row)} is there")
     return problems
 
@@ -166,7 +177,8 @@ def _there(rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def _seen(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
-    return [(row["id"], row["status"], row["attempts"]) for row in _there(rows)]
+    there = _there(rows)
+    return [(row["id"], row["status"], row["attempts"], row["suspicion"], row["losses"]) for row in there]
 
 
 def _lost(run: Run) -> bool:

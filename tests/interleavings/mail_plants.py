@@ -20,7 +20,7 @@ MAIL_PLANTS = (
         "C1",
         "message: end x release and grant",
         "stale",
-        swapped((*WRITES, "suspect", "cancel_fenced"), ("for share of s", "for key share of s")),
+        swapped((*WRITES, "suspect", "mark_suspect", "cancel_fenced"), ("for share of s", "for key share of s")),
     ),
     Plant(
         "a lone message ended without the fence",
@@ -57,10 +57,24 @@ MAIL_PLANTS = (
         swapped(
             ("suspect",),
             (
-                "from held\n        join coterie.messages as m on m.seat = held.name\n",
-                "from (select $3::text as name) as held\n        join coterie.messages as m on m.seat = held.name\n",
+                "    from held\n        join coterie.messages as m",
+                "    from (select $3::text as name, now() as lost_at) as held\n        join coterie.messages as m",
             ),
         ),
+    ),
+    Plant(
+        "a suspect begun without the fence",
+        "C5",
+        "message: mark x release and grant",
+        "stale",
+        swapped(("mark_suspect",), ("from held\n", "")),
+    ),
+    Plant(
+        "a loss counted for what had failed meanwhile",
+        "C5",
+        "message: set back x take over what was begun alone",
+        "B counted a loss",
+        swapped(("set_back",), ("        suspicion = 0, -- its process has survived it\n", "")),
     ),
     Plant(
         "taken back under no fence",

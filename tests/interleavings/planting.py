@@ -34,8 +34,8 @@ class Plant:
     says: str
     sql: Mapping[str, str] = field(default_factory=dict)
     schema: str = ""
-    evict: tuple[str, ...] = ("evict",)
-    leave: tuple[str, ...] = ("evict",)
+    evict: tuple[str, ...] = ("evict", "date_losses")
+    leave: tuple[str, ...] = ("evict", "date_losses")
     level: str = ""
 
     def steps(self) -> Steps:

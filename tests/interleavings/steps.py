@@ -26,8 +26,8 @@ class Steps:
     """
 
     sql: Mapping[str, str]
-    evict: tuple[str, ...] = ("evict",)
-    leave: tuple[str, ...] = ("evict",)
+    evict: tuple[str, ...] = ("evict", "date_losses")
+    leave: tuple[str, ...] = ("evict", "date_losses")
 
     def step(self, name: str, *values: Any, step: str = "", **options: Any) -> Step:
         """One statement in our cluster."""
@@ -48,7 +48,7 @@ class Steps:
     def evicting(self, victim: str, *, by: str = "lock_expired_lease") -> tuple[Step, ...]:
         """Evict a runner whose counter was seen at 1."""
         lock = self.step(by, victim, 1, step="lock", then=stop_if_none)
-        return atomic(lock, *(self.step(name, victim) for name in self.evict))
+        return atomic(lock, *(self._delete(name, victim) for name in self.evict))
 
     def examining(self, victim: str, *, by: str) -> tuple[Step, ...]:
         """Look at a runner that died before we started, and evict it if it has not renewed since."""
@@ -58,7 +58,10 @@ class Steps:
     def leaving(self, me: str) -> tuple[Step, ...]:
         """Leave."""
         lock = self.step("lock_own_lease", me, step="lock", then=stop_if_none)
-        return atomic(lock, *(self.step(name, me) for name in self.leave))
+        return atomic(lock, *(self._delete(name, me) for name in self.leave))
+
+    def _delete(self, name: str, runner: str) -> Step:
+        return self.step(name) if name == "date_losses" else self.step(name, runner)
 
     def agreeing(self, value: str) -> tuple[Step, ...]:
         """Bring a setting that all must share, and read what counts."""

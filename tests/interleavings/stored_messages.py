@@ -38,7 +38,13 @@ DEAD = Setback(MINE, "m1", 1, "boom", None)
 
 
 def rows(
-    *messages: str, left_s: float = 6, holder: str | None = "a", status: int = 0, key: str = "", states: bool = True
+    *messages: str,
+    left_s: float = 6,
+    holder: str | None = "a",
+    status: int = 0,
+    key: str = "",
+    states: bool = True,
+    suspicion: int = 0,
 ) -> str:
     """Runners a and b, the seat s1, and messages on it that were sent, or have ended, long ago."""
     begin = given(runners={"a": left_s, "b": 6}, seats={"s1": holder}, states={"k": "old"} if states else {})
@@ -46,9 +52,10 @@ def rows(
     for name in messages:
         begin += (
             ";insert into coterie.messages (cluster, id, seat, entity_type, entity_id, method, key, sent_at, due_at,"
-            f" completed_at, status, attempts, digest, payload) values ('{CLUSTER}', '{name}', 's1', 'E', 'e', 'm',"
+            f" completed_at, status, attempts, digest, payload, suspicion, epoch)"
+            f" values ('{CLUSTER}', '{name}', 's1', 'E', 'e', 'm',"
             f" nullif('{key}', ''), now() - interval '1 day', now() - interval '1 day', {ended}, {status},"
-            f" {status // 2}, '', 'p')"
+            f" {status // 2}, '', 'p', {suspicion}, 1)"
         )
     return begin
 
@@ -63,6 +70,7 @@ def _against_owners(s: Steps) -> list[Pair]:
     granted = Script("release and grant", (s.release("a", "s1"), s.grant("b", "s1"), LOAD))
     evicted = Script("evict and grant", (*s.evicting("a"), s.grant("b", "s1"), LOAD))
     takes_over = Script("take over", (*evicted.steps, *atomic(_suspect(s, "b"))))
+    takes_begun = Script("take over what was begun alone", takes_over.steps)
     end, commit = _script(s, "end", ENDED), _script(s, "commit", LEFT)
     lone = _lone_end(s)
     again, dead = _script(s, "set back", AGAIN), _script(s, "set aside", DEAD)
@@ -70,7 +78,9 @@ def _against_owners(s: Steps) -> list[Pair]:
     cancel = Script(
         "cancel under the fence", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", judges.CANCELLED, step="write"))
     )
+    mark = Script("mark", atomic(s.step("mark_suspect", "a", "s1", 1, "m1", 2, step="write")))
     held, expired = rows("m1"), rows("m1", left_s=-1)
+    suspected, alone_ = (rows("m1", left_s=-1, suspicion=suspicion) for suspicion in (1, 2))
     return [
         _pair(held, end, granted, judges.nothing_late),
         _pair(held, lone, granted, judges.nothing_late),
@@ -82,6 +92,10 @@ def _against_owners(s: Steps) -> list[Pair]:
         _pair(held, cancel, granted, judges.nothing_late),
         _pair(expired, end, takes_over, judges.counted_if_pending),
         _pair(expired, lone, takes_over, judges.counted_if_pending),
+        _pair(held, mark, granted, judges.nothing_late),
+        _pair(suspected, mark, takes_over, judges.counted_if_pending),
+        _pair(alone_, end, takes_begun, judges.counted_if_pending),
+        _pair(alone_, again, takes_begun, judges.counted_if_pending),
     ]
 
 
@@ -139,7 +153,9 @@ def _put_away(s: Steps) -> list[Pair]:
 
 
 LOAD = Step(
-    "load", "select id, status, attempts, reply from coterie.messages where cluster = $1 order by id", (CLUSTER,)
+    "load",
+    "select id, status, attempts, suspicion, losses, reply from coterie.messages where cluster = $1 order by id",
+    (CLUSTER,),
 )
 
 
@@ -171,7 +187,7 @@ def _lone_insert(s: Steps, write: Insert) -> tuple[Step, ...]:
 def _suspect(s: Steps, me: str) -> Step:
     def values(reads: Reads) -> Sequence[Any]:
         epoch = reads["grant"][0]["epoch"] if reads.get("grant") else 1
-        return (CLUSTER, me, "s1", epoch, ["E"], [1], [5])
+        return (CLUSTER, me, "s1", epoch, ["E"], [1], 2)
 
     return Step("suspect", s.sql["suspect"], values)
 

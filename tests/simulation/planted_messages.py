@@ -13,8 +13,10 @@ from coterie.entities.committing import Committing
 from coterie.entities.deliveries import Deliveries
 from coterie.entities.handling import Handlers
 from coterie.entities.posting import Posting
+from coterie.entities.suspects import Suspects
 from coterie.errors import PersistenceError
 from coterie.kernel.addresses import MessageId
+from coterie.storage.messages import Suspected
 from coterie.storage.sqlite import deliveries, records, states
 
 from . import test_messages
@@ -132,25 +134,26 @@ def _committed_without_the_fence() -> Iterator[None]:
 
 
 @contextmanager
-def _attempt_not_counted_on_takeover() -> Iterator[None]:
-    with patch.object(deliveries, "suspect", lambda *_: 0):
+def _loss_not_counted_on_takeover() -> Iterator[None]:
+    with patch.object(deliveries, "suspect", lambda *_, **__: Suspected(0, ())):
         yield
 
 
 @contextmanager
 def _innocent_counted_with_the_guilty() -> Iterator[None]:
-    def every(connection: Any, scope: Any, claim: Any, policies: Any) -> int:
-        counted = 0
-        for policy in policies:
-            names = records.bindings(scope, seat=claim.seat, epoch=claim.epoch, error="died while handling it")
-            names |= {"entity_type": policy.entity_type, "concurrency": policy.concurrency, "attempts": policy.attempts}
-            rows = connection.execute(records.SQL["suspects"], names).fetchall()
-            ids = [message for message, epoch, *_ in rows if epoch != claim.epoch]
-            connection.executemany(records.SQL["suspect"], [names | {"id": each} for each in ids])
-            counted += len(ids)
-        return counted
+    right = records.SQL["begun_alone"]
+    wrong = right.replace("suspicion = 2 and epoch = :before", "suspicion > 0 and epoch < :epoch")
+    assert wrong != right, "bring the plant up to date"
+    with patch.dict(records.SQL, begun_alone=wrong):
+        yield
 
-    with patch.object(deliveries, "suspect", every):
+
+@contextmanager
+def _suspect_begun_before_that_is_stored() -> Iterator[None]:
+    async def hasty(*_: object) -> bool:
+        return True
+
+    with patch.object(Suspects, "_mark", hasty):
         yield
 
 
@@ -207,8 +210,14 @@ PLANTED: tuple[Planted, ...] = (
     ("old hand-over believed", _old_hand_over_believed, workload.main, ("M5", "INV-D5")),
     ("what has ended forgotten", _what_has_ended_forgotten, workload.main, ("M5",)),
     (
-        "attempt not counted on takeover",
-        _attempt_not_counted_on_takeover,
+        "loss not counted on takeover",
+        _loss_not_counted_on_takeover,
+        test_messages.test_c5_inv_d7_a_message_that_kills_its_process_is_set_aside_and_the_cluster_lives,
+        (),
+    ),
+    (
+        "suspect begun before that is stored",
+        _suspect_begun_before_that_is_stored,
         test_messages.test_c5_inv_d7_a_message_that_kills_its_process_is_set_aside_and_the_cluster_lives,
         (),
     ),

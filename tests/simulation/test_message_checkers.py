@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from coterie.testing.checkers import Checker, Event, Violation, check
-from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, OneMessagePerKey, OneReply
+from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, LossesBounded, OneMessagePerKey, OneReply
 from coterie.testing.message_events import (
     Began,
     Cancelled,
@@ -52,6 +52,9 @@ def over(message: str, epoch: int = 1) -> Over:
 
 ACCEPTED: list[tuple[Checker, list[Event]]] = [
     (EverySendEnds(), []),
+    (LossesBounded(3), [Began("m", "e", 1), Died("m", 1, 3), Left("m", "dead", losses=3), Died("n", 5)]),
+    (LossesBounded(3), [Left("m", "pending", losses=2)]),
+    (AttemptsBounded(5, 3), [Died("m", 1, 3)]),
     (EverySendEnds(), [sent("m"), sent("n"), Left("m", "done"), Left("n", "dead")]),
     (EverySendEnds(pending_allowed=True), [sent("m"), Left("m", "pending")]),
     (EverySendEnds(), [sent("m"), Cancelled("m")]),
@@ -86,6 +89,13 @@ ACCEPTED: list[tuple[Checker, list[Event]]] = [
 ]
 
 REJECTED: list[tuple[Checker, list[Event], str]] = [
+    (
+        LossesBounded(3),
+        [Began("n", "e", 1), Died("m", 1, 3)],
+        "INV-D7: m was set aside after 3 losses, and never began",
+    ),
+    (LossesBounded(3), [Left("m", "pending", losses=3)], "INV-D7: m had 3 of 3 losses, and goes on"),
+    (AttemptsBounded(5, 3), [Died("m", 4, 2)], "INV-D7: m was set aside after 4 of 5 attempts"),
     (EverySendEnds(), [LOST], "INV-D1: m was acknowledged and is not there"),
     (EverySendEnds(), [UNKNOWN, LOST], "INV-D1: m was acknowledged"),
     (EverySendEnds(), [sent("m"), Left("m", "pending")], "INV-D1: m is still pending"),

@@ -36,8 +36,8 @@ TREE = """
 CoterieError
   ClusterError
     MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned MalformedMessage
-    UnknownEntity KeyConflict ReentrantCall MessageDead MessageCancelled MessageExpired TransactionTimeout
-    PersistenceError
+    UnknownEntity KeyConflict ReentrantCall InvalidArgument MessageDead MessageCancelled MessageExpired
+    TransactionTimeout PersistenceError
       StorageReplaced
     NotStarted NotReady ShuttingDown Forked WrongLoop
   RemoteError
@@ -98,6 +98,7 @@ FACTS: dict[str, Any] = {
     "waiting": 1000,
     "what": "the cluster",
     "workflow": "Checkout",
+    "value": "a value",
 }
 
 

@@ -14,7 +14,9 @@ from coterie.cron.preview import Upcoming, preview
 from coterie.cron.schedule import Schedule
 from coterie.errors import ScheduleError
 from coterie.kernel.addresses import Seat
+from coterie.kernel.clock import require_instant
 from coterie.kernel.durations import seconds_or_none
+from coterie.kernel.texts import require_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +33,8 @@ _LOOK_S = 0.05
 _LATE = timedelta(seconds=10)
 """So late may a tick be: in that time a runner that was lost is replaced (S10)."""
 _MOST = 1_000
+
+_NAME = "name of a cron"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +114,18 @@ class Crons:
     Args:
         acting: For whom it is asked.
         known: What this program defines.
+        writing: The same for what writes: refuses it where it must not. None: nothing is refused.
     """
 
-    def __init__(self, acting: Callable[[], Connection], known: Callable[[], Mapping[str, Cron]]) -> None:
+    def __init__(
+        self,
+        acting: Callable[[], Connection],
+        known: Callable[[], Mapping[str, Cron]],
+        *,
+        writing: Callable[[str], Connection] | None = None,
+    ) -> None:
         self._acting = acting
+        self._writing = writing or (lambda _: acting())
         self._known = known
 
     async def list(self) -> Sequence[CronInfo]:
@@ -172,7 +184,10 @@ class Crons:
         """
         if at is not None and at.tzinfo is None:
             raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime(…, tzinfo=UTC)")
-        row = await self._acting().storage.ticks.trigger(name, at=at)
+        if at is not None:
+            require_instant(at, what=f"at of cron {name!r}")
+        require_text(name, what=_NAME)
+        row = await self._writing("cluster.crons.trigger").storage.ticks.trigger(name, at=at)
         if row is None:
             raise await self._missing(name)
         await self._hint(name)
@@ -204,7 +219,9 @@ class Crons:
         Raises:
             ValueError: There is no such cron.
         """
-        return await self._done(name, await self._acting().storage.ticks.pause(name))
+        here = self._writing("cluster.crons.pause")
+        require_text(name, what=_NAME)
+        return await self._done(name, await here.storage.ticks.pause(name))
 
     async def resume(self, name: str) -> bool:
         """Let it run again from its next tick on; those that the pause left out are recorded as skipped.
@@ -215,7 +232,9 @@ class Crons:
         Raises:
             ValueError: There is no such cron.
         """
-        return await self._done(name, await self._acting().storage.ticks.resume(name))
+        here = self._writing("cluster.crons.resume")
+        require_text(name, what=_NAME)
+        return await self._done(name, await here.storage.ticks.resume(name))
 
     async def history(self, name: str, *, limit: int = 50, before: datetime | None = None) -> Sequence[TickInfo]:
         """The last ticks, the newest first, as far back as the setting `retention` keeps them.
@@ -227,6 +246,7 @@ class Crons:
         """
         if not 0 <= limit <= _MOST:
             raise ValueError(f"limit is {limit}, expected 0 to {_MOST}")
+        require_text(name, what=_NAME)
         rows = await self._acting().storage.ticks.history(name, most=limit, before=before)
         if not rows:
             await self.get(name)

@@ -9,6 +9,7 @@ from coterie.errors import MalformedMessage
 from coterie.kernel.codec import codec_for
 from coterie.kernel.context import work_here
 from coterie.kernel.durations import seconds_or_none
+from coterie.kernel.texts import not_unicode, require_text
 from coterie.storage.interface import Claim
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class KeyValueStore(Generic[V]):
         """A view of the keys that start with `prefix`, named without it. Views of views add up."""
         if not isinstance(prefix, str):
             raise TypeError(f"a prefix is a text, not {type(prefix).__name__}")
+        require_text(prefix, what="prefix")
         return KeyValueStore(self._source, self._codec, prefix=self._prefix + prefix, claim=self._claim)
 
     def typed(self, type: type[T]) -> KeyValueStore[T]:
@@ -179,7 +181,7 @@ def _checked(prefix: str, key: Any) -> str:
     try:
         size = len(full.encode("utf-8"))
     except UnicodeEncodeError as error:
-        raise ValueError(f"key {full!r} is not valid Unicode") from error
+        raise not_unicode(full, what="key") from error
     if size > KEY_MOST_BYTES:
         raise ValueError(f"key {full[:40]!r}… has {size:,} bytes, more than the {KEY_MOST_BYTES:,} that are allowed")
     return full

@@ -24,6 +24,7 @@ from coterie.entities.envelopes import LOOK
 from coterie.entities.failures import described
 from coterie.entities.ledgers import BARE
 from coterie.entities.stored import Shelf, StoredWork
+from coterie.entities.suspects import Suspects
 from coterie.errors import MailboxFull, MalformedMessage, PersistenceError, RunnerFull, UnknownEntity
 from coterie.kernel import meters
 from coterie.kernel.versions import NewerVersion
@@ -56,8 +57,6 @@ _STEP_S = 0.001
 """A change of the database's clock against ours that is worth another look at what is due next."""
 _HASTE_S = 0.5
 """How much earlier than we believe a message must be due to be taken anew: pauses between attempts are about ours."""
-_SUSPECT_S = 5.0
-"""How long the next suspect waits for the one before: whatever kills its process does so sooner, mostly [C5]."""
 
 
 class Deliveries:
@@ -93,8 +92,9 @@ class Deliveries:
         self._timer: asyncio.TimerHandle | None = None
         # The database's clock is at least the loop's and this; ours until the first sweep.
         self._offset_s = host.clock.wall_ns() / 1e9 - self._loop.time()
-        self._suspects: list[StoredWork] = []
-        self._suspect: StoredWork | None = None
+        self.suspects = Suspects(
+            messages, is_here=self._is_here, is_done=self._is_done, begin=host.deliver, drop=self.dropped
+        )
         self._unknown: set[str] = set()
 
     # Shards
@@ -219,16 +219,15 @@ class Deliveries:
         elif not swept and (late_s > _FRESH_S or delivery.id in self._doubted or delivery.id in self._doubted_before):
             shelf.blocked.add(address)  # it may have run since, by a sweep: storage knows
             self._wake()
-        elif late_s < -AHEAD_S or len(self.inbox) >= MEMORY_MOST:
+        elif late_s < (0.0 if delivery.suspicion else -AHEAD_S) or len(self.inbox) >= MEMORY_MOST:
             if late_s >= 0:
                 shelf.blocked.add(address)
         else:
             work = self._work(delivery, shelf)
             if late_s < 0:
                 self._later(work, due_s)
-            elif delivery.attempts and not shelf.tenure.clean:
-                self._suspects.append(work)
-                self._next_suspect()
+            elif delivery.suspicion:
+                self.suspects.add(work, delivery)
             elif not (arrived_s and self._serve(work, arrived_s)):
                 self._host.deliver(work)
 
@@ -301,23 +300,6 @@ class Deliveries:
             log.exception("message %s could not be delivered when it was due: it is tried again", work.message_id)
             self._forget(work)
 
-    # What may have killed the holder before [C5]
-
-    def _next_suspect(self) -> None:
-        """Run what may have killed the holder before one at a time, so that the innocent are not counted with it."""
-        while self._suspect is None and self._suspects:
-            work = self._suspects.pop(0)
-            if self.inbox.get(work.message_id) is work:
-                self._suspect = work
-                self._loop.call_later(_SUSPECT_S, self.acquit, work)
-                self._host.deliver(work)
-
-    def acquit(self, work: StoredWork) -> None:
-        """The next suspect need not wait for this one any longer: it may be what this one waits for."""
-        if self._suspect is work:
-            self._suspect = None
-            self._next_suspect()
-
     # How it ends
 
     def completed(self, work: StoredWork, body: bytes) -> None:
@@ -350,6 +332,7 @@ class Deliveries:
             self._leave_in_storage(work)
         elif isinstance(error, UnknownEntity):
             self.report_unknown(work.entity_type)
+            self.suspects.clear(work)
             self._leave_in_storage(work)
         elif isinstance(error, MalformedMessage):
             self._set_back(work, error, again_s=None)
@@ -361,6 +344,7 @@ class Deliveries:
         work.is_open = False
         if isinstance(error, NewerVersion):  # not the message's fault: a runner with the newer program will run it
             log.error("%s is left in storage: %s", work.target, error)
+            self.suspects.clear(work)
             self._leave_in_storage(work)
             return
         retry = self._host.retry_of(work.entity_type)
@@ -386,8 +370,14 @@ class Deliveries:
         if self.inbox.get(work.message_id) is work:
             del self.inbox[work.message_id]
             work.shelf.works.pop(work.message_id, None)
-        if self._suspect is work:
-            self.acquit(work)
+        if self.suspects.current is work:
+            self.suspects.ended()
+
+    def _is_here(self, work: StoredWork) -> bool:
+        return self.inbox.get(work.message_id) is work
+
+    def _is_done(self, work: StoredWork) -> bool:
+        return self._has_ended(work.message_id)
 
     def _remember_ended(self, message_id: str) -> None:
         if len(self._ended) < _ENDED_MOST:

@@ -56,6 +56,8 @@ class Handover(Struct, array_like=True, gc=False):
     """Whether it was due when it was stored: then the database's clock is past `due_s`, whatever is believed here."""
     attempts: ClassVar[int] = 0
     """That failed: none, as far as its sender knows."""
+    suspicion: ClassVar[int] = 0
+    losses: ClassVar[int] = 0
 
 
 _decode = msgspec.msgpack.Decoder(Handover).decode

@@ -31,7 +31,6 @@ from coterie.errors import MailboxFull, PersistenceError, ReentrantCall, RunnerF
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
-from coterie.storage.messages import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +113,9 @@ class Host:
         self.retention: Retention | None = None
         if messages is not None:
             supervisor = supervisor or Supervisor(chance)
-            self.sweeping = Sweeping(self, messages, chance=chance, policies=self._policies, supervisor=supervisor)
+            self.sweeping = Sweeping(
+                self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor
+            )
             self.deliveries = Deliveries(self, messages, chance=chance, wake=self.sweeping.wake)
             self.retention = Retention(messages, settings, chance=chance, supervisor=supervisor)
 
@@ -219,11 +220,8 @@ class Host:
         hosted = self._hosted.get(entity_type) or self._host(entity_type)
         return self.settings.retry if hosted is None else hosted.retry
 
-    def _policies(self) -> list[Policy]:
-        return [
-            Policy(known.name, known.concurrency, (known.retry or self.settings.retry).attempts)
-            for known in self._types.values()
-        ]
+    def _concurrency(self) -> dict[str, int]:
+        return {known.name: known.concurrency for known in self._types.values()}
 
     async def cancel_stored(self, message_id: str, seat: str) -> bool | None:
         """Take a stored message back, if it has not begun; None: its shard is not ours to say.
@@ -249,6 +247,8 @@ class Host:
         if self.sweeping is not None and self.retention is not None:
             await self.sweeping.stop()
             await self.retention.stop()
+        if self.deliveries is not None:
+            await self.deliveries.suspects.stop()
         for shard in list(self._shards.values()):
             shard.abandon()
         await settled([work.task for work in self.handlers.waiting], limit_s=STUBBORN_S)

@@ -14,6 +14,7 @@ from coterie.kernel import tracing
 from coterie.kernel.addresses import EntityAddress, MessageId, Seat
 from coterie.kernel.codec import PLAIN
 from coterie.kernel.durations import to_seconds
+from coterie.kernel.texts import require_text
 from coterie.storage.messages import Filter
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class MessageInfo:
     """Which one it is for: `Account/alice`."""
     method: str
     status: Status
-    """`pending` (also while it runs), `done`, or `dead`: its attempts are used up."""
+    """`pending` (also while it runs), `done`, or `dead`: its attempts or losses are used up."""
     shard: str
     """Where its entity lives: `default:42`."""
     key: str | None
@@ -62,7 +63,7 @@ class MessageInfo:
     completed_at: datetime | None
     """When it was done, or set aside as dead."""
     attempts: int
-    """That failed, or that its process did not survive."""
+    """That failed."""
     errors: tuple[FailedAttempt, ...]
     """The last ones, the first of them first."""
     payload: Any
@@ -72,6 +73,8 @@ class MessageInfo:
     failure: str | None
     """The declared error that is its result, if it is one."""
     trace_id: str | None
+    losses: int = 0
+    """How many runners were lost when they ran it alone, or were about to: `loss_limit` of them make it dead."""
 
 
 class Messages:
@@ -87,13 +90,19 @@ class Messages:
     Args:
         source: The storage that is asked.
         hint: Told the seat whose owner has something to look for.
+        writing: Told what is about to write, and refuses it where it must not.
     """
 
     def __init__(
-        self, source: Callable[[], messages.Messages], *, hint: Callable[[str], object] = lambda _: None
+        self,
+        source: Callable[[], messages.Messages],
+        *,
+        hint: Callable[[str], object] = lambda _: None,
+        writing: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._source = source
         self._hint = hint
+        self._writing = writing
 
     async def list(
         self,
@@ -115,7 +124,7 @@ class Messages:
         """
         chosen = _filter(status=status, entity=entity, older_than=older_than)
         found: list[MessageInfo] = []
-        after = after if after is None else str(after)  # plain text: that is what databases take
+        after = after if after is None else require_text(str(after), what="message id")
         while len(found) < limit:
             most = min(_PAGE, limit - len(found))
             rows = await self._source().list(chosen, after=after, most=most)
@@ -139,6 +148,7 @@ class Messages:
         Raises:
             MessageExpired: It is not there.
         """
+        self._writing("cluster.messages.retry")
         row = await self._row(id)
         revived = await self._source().revive(id=row.id)
         if revived:
@@ -167,6 +177,7 @@ class Messages:
         if status not in ("done", "dead"):
             raise ValueError(f'status is {status!r}, and only "done" and "dead" messages can be purged')
         chosen = _filter(status=status, entity=entity, older_than=older_than)
+        self._writing("cluster.messages.purge")
         total, removed = 0, _BATCH
         while removed == _BATCH:
             removed = await self._source().remove(chosen, most=_BATCH)
@@ -177,7 +188,7 @@ class Messages:
         return total
 
     async def _row(self, id: str) -> MessageRow:
-        rows = await self._source().look([str(id)])
+        rows = await self._source().look([require_text(str(id), what="message id")])
         if not rows:
             raise MessageExpired(message_id=id)
         return rows[0]
@@ -188,6 +199,8 @@ def _filter(*, status: Status | None, entity: str | None, older_than: Duration |
         raise ValueError(f"status is {status!r}, and there are {', '.join(_STATUSES)}")
     if entity is not None and not isinstance(entity, str):
         raise TypeError(f'entity is {entity!r}: write its name, as in "Account" or "Account/alice"')
+    if entity is not None:
+        require_text(entity, what="entity")
     older_than_s = None if older_than is None else to_seconds(older_than, what="older_than", allow_zero=True)
     if entity is None or "/" not in entity:
         return Filter(status=status, entity_type=entity, older_than_s=older_than_s)
@@ -213,6 +226,7 @@ def _info(row: MessageRow) -> MessageInfo:
         reply=reply,
         failure=failure,
         trace_id=tracing.id_of(row.trace_id),
+        losses=row.losses,
     )
 
 

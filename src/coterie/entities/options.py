@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import ConfigurationError, quoted
+from coterie.errors import ConfigurationError, InvalidArgument, quoted
 from coterie.kernel.addresses import EntityAddress
 from coterie.kernel.retry import Retry
 
@@ -46,7 +46,7 @@ def require_name(name: Any, *, kind: str) -> str:
         raise refusal(f"name of a {kind} is {name!r}, expected text", hint=f"write @cluster.{kind}{_EXAMPLES[kind]}")
     try:
         return EntityAddress(kind, name).id
-    except UnicodeEncodeError as error:
+    except InvalidArgument as error:
         raise refusal(f"name {name!r} of a {kind} has half a surrogate pair, which is no text") from error
     except ValueError as error:
         problem = str(error).replace("an entity id", f"a {kind}'s name").replace("entity id", f"{kind}'s name")

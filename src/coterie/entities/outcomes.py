@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 from coterie.entities.envelopes import FAILED, MARK, read_marked
 from coterie.entities.failures import pack_cancelled, read_failure
 from coterie.entities.keys import shown_key
-from coterie.errors import KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
+from coterie.entities.work import handling
+from coterie.errors import InvalidArgument, KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
+from coterie.kernel.clock import require_instant
+from coterie.kernel.context import refuse_in_transaction
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.entities.work import Work
     from coterie.storage.messages import Message, MessageRow, Receipt
 
-_LATEST_YEAR, _DELAY_MOST_S = 2200, 36_525 * 86_400.0
+_DELAY_MOST_S = 36_525 * 86_400.0
 """A century ahead: not every database can count much further."""
 
 
@@ -68,13 +71,14 @@ def refuse_waiting_for_itself(call: Call[Any], entity_type: EntityType[Any], out
         raise ReentrantCall(target=repr(call), chain=" → ".join([*(each for each, _ in chain), address]))
 
 
-def refuse_far_future(call: Call[Any], *, at: datetime | None, delay_s: float) -> None:
+def refuse_far_away(call: Call[Any], *, at: datetime | None, delay_s: float) -> None:
     """Refuse an instant that not every database can hold."""
     if delay_s > _DELAY_MOST_S:
-        days, most = delay_s / 86_400, _DELAY_MOST_S / 86_400
-        raise ValueError(f"{call!r} is delayed by {days:,.0f} days, more than the {most:,.0f} that a message can wait")
-    if at is not None and at.year >= _LATEST_YEAR:
-        raise ValueError(f"{call!r} is to run at {at}: a message can wait until the year {_LATEST_YEAR}")
+        days, most = f"{delay_s / 86_400:,.0f} days", _DELAY_MOST_S / 86_400
+        problem = f"a message can wait for {most:,.0f} days"
+        raise InvalidArgument(what=f"delay of {call!r}", value=days, problem=problem)
+    if at is not None:
+        require_instant(at, what=f"at of {call!r}")
 
 
 def require_small(data: bytes, *, what: object, most_bytes: int) -> None:
@@ -85,6 +89,17 @@ def require_small(data: bytes, *, what: object, most_bytes: int) -> None:
             problem=f"{len(data):,} bytes, more than the {most_bytes:,} that are allowed",
             hint="put large data elsewhere and keep its name, or raise frame_limit on all runners",
         )
+
+
+def refuse_commit_of_its_own(what: str, *, instead: str = "or after the rpc") -> None:
+    """Refuse what is a commit of its own while the work that runs here has a transaction open [C3].
+
+    On SQLite it would wait for the lock that the transaction holds; on PostgreSQL it would stay if that is rolled back.
+    """
+    outer = handling.get()
+    if outer is not None:
+        refuse_inside_transaction(what, outer, instead=instead)
+    refuse_in_transaction(what)
 
 
 def refuse_inside_transaction(what: str, outer: Work, *, instead: str = "or give it to cluster.send(…)") -> None:

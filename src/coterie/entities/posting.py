@@ -28,7 +28,8 @@ from coterie.entities.outcomes import (
     conflict,
     dead,
     read_reply,
-    refuse_far_future,
+    refuse_commit_of_its_own,
+    refuse_far_away,
     refuse_inside_transaction,
     refuse_waiting_for_itself,
     require_same,
@@ -43,6 +44,7 @@ from coterie.kernel.addresses import MessageId, MessageIds
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import context_here, refuse_in_transaction
 from coterie.kernel.tasks import Tasks
+from coterie.kernel.texts import require_text
 from coterie.ownership.directory import peer_of
 from coterie.storage.messages import Insert, Message
 from coterie.transport.routes import Route
@@ -96,7 +98,9 @@ class Posting:
         message = self._message(call, entity_type, outer, derives=True)
         refuse_in_transaction(call)
         if isinstance(outer, StoredWork):
-            outer.deliveries.acquit(outer)  # it does nothing while it waits, maybe for a suspect behind it [C5]
+            outer.deliveries.suspects.acquit(
+                outer
+            )  # it does nothing while it waits, maybe for a suspect behind it [C5]
         answer = calling.create_future()
         bringing = Bringing(calling, call.rpc.counted, message, until_s, answer)
         try:
@@ -128,7 +132,7 @@ class Posting:
         self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
     ) -> MessageId[Any]:
         """Store a call; inside a handler, together with all that the handler leaves behind, once it has ended well."""
-        refuse_far_future(call, at=at, delay_s=delay_s)
+        refuse_far_away(call, at=at, delay_s=delay_s)
         outer = handling.get()
         message = self._message(call, entity_type, outer, at=at, delay_s=delay_s)
         if outer is not None and outer.has_begun and not has_ended(outer):
@@ -154,7 +158,7 @@ class Posting:
             within_s: How long to wait for it.
             rpc_of: Finds an rpc by the names of entity type and method.
         """
-        message_id = str(message_id)  # plain text: that is what databases and codecs take
+        message_id = require_text(str(message_id), what="message id")  # plain: what databases and codecs take
         outer = handling.get()
         if outer is not None and outer.ledger is not None and any(each.id == message_id for each in outer.ledger.sends):
             raise RuntimeError(
@@ -170,9 +174,10 @@ class Posting:
 
     async def cancel(self, message_id: str) -> bool:
         """Take a message back, unless it has begun: by its owner; if there is none, out of storage."""
-        message_id = str(message_id)
+        message_id = require_text(str(message_id), what="message id")
         if _taken_out(message_id):
             return True
+        refuse_commit_of_its_own("cluster.cancel")
         within_s = self._calling.within_s(None)
         until_s = self._calling.time() + within_s
         while True:

@@ -11,6 +11,7 @@ from coterie.entities.options import refusal
 from coterie.entities.spans import facts_of, read, sent
 from coterie.kernel import tracing
 from coterie.kernel.addresses import MessageId
+from coterie.kernel.texts import require_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -98,6 +99,7 @@ class Entities:
     async def reset(self, cls: type[Entity[Any]], id: str) -> int:
         """Dead messages of an entity back to pending, and those that wait for another attempt due now; how many."""
         here, entity_type = self._acting(), self.of(cls)
+        require_text(id, what="entity id")
         count = await here.storage.messages.revive(entity_type=entity_type.name, entity_id=id)
         here.calling.posting.hint(here.calling.routing.find(entity_type.name, id, entity_type.group).seat)
         return count

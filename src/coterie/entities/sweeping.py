@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.deliveries import AHEAD_S, MEMORY_MOST
 from coterie.errors import PersistenceError
+from coterie.kernel import meters
 from coterie.kernel.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from coterie.entities.deliveries import Deliveries
     from coterie.entities.hosting import Host
     from coterie.entities.stored import Shelf
     from coterie.kernel.chance import Chance
     from coterie.kernel.supervisor import Supervisor
-    from coterie.storage.messages import Mark, Messages, Policy, Waiting
+    from coterie.storage.messages import Mark, Messages, Suspected, Waiting
 
 log = logging.getLogger("coterie.entities")
 
@@ -46,7 +47,7 @@ class Sweeping:
         host: Whose shards.
         messages: The storage.
         chance: For the jitter that keeps runners from asking in step.
-        policies: What the entity types of this program say about attempts.
+        concurrency: How many messages of an entity run at once, by entity type.
         supervisor: The one of this process.
     """
 
@@ -56,14 +57,14 @@ class Sweeping:
         messages: Messages,
         *,
         chance: Chance,
-        policies: Callable[[], Sequence[Policy]],
+        concurrency: Callable[[], Mapping[str, int]],
         supervisor: Supervisor,
     ) -> None:
         self._supervisor = supervisor
         self._host = host
         self._messages = messages
         self._chance = chance
-        self._policies = policies
+        self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks("entities/sweep")
         self._asked = asyncio.Event()
@@ -152,17 +153,14 @@ class Sweeping:
         return len(deliveries.inbox) < MEMORY_MOST
 
     async def _suspect(self, shelves: dict[str, Shelf]) -> None:
-        """Count what may have killed the holder before, before anything of its shard runs [C5]."""
+        """Find what may have killed the holder before, before anything of its shard runs [C5]."""
         for shelf in shelves.values():
             if not shelf.is_suspected:
-                counted = await self._messages.suspect(shelf.tenure.claim, self._policies())
+                found = await self._messages.suspect(
+                    shelf.tenure.claim, self._concurrency(), loss_limit=self._host.settings.loss_limit
+                )
                 shelf.is_suspected = True
-                if counted:
-                    log.warning(
-                        "%s was taken from a runner that died: %d messages may have been running, and count an attempt",
-                        shelf.tenure.seat,
-                        counted,
-                    )
+                _report(shelf.tenure.seat, found)
 
     def _ahead_s(self, shelves: dict[str, Shelf]) -> float:
         now_s = self._loop.time()
@@ -208,3 +206,20 @@ class Sweeping:
             if counts[seat] < _PAGE and self._deliveries.shelves.get(seat) is shelves[seat]:
                 self._deliveries.read(shelves[seat])
         return {seat: last[seat] for seat in marks if counts[seat] >= _PAGE}
+
+
+def _report(seat: str, found: Suspected) -> None:
+    if found.suspects:
+        log.warning(
+            "%s was taken from a runner that was lost: %d messages may have been running, and are begun one at a time",
+            seat,
+            found.suspects,
+        )
+    for loss in found.lost:
+        target = f"{loss.entity_type}/{loss.entity_id}.{loss.method}"
+        log.warning(
+            "the runner that had begun message %s to %s alone was lost, for the %d. time", loss.id, target, loss.losses
+        )
+        if loss.is_dead:
+            meters.MESSAGES.of(loss.entity_type, loss.method, "dead").value += 1
+            log.error("%s is dead: message %s", target, loss.id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from coterie.kernel.clock import to_datetime
+from coterie.kernel.texts import not_unicode
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -168,7 +169,10 @@ def shard_number(entity_type: str, entity_id: str, shards: int) -> int:
     if shards < 1:
         raise ValueError(f"a group needs at least one shard, not {shards}")
     type_bytes = entity_type.encode()
-    encoded = len(type_bytes).to_bytes(4, "big") + type_bytes + entity_id.encode()
+    try:
+        encoded = len(type_bytes).to_bytes(4, "big") + type_bytes + entity_id.encode()
+    except UnicodeEncodeError as error:
+        raise not_unicode(entity_id, what="entity id") from error
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") % shards
 
 
@@ -184,6 +188,9 @@ def _check_name(name: str, *, what: str) -> None:
         raise ValueError(f"an {what} cannot be empty")
     if "\0" in name:
         raise ValueError(f"{what} {name!r} has a zero character, which databases cannot store")
-    size_bytes = len(name.encode())  # half a surrogate pair raises UnicodeEncodeError, a ValueError
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise not_unicode(name, what=what) from error
     if size_bytes > _MOST_NAME_BYTES:
         raise ValueError(f"{what} {name[:20]!r}… has {size_bytes} bytes, more than {_MOST_NAME_BYTES}")

@@ -6,7 +6,11 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from coterie.errors import InvalidArgument
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST_YEAR = 2200
+"""Not every database can count much further."""
 
 # Counts suspension (a closed laptop), which CLOCK_MONOTONIC on Linux does not [M13].
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -58,6 +62,17 @@ class ManualClock:
     def step_wall(self, by: timedelta) -> None:
         """Set the wall clock, as NTP or an administrator does; the steady clock does not move."""
         self._wall_ns += by // timedelta(microseconds=1) * 1000
+
+
+def require_instant(at: datetime, *, what: str) -> None:
+    """Refuse an instant that not every database can keep.
+
+    Raises:
+        InvalidArgument: It is before 1970, or too late.
+    """
+    if at.year >= LATEST_YEAR or at.timestamp() < 0:
+        problem = f"expected an instant from the year 1970 on, and before the year {LATEST_YEAR}"
+        raise InvalidArgument(what=what, value=str(at), problem=problem)
 
 
 def to_ns(at: datetime) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from coterie.errors import InvalidArgument
+
 _COUNT_MOST = 2**63 - 1
 
 
@@ -34,6 +36,26 @@ def visible_json(document: str) -> str:
     if document.isprintable():
         return document
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in document)
+
+
+def require_text(text: str, *, what: str) -> str:
+    """A text that somebody gives as a name or an id, if every database can keep it and give it back.
+
+    Raises:
+        InvalidArgument: It has a zero character, or half a surrogate pair.
+    """
+    if "\0" in text:
+        raise InvalidArgument(what=what, value=ascii(text), problem="databases cannot store its zero character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise not_unicode(text, what=what) from error
+    return text
+
+
+def not_unicode(text: str, *, what: str) -> InvalidArgument:
+    """The error of a text that cannot be encoded."""
+    return InvalidArgument(what=what, value=ascii(text), problem="it has half a surrogate pair, which is no text")
 
 
 def countable(number: int | None) -> int | None:

@@ -278,6 +278,7 @@ class Leadership:
             log.exception("singleton %r raised, and is restarted", self.singleton.name)
             return False
         finally:
+            self._state.drop_changes()
             meters.EXECUTION_DURATION.spread(name, "singleton").see((clock.steady_ns() - began_ns) / 1e9)
         self.stamps.progress()
         return True

@@ -11,6 +11,7 @@ from coterie.errors import MalformedMessage
 from coterie.kernel.addresses import Seat
 from coterie.kernel.codec import PLAIN, codec_for
 from coterie.kernel.durations import to_seconds
+from coterie.kernel.texts import require_text
 from coterie.kernel.versions import split
 from coterie.singletons.definitions import PREFIX
 from coterie.singletons.staleness import judge
@@ -84,6 +85,7 @@ class Singletons:
         known: What this program defines.
         heartbeat_s: How often a leader gives a sign of life.
         staleness: How many of them, or of the intervals that are expected, may pass without one.
+        writing: As `acting`, for what writes: refuses it where it must not. None: nothing is refused.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class Singletons:
         *,
         heartbeat_s: float,
         staleness: float,
+        writing: Callable[[str], Connection] | None = None,
     ) -> None:
         self._acting = acting
+        self._writing = writing or (lambda _: acting())
         self._known = known
         self._heartbeat_s = heartbeat_s
         self._staleness = staleness
@@ -130,7 +134,7 @@ class Singletons:
         Raises:
             MalformedMessage: What is stored does not fit the type.
         """
-        row = await self._acting().storage.states.peek(PREFIX + name)
+        row = await self._acting().storage.states.peek(PREFIX + require_text(name, what="name of a singleton"))
         if row is None:
             return None
         known = self._known.get(name)
@@ -143,7 +147,8 @@ class Singletons:
 
     async def history(self, name: str) -> Sequence[SavedState]:
         """The last states, the newest first, and those that were set aside."""
-        return [_saved(row) for row in await self._acting().storage.states.history(PREFIX + name)]
+        key = PREFIX + require_text(name, what="name of a singleton")
+        return [_saved(row) for row in await self._acting().storage.states.history(key)]
 
     async def resign(self, name: str, *, timeout: Duration = "10s") -> str | None:
         """Have the leader give up the leadership now, to another runner if there is one; who leads then.
@@ -153,7 +158,7 @@ class Singletons:
             RunnerUnavailable: Its leader cannot be reached: if it is gone, it is replaced without being asked.
             TimeoutError: Nobody has taken over within `timeout`; it was given up all the same.
         """
-        here, within_s = self._acting(), to_seconds(timeout, what="timeout")
+        here, within_s = self._writing("cluster.singletons.resign"), to_seconds(timeout, what="timeout")
         view = await here.storage.view()
         seat = _seat(view, name)
         holder = next((row for row in view.runners if row.id == seat.holder), None)

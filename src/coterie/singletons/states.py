@@ -69,6 +69,7 @@ class LeaderState(Generic[S]):
         self._data = b""  # the encoding of what the body sees
         self._shown: Any = None
         self._staged: bytes | None = None  # what an open transaction will save
+        self._has_warned = False
 
     @property
     def shown(self) -> S:
@@ -263,6 +264,11 @@ class LeaderState(Generic[S]):
     def _current(self) -> bytes:
         return self._data if self._staged is None else self._staged
 
+    def drop_changes(self) -> None:
+        """The body has ended: what it changed outside of `update()` and did not save is gone, with a warning."""
+        if self._singleton.codec is not None and self._data:
+            self._warn_of_change(self._current)
+
     def _warn_of_change(self, data: bytes) -> None:
         """Unless the change is what is being saved: `leader.save(leader.state)`."""
         try:
@@ -270,11 +276,13 @@ class LeaderState(Generic[S]):
         except MalformedMessage:
             is_known = False
         if not is_known:
-            log.warning(
-                "singleton %r changed leader.state outside of update(): that change is not saved, and gone now; write "
-                "async with leader.update() as state",
-                self._singleton.name,
-            )
+            if not self._has_warned:  # once: a body that does so does it again and again
+                log.warning(
+                    "singleton %r changed leader.state outside of update(): that change is not saved, and gone now; "
+                    "write async with leader.update() as state",
+                    self._singleton.name,
+                )
+            self._has_warned = True
             self._shown = self._codec.decode(self._current)
 
     def _encode(self, state: Any) -> bytes:

@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import LeadershipLost, PersistenceError, StepDiverged
+from coterie.kernel.context import refuse_in_transaction
 from coterie.steps.places import Places
 from coterie.storage.units import StepWrite
 
@@ -87,7 +88,12 @@ class StoredWork:
         return self._opening is not None
 
     async def opened(self) -> Loaded:
-        """What is known of the unit, loaded once."""
+        """What is known of the unit, loaded once.
+
+        Raises:
+            RuntimeError: A transaction is open here: whatever asks would store something beside it [C3].
+        """
+        refuse_in_transaction(f"a step of {self.unit}")
         if self._opening is None:
             self._opening = self._spawn(self._load(), f"open {self.unit}")
         return await asyncio.shield(self._opening)

@@ -1,7 +1,7 @@
 """What the rest of coterie may ask of a database about messages: stored calls, from their insert to their end.
 
     inserted ──▶ pending ──▶ done (with its reply)      kept for the retention time, then purged
-                   │  ▲ └──▶ dead (attempts used up)    kept until somebody retries or purges it
+                   │  ▲ └──▶ dead (set aside)           kept until somebody retries or purges it
                    └──┘
               a failed attempt: due again later
 
@@ -12,6 +12,7 @@ counts. All instants are the database's.
 from __future__ import annotations
 
 from datetime import datetime
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -176,16 +177,44 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     due_s: float
     """When it may run, in seconds since 1970."""
     attempts: int
-    """That failed, or were cut short by the death of their process."""
+    """That failed."""
     trace_id: str | None
+    suspicion: int = 0
+    """A `Suspicion`."""
+    losses: int = 0
+    """How often its runner was lost after it had begun it alone."""
 
 
-class Policy(msgspec.Struct, frozen=True, gc=False):
-    """What an entity type says about attempts."""
+class Suspicion(IntEnum):
+    """What is known of a message that was pending when the holder of its seat was lost [C5]."""
 
+    NONE = 0
+    SUSPECT = 1
+    """It may have been running then: it is begun alone, not beside other suspects."""
+    ALONE = 2
+    """It was begun alone, under the epoch in its row. If that holder is lost, too, it counts a loss."""
+    BESIDE = 3
+    """It was begun alone, and another suspect was begun while it ran: nobody knows of which one a process dies."""
+
+
+class Loss(msgspec.Struct, frozen=True, gc=False):
+    """A message that was begun alone, and whose runner was lost then."""
+
+    id: str
     entity_type: str
-    concurrency: int
-    attempts: int
+    entity_id: str
+    method: str
+    losses: int
+    is_dead: bool
+    """Whether it was the last time that it may happen: it is set aside."""
+
+
+class Suspected(msgspec.Struct, frozen=True, gc=False):
+    """What came of a look at the messages of a holder that was lost."""
+
+    suspects: int
+    """How many messages became suspects."""
+    lost: tuple[Loss, ...]
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -216,6 +245,8 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     reply: bytes | None
     trace_id: str | None
+    losses: int = 0
+    """How often its runner was lost after it had begun it alone."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,14 +324,22 @@ class Messages(Protocol):
         """Those of these messages that are pending, in no order."""
         ...
 
-    async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
-        """Count an attempt for what may have been running when the holder before died [C5]; how many it were.
+    async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
+        """Judge what may have been running when the holder before was lost [C5], under the fence.
 
-        In one fenced statement: of each entity of these types the first `concurrency` due pending messages get one
-        attempt more (of those that have attempts already only the first: they are run one at a time, in order), and
-        those that have had all their attempts are set aside as dead. Done twice under one epoch it
-        counts once: the row remembers the epoch.
+        What that holder had begun alone counts a loss; at `loss_limit` losses it is set aside as dead. Of each entity
+        of these types the first due pending messages, as many as run at once, become suspects. What was stored, or
+        fell due, after the loss does not: it cannot have been running. Done twice, nothing is counted twice.
+
+        Args:
+            claim: Of the present holder.
+            concurrency: How many messages of an entity run at once, by entity type.
+            loss_limit: How many losses set a message aside.
         """
+        ...
+
+    async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
+        """Note how a suspect is begun, before it is, under the fence; False: it is not pending, or not ours."""
         ...
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
@@ -327,7 +366,7 @@ class Messages(Protocol):
         ...
 
     async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
-        """Make a dead message, or all dead ones of an entity, pending again, due now, without attempts; how many.
+        """Make a dead message, or all dead ones of an entity, pending again, due now, with no failures; how many.
 
         Pending ones of that entity that wait for another attempt are due now, too.
         """

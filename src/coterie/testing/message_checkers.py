@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coterie.testing.checkers import Violation
-from coterie.testing.message_events import Cancelled, Completed, Counted, Died, Left, Replied, Revived, Sent
+from coterie.testing.message_events import Began, Cancelled, Completed, Counted, Died, Left, Replied, Revived, Sent
 
 if TYPE_CHECKING:
     from coterie.testing.checkers import Event
@@ -163,3 +163,23 @@ class EffectsOnce:
             if value != total:
                 raise Violation("INV-D4", f"{entity} is {value}, and its messages added {total}")
         self._touched.clear()
+
+
+@dataclass
+class LossesBounded:
+    """INV-D7, C5: what has killed its process as often as it may is set aside; what nobody has begun never is."""
+
+    losses: int
+    _begun: Counter[str] = field(default_factory=Counter)
+
+    def see(self, event: Event) -> None:
+        """Count beginnings, and compare each end with them."""
+        if isinstance(event, Began):
+            self._begun[event.message] += 1
+        elif isinstance(event, Died) and event.losses and not self._begun[event.message]:
+            raise Violation("INV-D7", f"{event.message} was set aside after {event.losses} losses, and never began")
+        elif isinstance(event, Left) and event.status == "pending" and event.losses >= self.losses:
+            raise Violation("INV-D7", f"{event.message} had {event.losses} of {self.losses} losses, and goes on")
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""

@@ -7,7 +7,7 @@ but for `due_ns` and `by_clock_ns`, which are the database's.
     Began(message, entity, epoch, …)        a handler began with a message
     Over(message, entity, epoch)            … and came to an end, whatever became of it; a killed one never does
     Completed(message, entity, epoch, …)    committed: the message is done, with its reply
-    Died(message, attempts)                 committed: the message was set aside
+    Died(message, attempts, losses)         committed: the message was set aside
     Revived(message), Cancelled(message)    committed: somebody wanted it so
     Counted(entity, value)                  committed: the entity's state, a number to which its messages add
     Replied(message, reply)                 what a caller was told, at any time
@@ -86,6 +86,8 @@ class Died(Event):
 
     message: str
     attempts: int
+    losses: int = 0
+    """How often its runner was lost when it ran this message alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class Left(Event):
     status: Status
     attempts: int = 0
     reply: object = None
+    losses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,20 +41,27 @@ class NotEarly:
 
 @dataclass
 class AttemptsBounded:
-    """INV-D7: no message is begun more often than its policy says, and none is set aside before."""
+    """INV-D7: no message is begun more often than its policy says, and none is set aside before.
+
+    One that has had all its losses is set aside, too: see `LossesBounded`.
+    """
 
     attempts: int
+    losses: int | None = None
 
     def see(self, event: Event) -> None:
         """Look at the number of each attempt, and at the numbers that are stored."""
         if isinstance(event, Began) and not 1 <= event.attempt <= self.attempts:
             raise Violation("INV-D7", f"{event.message}: attempt {event.attempt} of {self.attempts} began")
-        if isinstance(event, Died) and event.attempts < self.attempts:
+        if isinstance(event, Died) and event.attempts < self.attempts and not self._is_lost(event):
             raise Violation(
                 "INV-D7", f"{event.message} was set aside after {event.attempts} of {self.attempts} attempts"
             )
         if isinstance(event, Left) and event.status == "pending" and event.attempts >= self.attempts:
             raise Violation("INV-D7", f"{event.message} had {event.attempts} of {self.attempts} attempts, and goes on")
+
+    def _is_lost(self, died: Died) -> bool:
+        return self.losses is not None and died.losses >= self.losses
 
     def finish(self) -> None:
         """Nothing is left to judge."""

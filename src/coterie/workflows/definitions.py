@@ -14,6 +14,7 @@ from coterie.errors import ConfigurationError
 from coterie.kernel import readings
 from coterie.kernel.addresses import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.codec import PLAIN, codec_for
+from coterie.kernel.texts import require_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -90,7 +91,7 @@ def require_id(id: Any) -> str:
     """The id of a run, if both databases can give it back exactly, and it is one [incident 17]."""
     if not isinstance(id, str) or not id.strip():
         raise ValueError(f"id of a workflow is {id!r}, expected text that is not empty")
-    return EntityAddress("workflow", id).id
+    return EntityAddress("workflow", require_text(id, what="id of a workflow")).id
 
 
 def _require_name(name: Any) -> str:

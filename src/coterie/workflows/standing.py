@@ -25,7 +25,7 @@ from coterie.errors import (
 from coterie.kernel import schema, tracing
 from coterie.kernel.codec import PLAIN
 from coterie.kernel.durations import seconds_or_none
-from coterie.kernel.texts import storable
+from coterie.kernel.texts import require_text, storable
 from coterie.steps import failures
 from coterie.steps.unit import new_life
 from coterie.storage.units import UnitStart
@@ -77,12 +77,15 @@ class WorkflowInfo:
 class WorkflowHandle(Generic[T_co]):
     """A run of a workflow, from anywhere."""
 
-    def __init__(self, id: str, kind: WorkflowType, acting: Callable[[], Connection]) -> None:
+    def __init__(
+        self, id: str, kind: WorkflowType, acting: Callable[[], Connection], writing: Callable[[str], Connection]
+    ) -> None:
         self.id = id
         self._kind = kind
         self._unit = kind.unit(id)
         self._acting = acting
         self._known = ""
+        self._writing = writing
 
     async def result(self, *, timeout: Duration | None = None) -> T_co:
         """Wait for its result.
@@ -143,7 +146,8 @@ class WorkflowHandle(Generic[T_co]):
         Raises:
             WorkflowNotFound: There is no such run, or none any more.
         """
-        await self._ask(await self._acting().storage.units.interrupt(self._unit))
+        here = self._writing(f"interrupting {self._unit}")
+        await self._ask(await here.storage.units.interrupt(self._unit))
 
     async def resume(self) -> None:
         """Have a suspended run look now whether it can go on. One that runs goes on as it does.
@@ -152,7 +156,8 @@ class WorkflowHandle(Generic[T_co]):
             WorkflowEnded: It is over: done, failed or interrupted.
             WorkflowNotFound: There is no such run, or none any more.
         """
-        row = await self._acting().storage.units.resume(self._unit)
+        here = self._writing(f"resuming {self._unit}")
+        row = await here.storage.units.resume(self._unit)
         if row is not None and row.ended_at is not None:
             raise WorkflowEnded(workflow=self._kind.name, id=self.id, status=row.status)
         await self._ask(row)
@@ -204,6 +209,8 @@ class Workflows:
         """
         if not 0 <= limit <= _MOST:
             raise ValueError(f"limit is {limit}, expected 0 to {_MOST}")
+        if name is not None:
+            require_text(name, what="name of a workflow")
         older_s = seconds_or_none(older_than, what="older_than")
         rows = await self._acting().storage.units.list(status=status, name=name, older_s=older_s, most=limit)
         return [_info(row) for row in rows]
@@ -304,6 +311,8 @@ def _info(row: UnitRow) -> WorkflowInfo:
     )
 
 
-def handle_of(kind: WorkflowType, id: str, acting: Callable[[], Connection]) -> WorkflowHandle[Any]:
+def handle_of(
+    kind: WorkflowType, id: str, acting: Callable[[], Connection], writing: Callable[[str], Connection]
+) -> WorkflowHandle[Any]:
     """The handle of a run, whether there is one or not."""
-    return WorkflowHandle(require_id(id), kind, acting)
+    return WorkflowHandle(require_id(id), kind, acting, writing)

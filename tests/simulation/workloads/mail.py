@@ -16,7 +16,7 @@ import msgspec
 
 from coterie.entities.envelopes import MARK
 from coterie.testing.checkers import EpochsGrow, Event, Grant, NoStaleCommit, Saved, Violation, check
-from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, OneMessagePerKey, OneReply
+from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, LossesBounded, OneMessagePerKey, OneReply
 from coterie.testing.message_events import Began, Cancelled, Completed, Counted, Died, Left, Replied, Sent
 from coterie.testing.turn_checkers import AttemptsBounded, NotEarly, OneHandlerAtATime
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5
 """That each message of the workload has."""
+LOSSES = 3
+"""That the setting `loss_limit` allows by default."""
 EARLY_NS = 5_000_000
 """By how much a message may run too early: what a quartz can lose while the database's clock cannot be asked."""
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
@@ -48,9 +50,9 @@ create temp trigger mail_done after update of status on main.messages when new.s
     insert into mail values (place(), together(), 'done', new.id, new.entity_id, new.epoch, new.seat, new.reply);
 end;
 create temp trigger mail_dead after update of status on main.messages when new.status = 2 begin
-    insert into mail values (place(), together(), 'dead', new.id, new.entity_id, new.attempts, null, null);
+    insert into mail values (place(), together(), 'dead', new.id, new.entity_id, new.attempts, new.losses, null);
 end;
-create temp trigger mail_counted after update of attempts on main.messages begin
+create temp trigger mail_counted after update of attempts on main.messages when new.attempts <> old.attempts begin
     insert into mail values (place(), together(), 'counted', new.id, new.entity_id, new.attempts, null, null);
 end;
 create temp trigger mail_removed after delete on main.messages begin
@@ -196,8 +198,10 @@ class Mail:
         told = [Replied(ids.get(number, number), reply) for number, reply in self._told]
         sent = [Sent(ids.get(number, number), "", outcome=outcome) for number, outcome in self._outcomes]
         left = [
-            Left(id_, STATUSES[status], attempts, _reply_of(reply))
-            for id_, status, attempts, reply in main.execute("select id, status, attempts, reply from messages")
+            Left(id_, STATUSES[status], attempts, _reply_of(reply), losses)
+            for id_, status, attempts, reply, losses in main.execute(
+                "select id, status, attempts, reply, losses from messages"
+            )
         ]
         return [*events, *told, *sent, *left]
 
@@ -211,7 +215,8 @@ def judge(history: list[Event]) -> int:
         EverySendEnds(),
         OneReply(),
         EffectsOnce(),
-        AttemptsBounded(ATTEMPTS),
+        AttemptsBounded(ATTEMPTS, LOSSES),
+        LossesBounded(LOSSES),
         OneHandlerAtATime(),
         Books(),
     )
@@ -311,7 +316,7 @@ def _events(row: Noted) -> Iterator[Event]:
         yield Saved(row.id, row.b, row.a, 0, ())
         yield Completed(row.id, row.entity, row.a, reply, 0 if reply is None else reply[1], row.at_ns)
     elif row.what == "dead":
-        yield Died(row.id, row.a)
+        yield Died(row.id, row.a, row.b)
     elif row.what == "counted":
         yield Tried(row.id, row.a)
     elif row.what == "removed":

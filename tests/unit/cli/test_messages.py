@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LISTED = {
     "id", "entity", "method", "status", "state", "shard", "key", "sent_at", "due_at", "completed_at", "attempts",
-    "failure", "trace_id", "error",
+    "failure", "trace_id", "losses", "error",
 }  # fmt: skip
 
 

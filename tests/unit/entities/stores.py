@@ -16,7 +16,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.tasks import Tasks
 from coterie.storage.interface import StateLoaded
-from coterie.storage.messages import Attempt, Delivery, Due, Insert, Message, MessageRow, Receipt, Waiting
+from coterie.storage.messages import Attempt, Delivery, Due, Insert, Message, MessageRow, Receipt, Suspected, Waiting
 from tests.unit.entities.hosts import Ground
 from tests.waiters import pass_on
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from coterie.entities.sweeping import Sweeping
     from coterie.storage.groups import Waiter
     from coterie.storage.interface import Claim
-    from coterie.storage.messages import Backlog, Commit, Mark, Policy, Setback
+    from coterie.storage.messages import Backlog, Commit, Mark, Setback, Suspicion
 
 EPOCH_S = 1_700_000_000.0
 """The database's clock when the loop's is zero."""
@@ -53,6 +53,7 @@ class FakeMessages:
         self.gates: dict[str, asyncio.Event] = {}
         """By verb: its answers wait for this."""
         self.digests: dict[str, bytes] = {}
+        self.suspicions: dict[str, int] = {}
         self._tasks = Tasks("store")
 
     def hold(self, verb: str) -> asyncio.Event:
@@ -60,8 +61,9 @@ class FakeMessages:
         gate = self.gates[verb] = asyncio.Event()
         return gate
 
-    def add(self, message: Message, *, attempts: int = 0) -> MessageRow:
+    def add(self, message: Message, *, attempts: int = 0, suspicion: int = 0, losses: int = 0) -> MessageRow:
         """Store a message as if somebody else had."""
+        self.suspicions[message.id] = suspicion
         now = now_at()
         due_at = message.due_at or datetime.fromtimestamp(now.timestamp() + message.delay_s, UTC)
         row = self.rows[message.id] = MessageRow(
@@ -80,6 +82,7 @@ class FakeMessages:
             payload=message.payload,
             reply=None,
             trace_id=message.trace_id,
+            losses=losses,
         )
         self.digests[message.id] = message.digest
         return row
@@ -156,6 +159,7 @@ class FakeMessages:
             return "gone"
         errors = (*row.errors, Attempt(write.attempt, now_at(), write.error))
         due_at = datetime.fromtimestamp(now_at().timestamp() + (write.again_s or 0.0), UTC)
+        self.suspicions[write.message] = 0
         self.rows[write.message] = replace(row, attempts=write.attempt, errors=errors, due_at=due_at)
         if write.again_s is None:
             self.end(write.message, "dead")
@@ -178,13 +182,18 @@ class FakeMessages:
         raise NotImplementedError("entities never ask for it")
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
-        found = [_delivery(row) for row in self._pending() if row.id in ids]
+        found = [_delivery(row, self.suspicions[row.id]) for row in self._pending() if row.id in ids]
         await self._passing("fetch", tuple(ids))
         return found
 
-    async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
-        await self._passing("suspect", (claim, tuple(policies)))
-        return 0
+    async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
+        await self._passing("suspect", (claim, dict(concurrency), loss_limit))
+        return Suspected(0, ())
+
+    async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
+        await self._passing("mark", (id, suspicion))
+        self.suspicions[id] = suspicion
+        return id in self.rows and self.rows[id].status == "pending"
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
         found = [self.rows[each] for each in ids if each in self.rows]
@@ -342,7 +351,7 @@ def occupant(ground: Ground, entity_id: str) -> ShardOccupant:
     return ground.shards[shard_number(next(iter(ground.types)), entity_id, ground.host.settings.shards)]
 
 
-def _delivery(row: MessageRow) -> Delivery:
+def _delivery(row: MessageRow, suspicion: int = 0) -> Delivery:
     return Delivery(
         id=row.id,
         seat=row.seat,
@@ -354,6 +363,8 @@ def _delivery(row: MessageRow) -> Delivery:
         due_s=row.due_at.timestamp(),
         attempts=row.attempts,
         trace_id=row.trace_id,
+        suspicion=suspicion,
+        losses=row.losses,
     )
 
 

@@ -13,6 +13,7 @@ from coterie.entities import deliveries
 from coterie.entities.envelopes import LOOK
 from coterie.entities.handovers import delivery_of
 from coterie.entities.outcomes import cancelled
+from coterie.kernel.versions import NewerVersion
 from tests.unit.entities.stores import StoredGround, now_at, occupant, stored, unknown, unreachable
 
 pytestmark = pytest.mark.simulated(seeds=2)
@@ -39,6 +40,10 @@ class Diary(Entity):
     async def fail(self, number: int) -> int:
         self.began.append((self.id, number))
         raise ValueError(f"not {number}")
+
+    @rpc(persisted=True)
+    async def newer(self) -> None:
+        raise NewerVersion(what="a state", found=2, known=1)
 
     @rpc(persisted=True)
     async def nothing(self) -> None:
@@ -352,30 +357,100 @@ async def test_what_was_due_when_it_was_stored_runs_at_once_whatever_is_believed
 # Suspects
 
 
-async def test_c5_suspects_run_one_at_a_time_and_others_beside_them() -> None:
-    async with stored(Diary, clean=False) as ground:
-        for who in "ab":
-            Diary.gates[who] = asyncio.Event()
-            ground.messages.add(ground.message(who, "note", ord(who)), attempts=1)
+def suspected(ground: StoredGround, *names: str, suspicion: int = 1, losses: int = 0) -> list[str]:
+    """A suspect of each of these entities, which goes on when its gate is opened."""
+    ids = []
+    for who in names:
+        Diary.gates[who] = asyncio.Event()
+        row = ground.messages.add(ground.message(who, "note", ord(who)), suspicion=suspicion, losses=losses)
+        ids.append(row.id)
+    return ids
+
+
+def marks(ground: StoredGround) -> list[tuple[str, int]]:
+    """How the suspects were noted to begin, by entity."""
+    return [(ground.messages.rows[id_].entity_id, int(mark)) for id_, mark in ground.messages.asked["mark"]]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+async def test_c5_suspects_run_one_at_a_time_and_others_beside_them(clean: bool) -> None:
+    """Whoever took over last: that a message was begun alone is stored before it begins."""
+    async with stored(Diary, clean=clean) as ground:
+        gate = ground.messages.hold("mark")
+        suspected(ground, "a", "b")
         ground.put("c", "note", 3)
         await ground.sweeping.poll()
+        await passed()
+        assert (numbers(), marks(ground)) == ([3], [("a", 2)])
+        gate.set()
         await passed()
         assert sorted(numbers()) == [3, ord("a")], "b waits for a"
         Diary.gates["a"].set()
         await passed()
         assert sorted(numbers()) == [3, ord("a"), ord("b")]
+        Diary.gates["b"].set()
+        await passed()
+        assert marks(ground) == [("a", 2), ("b", 2)], "an end needs no further note"
 
 
 async def test_c5_a_suspect_that_goes_on_running_keeps_the_next_one_waiting_for_some_seconds_only() -> None:
+    """From then on nobody knows of which one the process would die."""
     async with stored(Diary, clean=False) as ground:
-        for who in "ab":
-            Diary.gates[who] = asyncio.Event()
-            ground.messages.add(ground.message(who, "note", ord(who)), attempts=1)
+        suspected(ground, "a", "b")
         await ground.sweeping.poll()
         await passed(1)
         assert numbers() == [ord("a")]
         await passed(6)
         assert numbers() == [ord("a"), ord("b")]
+        assert marks(ground) == [("a", 2), ("a", 3), ("b", 2)]
+
+
+async def test_c5_what_was_begun_before_or_has_losses_comes_last() -> None:
+    async with stored(Diary, clean=False) as ground:
+        suspected(ground, "a", suspicion=3)
+        suspected(ground, "b", losses=1)
+        suspected(ground, "c", "d")
+        for gate in Diary.gates.values():
+            gate.set()
+        await ground.sweeping.poll()
+        await passed()
+        assert [chr(number) for number in numbers()] == ["c", "d", "b", "a"]
+
+
+async def test_c5_a_suspect_that_fails_or_that_this_program_cannot_run_is_none_any_more() -> None:
+    """Its process has survived it; what waits for a newer program is never counted."""
+    async with stored((Diary, {"retry": Retry(3, base="20s")}), clean=False) as ground:
+        calls = [ground.message("a", "fail", 1), ground.message("b", "vanished"), ground.message("c", "newer")]
+        ids = [ground.messages.add(call, suspicion=1).id for call in calls]
+        await ground.sweeping.poll()
+        await passed()
+        assert [ground.messages.suspicions[each] for each in ids] == [0, 0, 0]
+        assert ground.status(*ids) == ["pending"] * 3
+
+
+async def test_c5_a_suspect_whose_beginning_cannot_be_noted_is_found_again_by_a_sweep() -> None:
+    async with stored(Diary, clean=False) as ground:
+        ground.messages.failing["mark"] = [unreachable]
+        ids = suspected(ground, "a", "b")
+        for gate in Diary.gates.values():
+            gate.set()
+        await ground.sweeping.poll()
+        await ground.sweeping.poll()
+        await passed(2)
+        assert ground.status(*ids) == ["done", "done"]
+
+
+async def test_c5_a_shard_that_is_given_up_leaves_no_mark_of_what_did_not_begin() -> None:
+    async with stored(Diary, clean=False) as ground:
+        gate = ground.messages.hold("mark")
+        (sent,) = suspected(ground, "a")
+        await ground.sweeping.poll()
+        await passed()
+        for shelf in list(ground.deliveries.shelves.values()):
+            ground.deliveries.close(shelf.tenure)
+        gate.set()
+        await passed()
+        assert (numbers(), ground.messages.suspicions[sent]) == ([], 1)
 
 
 async def test_c5_after_a_clean_hand_over_nobody_is_suspected() -> None:
@@ -386,7 +461,7 @@ async def test_c5_after_a_clean_hand_over_nobody_is_suspected() -> None:
         await ground.sweeping.poll()
         await passed()
         assert sorted(numbers()) == [ord("a"), ord("b")]
-        assert ground.messages.asked["suspect"] == []
+        assert ground.messages.asked["suspect"] == ground.messages.asked["mark"] == []
 
 
 # Failures

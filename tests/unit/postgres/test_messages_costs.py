@@ -106,7 +106,8 @@ def hot(number: int) -> dict[str, Sequence[Any]]:
         "look": [[one.id]],
         "find": name,
         "due": [["s7"], [None], [None], 0.0, 100],
-        "suspect": ["me", "s7", 1, ["Account"], [1], [3]],
+        "suspect": ["me", "s7", 1, ["Account"], [1], 3],
+        "mark_suspect": ["me", "s7", 1, one.id, 2],
         "cancel_fenced": ["me", "s7", 1, one.id],
         "purge_messages": [id_of(number - 1), 1000, DAY_S, 7 * DAY_S],
     }
@@ -122,7 +123,7 @@ def hot_groups(number: int) -> dict[str, Sequence[Any]]:
         "fetch": [[id_of(each) for each in numbers]],
         "due": [[f"s{seat}" for seat in range(300)], [None] * 300, [None] * 300, 0.0, 100],
         "backlog": [100, 1000],
-        "suspect": ["me", "s7", 1, ["Account"], [1], [3]],
+        "suspect": ["me", "s7", 1, ["Account"], [1], 3],
         "purge_messages": ["", GROUP, DAY_S, 7 * DAY_S],
     }
 

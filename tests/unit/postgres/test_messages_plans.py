@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 WRITES = {"end_messages", "end_message", "commit_handlers", "set_back"}
-FENCED = [*sorted(folding.FENCED & WRITES), "suspect", "cancel_fenced"]
+FENCED = [*sorted(folding.FENCED & WRITES), "suspect", "mark_suspect", "cancel_fenced"]
 STATEMENTS = [
     "insert_messages", "insert_message", "add_message", "read_back", *FENCED, "due", "backlog", "fetch", "look", "find",
     "cancel",
@@ -44,7 +44,8 @@ FINDS = {
     "fetch": {BY_ID},
     "look": {BY_ID},
     "find": {BY_KEY},
-    "suspect": {PENDING, FAILED},
+    "suspect": {PENDING},
+    "mark_suspect": {BY_ID},
     "cancel": {BY_ID},
     "cancel_fenced": {BY_ID},
     "revive": {BY_ID},

@@ -287,6 +287,20 @@ class TestSaving:
         assert stage.stored() == stage.state.shown == Progress(0, ["a"])
         assert "changed leader.state outside of update()" in caplog.text
 
+    async def test_one_that_nothing_was_saved_after_is_dropped_when_the_body_ends_and_told_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Also of a body that never saves; once for each leadership."""
+        stage = await loaded()
+        stage.state.drop_changes()
+        assert caplog.text == ""
+        for _ in range(3):
+            stage.state.shown.last_id += 1
+            stage.state.drop_changes()
+            assert stage.state.shown == Progress(0)
+        assert caplog.text.count("changed leader.state outside of update()") == 1
+        assert stage.states.saved == []
+
     async def test_one_that_cannot_even_be_stored_is_dropped_as_well(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = await loaded()
         stage.state.shown.last_id = object()

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.storage import migrations
 from coterie.storage.interface import Claim, Registration
-from coterie.storage.messages import Commit, Filter, Insert, Message, Policy, Setback, StateChange
+from coterie.storage.messages import Commit, Filter, Insert, Message, Setback, StateChange, Suspected
 from coterie.storage.sqlite import completions, deliveries, records, rows, seats, states
 from coterie.storage.sqlite.connection import open_memory
 from coterie.storage.sqlite.kv import Scope
@@ -85,7 +85,8 @@ BY_ID = {
     "fail",
     "failed",
     "fetch",
-    "suspect",
+    "lose",
+    "mark",
     "look",
     "cancel",
     "revive",
@@ -102,10 +103,12 @@ BY_OTHERS = {
         "INDEX sqlite_autoindex_messages_1 (cluster=? AND id=?)",
     ],
     "count_dead": ["COVERING INDEX messages_dead (cluster=?)"],
-    "suspects": [
-        "INDEX messages_pending (cluster=? AND seat=? AND due_at_ns<?)",
-        "INDEX messages_dead (cluster=? AND seat=? AND entity_type=?)",
+    "suspect": [
+        "INDEX sqlite_autoindex_messages_1 (cluster=? AND id=?)",
+        "COVERING INDEX messages_pending (cluster=? AND seat=? AND due_at_ns<?)",
     ],
+    "lost_at": ["SEARCH seats USING PRIMARY KEY (cluster=? AND name=?)"],
+    "begun_alone": ["INDEX messages_pending (cluster=? AND seat=?)"],
     "chosen": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>?)"],
     "chosen_pending": ["INDEX messages_pending (cluster=?)"],
     "chosen_dead": ["INDEX messages_dead (cluster=?)"],
@@ -201,7 +204,7 @@ async def test_what_the_fence_refuses_is_noted_if_that_is_set(new: Opener, audit
         assert await storage.messages.commit(Commit(LOST, state=StateChange("e", b"", 0))) == "fenced"
         assert await storage.messages.setback(Setback(LOST, first, 1, "boom", None)) == "fenced"
         assert not await storage.messages.cancel(first, LOST, reply=b"cancelled")
-        assert await storage.messages.suspect(LOST, [Policy("Account", 1, 1)]) == 0
+        assert await storage.messages.suspect(LOST, {"Account": 1}, loss_limit=1) == Suspected(0, ())
         sql = "select kind, runner, seat, epoch, note from audit order by id"
         rows = await storage._main.read(lambda connection: connection.execute(sql).fetchall(), doing="look")
     noted = [("refused", RUNNER, SEAT, 2, about) for about in (first, "e", first, first, "suspects")]
@@ -271,14 +274,3 @@ def test_a_purge_looks_no_further_than_it_is_told(connection: apsw.Connection) -
     assert len(records.listed(connection, NOW, Filter(status="done"), after=None, most=5000)) == 900
     count, after = records.purge(connection, NOW, after=after, retention_s=0, key_retention_s=0, most=10_000)
     assert (count, after) == (900, "")
-
-
-def test_a_dead_message_that_this_epoch_set_aside_keeps_its_place_among_the_suspects(
-    connection: apsw.Connection,
-) -> None:
-    """C5: asked again after an unknown outcome, those behind it are not counted."""
-    inserted(connection, 1, 2, scope=Scope("c", NOW.now_ns - 1_000_000_000))
-    policies = [Policy("Account", 1, 1)]
-    assert [deliveries.suspect(connection, NOW, CLAIM, policies) for _ in range(3)] == [1, 0, 0]
-    rows = records.look(connection, NOW, [message(1).id, message(2).id])
-    assert sorted((row.status, row.attempts) for row in rows) == [("dead", 1), ("pending", 0)]

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.storage import migrations
 from coterie.storage.interface import Claim, Registration
-from coterie.storage.messages import Commit, Insert, Message, Policy, Setback, StateChange
+from coterie.storage.messages import Commit, Insert, Message, Setback, StateChange, Suspected
 from coterie.storage.sqlite import completions, deliveries, records, seats, together
 from coterie.storage.sqlite.connection import open_file
 from coterie.storage.sqlite.kv import Scope
@@ -69,7 +69,8 @@ HOT: Mapping[str, Work] = {
     "sweep of all seats": lambda c: deliveries.due(c, NOW, dict.fromkeys(SEATS), ahead_s=0.0, most=100),
     "next due of a seat": lambda c: deliveries.due(c, NOW, {CLAIM.seat: None}, ahead_s=DAY_S, most=1),
     "fetch": lambda c: deliveries.fetch(c, NOW, [each.id for each in HERE]),
-    "takeover": lambda c: deliveries.suspect(c, NOW, CLAIM, [Policy("Account1", 1, 3), Policy("Account2", 1, 3)]),
+    "takeover": lambda c: deliveries.suspect(c, NOW, CLAIM, {"Account1": 1, "Account2": 1}, loss_limit=3),
+    "mark": lambda c: deliveries.mark(c, NOW, CLAIM, HERE[0].id, 2),
     "result by id": lambda c: records.look(c, NOW, [HERE[0].id]),
     "result by key": lambda c: records.find(c, NOW, **BY_KEY),
     "cancel": lambda c: records.cancel(c, NOW, HERE[0].id, b"cancelled", fenced=True),
@@ -83,7 +84,7 @@ DONE = {
     "end, a group": dict.fromkeys(range(GROUP), "written"),
     "end, with state and a send": "written",
     "setback": "written",
-    "takeover": GROUP,
+    "takeover": Suspected(GROUP, ()),
     "cancel": True,
     "purge of a batch": (GROUP, f"{GROUP:032x}"),
 }
@@ -227,7 +228,7 @@ PLANTS = [
     ("sweep of all seats", "due", "and status = 0", "and +status = 0"),
     ("next due of a seat", "due", "and status = 0", "and +status = 0"),
     ("fetch", "fetch", "and id in", "and +id in"),
-    ("takeover", "suspects", "and status = 0", "and +status = 0"),
+    ("takeover", "suspect", "and status = 0", "and +status = 0"),
     ("result by id", "look", "and id in", "and +id in"),
     ("result by key", "find", "and entity_id = :entity_id", "and +entity_id = :entity_id"),
     ("cancel", "cancel", "and id = :id", "and +id = :id"),

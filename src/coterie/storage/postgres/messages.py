@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from coterie.storage.messages import Attempt, Backlog, Delivery, Due, Insert, Late, MessageRow, Waiting
+from coterie.storage.messages import Attempt, Backlog, Delivery, Due, Insert, Late, Loss, MessageRow, Suspected, Waiting
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.postgres.posting import STATUSES, receipt
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         Filter,
         Mark,
         Message,
-        Policy,
         Receipt,
         Setback,
         Status,
         Suffered,
+        Suspicion,
     )
     from coterie.storage.postgres.pool import Pool
 
@@ -83,14 +83,17 @@ class PostgresMessages:
         """Those of these messages that are pending, in no order."""
         return [Delivery(*row) for row in await self._read("fetch", ids)]
 
-    async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
-        """Count an attempt for what may have been running when the holder before died [C5]."""
-        columns = [
-            [getattr(policy, name) for policy in policies] for name in ("entity_type", "concurrency", "attempts")
-        ]
-        # After a lost answer it is done again, like a read: under one epoch it counts once.
-        rows = await self._read("suspect", claim.runner, claim.seat, claim.epoch, *columns)
-        return cast("int", rows[0][0])
+    async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
+        """Judge what may have been running when the holder before was lost [C5]."""
+        types = (list(concurrency), list(concurrency.values()))
+        # After a lost answer it is done again, like a read: nothing is counted twice.
+        rows = await self._read("suspect", claim.runner, claim.seat, claim.epoch, *types, loss_limit)
+        # One row is always there, as in `due`.
+        return Suspected(rows[0][0], tuple(Loss(*row[1:]) for row in rows if row[1] is not None))
+
+    async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
+        """Note how a suspect is begun, before it is."""
+        return bool(await self._read("mark_suspect", claim.runner, claim.seat, claim.epoch, id, int(suspicion)))
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
         """What is known about these messages."""

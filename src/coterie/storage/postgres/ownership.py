@@ -221,6 +221,7 @@ class PostgresOwnership:
             if not await fetch(SQL[lock], self._cluster, victim, *seen):
                 return False
             await fetch(SQL["evict"], self._cluster, victim)
+            await fetch(SQL["date_losses"], self._cluster)
             await self._note(fetch, kind, victim, {None: None}, note=note)
             return True
 

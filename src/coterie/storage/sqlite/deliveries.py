@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.storage.messages import Backlog, Delivery, Due, Late, Waiting
+from coterie.storage.messages import Backlog, Delivery, Due, Late, Loss, Suspected, Waiting
 from coterie.storage.sqlite.records import SQL, bindings, encoded, later_ns
 
 if TYPE_CHECKING:
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.storage.interface import Claim
-    from coterie.storage.messages import Mark, Policy
+    from coterie.storage.messages import Mark
     from coterie.storage.sqlite.kv import Scope
 
-_DIED = "the process died while handling it"
+_LOST = "its runner was lost when it ran this message alone, or was about to ({count} of {limit})"
 
 
 def due(
@@ -50,29 +50,40 @@ def fetch(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list
     return [_delivery(*row) for row in rows]
 
 
-def suspect(connection: apsw.Connection, scope: Scope, claim: Claim, policies: Sequence[Policy]) -> int:
-    """Count an attempt for what may have been running when the holder before died [C5]; how many it were."""
-    names = bindings(scope, seat=claim.seat, epoch=claim.epoch, error=_DIED)
-    found: list[tuple[int, int, str, int, int]] = []
-    for policy in policies:
-        wanted = names | {"entity_type": policy.entity_type, "concurrency": policy.concurrency}
-        rows = connection.execute(SQL["suspects"], wanted)
-        found += [(due_at_ns, epoch, message, tried, policy.attempts) for message, epoch, tried, due_at_ns in rows]
-    # Those counted before were run one at a time, in order: only the first of them can have been running.
-    first = min(((due_at_ns, message) for due_at_ns, _, message, tried, _ in found if tried), default=None)
-    counted = [
-        names | {"id": message, "attempts": attempts}
-        for due_at_ns, epoch, message, tried, attempts in found
-        if epoch != claim.epoch and (not tried or (due_at_ns, message) == first)
-    ]
-    connection.executemany(SQL["suspect"], counted)
-    return len(counted)
+def suspect(
+    connection: apsw.Connection, scope: Scope, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int
+) -> Suspected:
+    """Judge what may have been running when the holder before was lost [C5]."""
+    names = bindings(scope, seat=claim.seat, epoch=claim.epoch, before=claim.epoch - 1)
+    ((lost_at_ns,),) = connection.execute(SQL["lost_at"], names)
+    names["lost_at_ns"] = names["now_ns"] if lost_at_ns is None else lost_at_ns
+    begun: list[Any] = connection.execute(SQL["begun_alone"], names).fetchall()
+    lost = [_loss(*row, loss_limit=loss_limit) for row in begun]
+    for loss in lost:
+        error = _LOST.format(count=loss.losses, limit=loss_limit)
+        connection.execute(SQL["lose"], names | {"id": loss.id, "is_dead": loss.is_dead, "error": error})
+    suspects = 0
+    for entity_type, many in concurrency.items():
+        connection.execute(SQL["suspect"], names | {"entity_type": entity_type, "concurrency": many})
+        suspects += connection.changes()
+    return Suspected(suspects, tuple(lost))
+
+
+def mark(connection: apsw.Connection, scope: Scope, claim: Claim, id: str, suspicion: int) -> bool:
+    """Note how a suspect is begun; False: it is not pending."""
+    connection.execute(SQL["mark"], bindings(scope, id=id, suspicion=suspicion, epoch=claim.epoch))
+    return connection.changes() == 1
+
+
+def _loss(*target: Any, loss_limit: int) -> Loss:
+    message, entity_type, entity_id, method, losses = target
+    return Loss(message, entity_type, entity_id, method, losses + 1, losses + 1 >= loss_limit)
 
 
 def _delivery(message: Any, *row: Any) -> Delivery:
-    seat, entity_type, entity_id, method, payload, key, due_at_ns, attempts, trace_id = row
+    seat, entity_type, entity_id, method, payload, key, due_at_ns, *rest = row
     due_s = to_datetime(due_at_ns).timestamp()
-    return Delivery(message, seat, entity_type, entity_id, method, payload, key, due_s, attempts, trace_id)
+    return Delivery(message, seat, entity_type, entity_id, method, payload, key, due_s, *rest)
 
 
 def _past(mark: Mark | None) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from coterie.storage.messages import Insert
+from coterie.storage.messages import Insert, Suspected
 from coterie.storage.sqlite import deliveries, records, states
 from coterie.storage.sqlite.kv import Scope
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         Mark,
         Message,
         MessageRow,
-        Policy,
         Receipt,
         Setback,
         Status,
         Suffered,
+        Suspicion,
     )
     from coterie.storage.sqlite.database import Database
 
@@ -89,10 +89,18 @@ class SqliteMessages:
         """Those of these messages that are pending."""
         return await self._read(lambda c, s: deliveries.fetch(c, s, ids))
 
-    async def suspect(self, claim: Claim, policies: Sequence[Policy]) -> int:
-        """Count an attempt for what may have been running when the holder before died."""
+    async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
+        """Judge what may have been running when the holder before was lost."""
+
+        def judge(connection: apsw.Connection, scope: Scope) -> Suspected:
+            return deliveries.suspect(connection, scope, claim, concurrency, loss_limit=loss_limit)
+
+        return await self._fenced(claim, judge, about="suspects", lost=Suspected(0, ()))
+
+    async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
+        """Note how a suspect is begun, before it is."""
         return await self._fenced(
-            claim, lambda c, s: deliveries.suspect(c, s, claim, policies), about="suspects", lost=0
+            claim, lambda c, s: deliveries.mark(c, s, claim, id, int(suspicion)), about=id, lost=False
         )
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:

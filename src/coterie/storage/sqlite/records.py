@@ -160,7 +160,7 @@ def _changed(connection: apsw.Connection, name: str, names: dict[str, Any]) -> i
 
 def _row(row: Sequence[Any]) -> MessageRow:
     message, seat, entity_type, entity_id, method, status, key, *rest = row
-    sent_at_ns, due_at_ns, completed_at_ns, attempts, errors, payload, reply, trace_id = rest
+    sent_at_ns, due_at_ns, completed_at_ns, attempts, errors, payload, reply, trace_id, losses = rest
     return MessageRow(
         id=message,
         seat=seat,
@@ -177,4 +177,5 @@ def _row(row: Sequence[Any]) -> MessageRow:
         payload=payload,
         reply=reply,
         trace_id=trace_id,
+        losses=losses,
     )

@@ -35,7 +35,10 @@ def register(main: apsw.Connection, scope: Scope, me: Registration) -> None:
 
 def unregister(main: apsw.Connection, scope: Scope, runner: str) -> bool:
     """Delete a runner; its seats are free. False: it is not there."""
-    return bool(main.execute(SQL["unregister"], scope.bindings(id=runner)).fetchall())
+    is_there = bool(main.execute(SQL["unregister"], scope.bindings(id=runner)).fetchall())
+    if is_there:
+        main.execute(SQL["date_losses"], scope.bindings())
+    return is_there
 
 
 def registered(main: apsw.Connection, scope: Scope) -> list[str]:

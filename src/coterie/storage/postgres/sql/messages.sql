@@ -253,6 +253,7 @@ with items as materialized (
 ), failed as (
     update coterie.messages as m
     set attempts = j.attempt,
+        suspicion = 0, -- its process has survived it
         errors = case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
             || jsonb_build_object('number', j.attempt, 'at', statement_timestamp(), 'error', j.error),
         due_at = coalesce(statement_timestamp() + make_interval(secs => j.again_s), m.due_at),
@@ -337,7 +338,7 @@ order by late.due_at, late.id;
 -- Pending messages by their ids.
 select
     m.id, m.seat, m.entity_type, m.entity_id, m.method, m.payload, m.key, extract(epoch from m.due_at)::float8, m.attempts,
-    m.trace_id
+    m.trace_id, m.suspicion, m.losses
 from unnest($2::text[]) as u (id) cross join lateral (
     select * from coterie.messages where cluster = $1 and id = u.id and completed_at is null offset 0
 ) as m;
@@ -346,7 +347,7 @@ from unnest($2::text[]) as u (id) cross join lateral (
 -- All that is known about messages, by their ids.
 select
     m.id, m.seat, m.entity_type, m.entity_id, m.method, m.status, m.key, m.sent_at, m.due_at, m.completed_at, m.attempts,
-    m.errors, m.payload, m.reply, m.trace_id
+    m.errors, m.payload, m.reply, m.trace_id, m.losses
 from unnest($2::text[]) as u (id) cross join lateral (
     select * from coterie.messages where cluster = $1 and id = u.id offset 0
 ) as m;
@@ -358,55 +359,67 @@ from coterie.messages
 where cluster = $1 and entity_type = $2 and entity_id = $3 and method = $4 and key = $5;
 
 -- name: suspect
--- Count an attempt for the first due messages of each entity, as their process may have died of them [C5]; of those
--- counted before only the first: they were run one at a time. All of them are stamped with the epoch, and those that it
--- has set aside already keep their places, so that nothing is counted in a second try.
-with policies as materialized (
-    select * from unnest($5::text[], $6::bigint[], $7::bigint[]) as u (entity_type, concurrency, attempts)
+-- Judge what may have been running when the holder before was lost [C5]. What it had begun alone counts a loss, and is set
+-- aside as dead when it has had all that it may have. The first due messages of each entity, as many as run at once, become
+-- suspects, unless they were stored after the loss. Done twice, nothing is counted twice. How many became suspects, and
+-- what counted a loss. (The dead have an attempt at least: that is how they are found.)
+with types as materialized (
+    select * from unnest($5::text[], $6::bigint[]) as u (entity_type, concurrency)
 ), me as materialized (
     select id from coterie.runners where id = $2 and cluster = $1 for key share
 ), held as materialized (
-    select s.name, s.epoch
+    select s.name, case when s.lost_epoch = s.epoch - 1 then s.lost_at else clock_timestamp() end as lost_at
     from coterie.seats as s cross join me
     where s.cluster = $1 and s.name = $3 and s.holder = $2 and s.epoch = $4
     for share of s
-), ranked as materialized (
-    select m.id, m.ctid as place, m.entity_type, m.entity_id, m.epoch, m.due_at, m.attempts as tried,
-        p.concurrency, p.attempts,
+), pending as materialized (
+    select m.ctid as place, m.suspicion, m.epoch, t.concurrency,
+        m.sent_at <= held.lost_at as is_old,
         row_number() over (partition by m.entity_type, m.entity_id order by m.due_at, m.id) as rank
     from held
         join coterie.messages as m on m.seat = held.name
-        join policies as p on p.entity_type = m.entity_type
-    where m.cluster = $1 and m.seat = $3 and m.status = 0 and m.due_at <= clock_timestamp()
-), suspects as materialized (
-    select r.*, row_number() over (partition by r.tried > 0 order by r.due_at, r.id) as turn
-    from ranked as r
-    where r.rank <= r.concurrency
-), chosen as materialized (
-    select r.place, r.attempts, r.tried = 0 or r.turn = 1 as counts
-    from suspects as r
-    where r.epoch < $4 and r.rank + (
-        select count(*) from coterie.messages as m
-        where m.cluster = $1 and m.entity_type = r.entity_type and m.entity_id = r.entity_id and m.attempts > 0
-            and m.status <> 1 and m.status = 2 and m.seat = $3 and m.epoch = $4
-    ) <= r.concurrency
-    order by r.id
+        left join types as t on t.entity_type = m.entity_type
+    where m.cluster = $1 and m.seat = $3 and m.status = 0 and m.due_at <= held.lost_at
+), lost as (
+    update coterie.messages as m
+    set losses = m.losses + 1,
+        suspicion = 1,
+        errors = case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
+            || jsonb_build_object('number', m.attempts + 1, 'at', statement_timestamp(), 'error', format(
+                'its runner was lost when it ran this message alone, or was about to (%s of %s)', m.losses + 1, $7::bigint
+            )),
+        status = case when m.losses + 1 >= $7 then 2 else 0 end,
+        completed_at = case when m.losses + 1 >= $7 then statement_timestamp() end,
+        attempts = case when m.losses + 1 >= $7 then greatest(m.attempts, 1) else m.attempts end,
+        epoch = $4
+    from pending as p
+    where m.ctid = p.place and p.suspicion = 2 and p.epoch = $4 - 1
+        and m.completed_at is null and m.suspicion = 2 and m.epoch = $4 - 1
+    returning m.id, m.entity_type, m.entity_id, m.method, m.losses, m.status = 2 as is_dead
 ), suspected as (
     update coterie.messages as m
-    set attempts = m.attempts + c.counts::int,
-        errors = case when not c.counts then m.errors else
-            case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
-            || jsonb_build_object(
-                'number', m.attempts + 1, 'at', statement_timestamp(), 'error', 'the process died while handling it'
-            ) end,
-        status = case when c.counts and m.attempts + 1 >= c.attempts then 2 else 0 end,
-        completed_at = case when c.counts and m.attempts + 1 >= c.attempts then statement_timestamp() end,
-        epoch = $4
-    from chosen as c
-    where m.ctid = c.place and m.completed_at is null and m.epoch < $4
-    returning c.counts
+    set suspicion = 1
+    from pending as p
+    where m.ctid = p.place and p.suspicion = 0 and p.is_old and p.rank <= p.concurrency
+        and m.completed_at is null and m.suspicion = 0
+    returning 1
 )
-select count(*) filter (where counts) from suspected;
+select found.count, lost.*
+from (select count(*) from suspected) as found left join lost on true;
+
+-- name: mark_suspect
+-- Note how a suspect is begun, before it is; or that it is none any more. No row: it is not pending, or not this holder's.
+with held as materialized (
+    select
+    from coterie.runners as r cross join coterie.seats as s
+    where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
+    for key share of r for share of s
+)
+update coterie.messages as m
+set suspicion = $6, epoch = $4
+from held
+where m.cluster = $1 and m.id = $5 and m.completed_at is null
+returning m.id;
 
 -- name: cancel
 -- End a pending message whose seat nobody holds, and nobody takes meanwhile: else its holder knows whether it runs. Its
@@ -443,7 +456,7 @@ returning m.id;
 -- Messages in order of their ids, past one; what is null does not matter.
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
-    trace_id
+    trace_id, losses
 from coterie.messages
 where cluster = $1 and id > $2 and status = coalesce($4, status) and entity_type = coalesce($5, entity_type)
     and entity_id = coalesce($6, entity_id) and method = coalesce($7, method)
@@ -462,7 +475,7 @@ with dead as materialized (
 )
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
-    trace_id
+    trace_id, losses
 from dead
 order by id
 limit $3;
@@ -470,7 +483,7 @@ limit $3;
 -- name: revive
 -- Make a dead message pending again.
 update coterie.messages
-set status = 0, completed_at = null, attempts = 0, due_at = statement_timestamp()
+set status = 0, completed_at = null, attempts = 0, losses = 0, due_at = statement_timestamp()
 where cluster = $1 and id = $2 and status = 2
 returning id;
 
@@ -484,6 +497,7 @@ with troubled as materialized (
 ), revived as (
     update coterie.messages
     set status = 0, completed_at = null, attempts = case when status = 2 then 0 else attempts end,
+        losses = case when status = 2 then 0 else losses end,
         due_at = least(due_at, statement_timestamp())
     where cluster = $1 and id = any(array(select id from troubled)) and status <> 1
     returning id

@@ -189,6 +189,13 @@ delete from coterie.runners
 where id = $2 and cluster = $1
 returning id;
 
+-- name: date_losses
+-- Evict and leave, third statement: when the seats that their holder did not give back were lost, and at which epoch. What
+-- is stored later that holder cannot have begun [C5].
+update coterie.seats as s
+set lost_at = clock_timestamp(), lost_epoch = s.epoch
+where s.cluster = $1 and s.holder is null and s.epoch <> s.released_epoch and s.epoch <> s.lost_epoch;
+
 -- name: note
 -- One row for each thing that happened, in the transaction in which it did (setting `audit`).
 insert into coterie.audit (cluster, runner, kind, seat, epoch, note)

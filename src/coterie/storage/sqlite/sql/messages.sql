@@ -46,6 +46,7 @@ where cluster = :cluster and id = :id and status = 1 and epoch = :epoch and repl
 -- An attempt has failed: the next one is due later, or there is none. Of the errors the last 20 are kept.
 update messages set
     attempts = :attempt,
+    suspicion = 0, -- its process has survived it
     due_at_ns = coalesce(:again_at_ns, due_at_ns),
     status = iif(:again_at_ns is null, 2, 0),
     completed_at_ns = iif(:again_at_ns is null, :now_ns, null),
@@ -100,31 +101,27 @@ select count(*) from (
 
 -- name: fetch
 -- The pending ones of these messages.
-select id, seat, entity_type, entity_id, method, payload, key, due_at_ns, attempts, trace_id from messages
+select id, seat, entity_type, entity_id, method, payload, key, due_at_ns, attempts, trace_id, suspicion, losses
+from messages
 where cluster = :cluster and id in (select value from json_each(:ids)) and completed_at_ns is null;
 
--- name: suspects
--- Of each entity of a type the first due pending messages of a seat. What this epoch has set aside before still has its
--- place, so that those behind do not move up.
-with ranked as (
-    select id, epoch, attempts, due_at_ns, row_number() over (partition by entity_id order by due_at_ns, id) as place
-    from (
-        select id, entity_id, due_at_ns, epoch, attempts from messages
-        where cluster = :cluster and seat = :seat and status = 0 and entity_type = :entity_type
-        and due_at_ns <= :now_ns
-        union all
-        select id, entity_id, due_at_ns, epoch, attempts from messages
-        where cluster = :cluster and seat = :seat and status = 2 and entity_type = :entity_type and epoch = :epoch
-    )
-)
-select id, epoch, attempts, due_at_ns from ranked where place <= :concurrency;
+-- name: lost_at
+-- When the holder before the present one of a seat was deleted; null: nobody knows.
+select iif(lost_epoch = epoch - 1, lost_at_ns, null) from seats where cluster = :cluster and name = :seat;
 
--- name: suspect
--- Count an attempt that may have been running when its process died, and set the message aside if it was the last.
+-- name: begun_alone
+-- The pending messages of a seat that a holder had begun alone.
+select id, entity_type, entity_id, method, losses from messages
+where cluster = :cluster and seat = :seat and status = 0 and suspicion = 2 and epoch = :before;
+
+-- name: lose
+-- Count that the holder was lost after it had begun a message alone, and set it aside if it was the last time.
 update messages set
-    attempts = attempts + 1,
-    status = iif(attempts + 1 < :attempts, 0, 2),
-    completed_at_ns = iif(attempts + 1 < :attempts, null, :now_ns),
+    losses = losses + 1,
+    suspicion = 1,
+    status = iif(:is_dead, 2, 0),
+    completed_at_ns = iif(:is_dead, :now_ns, null),
+    attempts = iif(:is_dead, max(attempts, 1), attempts),
     epoch = :epoch,
     errors = json_insert(
         iif(json_array_length(errors) < 20, errors, json_remove(errors, '$[0]')),
@@ -132,11 +129,29 @@ update messages set
     )
 where cluster = :cluster and id = :id and completed_at_ns is null;
 
+-- name: suspect
+-- Of each entity of a type the first messages of a seat that were due and stored at an instant become suspects.
+update messages set suspicion = 1
+where cluster = :cluster and completed_at_ns is null and suspicion = 0 and sent_at_ns <= :lost_at_ns and id in (
+    select id from (
+        select id, row_number() over (partition by entity_id order by due_at_ns, id) as place
+        from messages
+        where cluster = :cluster and seat = :seat and status = 0 and entity_type = :entity_type
+        and due_at_ns <= :lost_at_ns
+    )
+    where place <= :concurrency
+);
+
+-- name: mark
+-- How a suspect is begun; or that it is none any more.
+update messages set suspicion = :suspicion, epoch = :epoch
+where cluster = :cluster and id = :id and completed_at_ns is null;
+
 -- name: look
 -- All about these messages.
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at_ns, due_at_ns, completed_at_ns, attempts, errors,
-    payload, reply, trace_id
+    payload, reply, trace_id, losses
 from messages
 where cluster = :cluster and id in (select value from json_each(:ids));
 
@@ -187,12 +202,12 @@ where cluster = :cluster and id = :id and completed_at_ns is null
 
 -- name: revive
 -- A dead message is pending again, and due.
-update messages set status = 0, completed_at_ns = null, attempts = 0, due_at_ns = :now_ns
+update messages set status = 0, completed_at_ns = null, attempts = 0, losses = 0, due_at_ns = :now_ns
 where cluster = :cluster and id = :id and completed_at_ns is not null and status = 2;
 
 -- name: revive_entity
 -- All dead messages of an entity are pending again, and due.
-update messages indexed by messages_dead set status = 0, completed_at_ns = null, attempts = 0, due_at_ns = :now_ns
+update messages indexed by messages_dead set status = 0, completed_at_ns = null, attempts = 0, losses = 0, due_at_ns = :now_ns
 where cluster = :cluster and entity_type = :entity_type and entity_id = :entity_id and status = 2;
 
 -- name: hasten

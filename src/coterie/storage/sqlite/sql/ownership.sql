@@ -24,6 +24,12 @@ select cluster, id from runners where process = :process order by id;
 -- Delete a runner; the foreign key frees its seats [C4]. No row: it is not there.
 delete from runners where id = :id and cluster = :cluster returning id;
 
+-- name: date_losses
+-- When the seats that their holder did not give back were lost, and at which epoch. What is stored later that holder cannot
+-- have begun [C5].
+update seats set lost_at_ns = :now_ns, lost_epoch = epoch
+where cluster = :cluster and holder is null and epoch <> released_epoch and epoch <> lost_epoch;
+
 -- name: agree
 -- Store a setting unless it is there.
 insert into agreements (cluster, name, value) values (:cluster, :name, :value) on conflict (cluster, name) do nothing;
