@@ -29,7 +29,7 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "KeyError": lambda: KeyError("seat"),
     "AssertionError": lambda: AssertionError("it was taken"),
 }
-ELSEWHERE = {"accept connections", "serve HTTP", "watch files", "report the runner"}
+ELSEWHERE = {"accept connections", "watch certificates", "serve HTTP", "watch files", "report the runner"}
 """Not in the simulator: sockets, HTTP and commands; they have tests of their own."""
 HERE = SUPERVISED.keys() - ELSEWHERE - {"hand over", "watch the lease keeper"}  # begun by a drain; waits for a thread
 

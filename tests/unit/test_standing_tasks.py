@@ -21,6 +21,7 @@ STARTS = {"spawn", "create_task", "ensure_future", "Thread", "call_later", "call
 
 SUPERVISED = {
     "accept connections": "transport/lobby.py::Lobby.open",
+    "watch certificates": "transport/tcp.py::TcpWire.listen",
     "commit groups": "storage/groups.py::GroupWriter._start",
     "end with trust": "ownership/membership.py::Membership._start",
     "hand over": "ownership/membership.py::Membership._compare",

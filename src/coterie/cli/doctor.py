@@ -16,6 +16,7 @@ from coterie.cli.findings import Finding, as_objects, concluded, counts, shown
 from coterie.cli.options import common, settings_for
 from coterie.cli.showing import Screen, as_json, tell
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
+from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.secret import redacted_url
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Examination:
             return
         self.where = f"cluster {settings.name} on {redacted_url(settings.url)}"
         self.findings += examining.settings_of(settings)
+        self.findings += examining.certificates(settings, to_datetime(SystemClock().wall_ns()))
         try:
             is_usable = await self._database(settings)
             said = {each.says for each in self.findings}

@@ -8,13 +8,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from coterie.cli.findings import Finding
+from coterie.errors import ConfigurationError
 from coterie.kernel.readings import split_address
 from coterie.observe.judge import BOUNDS
 from coterie.settings import help_rows
+from coterie.transport.certificates import Certificates, near_end
 from coterie.transport.identity import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from coterie.observe.facts import LocalFacts
     from coterie.settings import Settings
@@ -39,6 +42,19 @@ def settings_of(settings: Settings) -> Iterator[Finding]:
     yield Finding("settings", f"{len(rows)} values, {given} from COTERIE_* variables, no unknown ones")
     for warning in settings.warnings():
         yield Finding("settings", warning, "warn")
+
+
+def certificates(settings: Settings, now: datetime) -> Iterator[Finding]:
+    """Whether those of this machine fit together, and for how long."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ends_at = Certificates(settings).ends_at
+    except ConfigurationError as error:
+        yield Finding("TLS", error.message, "bad", error.hint)
+        return
+    warning = near_end(ends_at, now)
+    yield Finding("TLS", warning or f"certificates are good until {ends_at:%Y-%m-%d}", "warn" if warning else "good")
 
 
 def database(server: Server, applied: Sequence[Migration], pending: Sequence[Migration]) -> Iterator[Finding]:

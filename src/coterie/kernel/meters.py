@@ -97,6 +97,9 @@ ENTITIES = _gauge("coterie_entities", "Entities that live on this runner", "type
 RUNNING = _gauge("coterie_calls_running", "Handlers at work")
 WAITING = _gauge("coterie_mailbox_waiting", "Calls that wait in mailboxes")
 LOOP_LAG = _gauge("coterie_loop_lag_seconds", "The longest that the loop made a timer wait in the last seconds")
+TLS_EXPIRES = _gauge(
+    "coterie_tls_expires_timestamp_seconds", "When the certificate of this process, or every authority in tls_ca, ends"
+)
 LEASE_LEFT = _gauge("coterie_lease_left_seconds", "How long this runner may still trust its lease")
 STORAGE_LATENCY = _gauge("coterie_storage_latency_seconds", "How long the database's last answer took")
 CLOCK_OFFSET = _gauge("coterie_clock_offset_seconds", "This machine's clock, compared with the database's")

@@ -31,7 +31,7 @@ class Lobby:
     """Accepts the sockets of one listener and secures them.
 
     Args:
-        context: The server's side of TLS.
+        context: Gives the server's side of TLS, for each connection: certificates are replaced while it runs.
         factory: Makes the protocol of a connection; called when its TLS is through, and only then.
         gate: Counts and limits those who wait for TLS; the handshake that follows inside it has a gate of its own.
         supervisor: The one of this process.
@@ -39,7 +39,7 @@ class Lobby:
 
     def __init__(
         self,
-        context: ssl.SSLContext,
+        context: Callable[[], ssl.SSLContext],
         factory: Callable[[], asyncio.Protocol],
         *,
         gate: Gate | None = None,
@@ -86,7 +86,7 @@ class Lobby:
         try:
             # The gate is the one that ends it; the limit here is only there because a minute is the default.
             await loop.connect_accepted_socket(
-                self._factory, accepted, ssl=self._context, ssl_handshake_timeout=2 * PROVED_WITHIN_S
+                self._factory, accepted, ssl=self._context(), ssl_handshake_timeout=2 * PROVED_WITHIN_S
             )
             door.admitted()
         except OSError as error:  # refused certificates, timeouts and resets are all of this kind

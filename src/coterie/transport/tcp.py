@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import ConfigurationError
 from coterie.kernel.readings import split_address
+from coterie.kernel.supervisor import Supervisor
+from coterie.kernel.tasks import Tasks
+from coterie.transport.certificates import Certificates
 from coterie.transport.identity import advertised_address, is_loopback
 from coterie.transport.listening import Plug, tune, warn_in_the_clear
 from coterie.transport.lobby import Lobby
-from coterie.transport.tls import client_context, server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
 
 _BACKLOG = 256
@@ -39,8 +40,9 @@ class TcpWire:
 
     def __init__(self, settings: Settings, *, supervisor: Supervisor | None = None) -> None:
         self._settings = settings
-        self._supervisor = supervisor
-        self._tls_server, self._tls_client = server_context(settings), client_context(settings)
+        self._supervisor = supervisor or Supervisor()
+        self._certificates = None if settings.tls_cert is None else Certificates(settings)
+        self._tasks = Tasks("certificates")
         self._listener: socket.socket | None = None
         self._plug: Plug | None = None
         self._server: asyncio.Server | None = None
@@ -55,11 +57,13 @@ class TcpWire:
         """
         listener = self._listener = await self._bind()
         self._plug = Plug(listener)
-        if self._tls_server is None:
+        certificates = self._certificates
+        if certificates is None:
             self._server = await asyncio.get_running_loop().create_server(factory, sock=listener, backlog=_BACKLOG)
         else:
-            self._lobby = Lobby(self._tls_server, factory, supervisor=self._supervisor)
+            self._lobby = Lobby(lambda: certificates.server, factory, supervisor=self._supervisor)
             self._lobby.open(listener)
+            self._tasks.supervise(certificates.watch, name="watch certificates", supervisor=self._supervisor)
         address = advertised_address(self._settings, listener.getsockname()[:2])
         warn_in_the_clear(self._settings, self._settings.listen)
         return address
@@ -67,9 +71,12 @@ class TcpWire:
     async def connect(self, address: str, factory: Callable[[], asyncio.Protocol]) -> object:
         """Connect; raises `OSError`."""
         host, port = split_address(address)
-        name = None if self._tls_client is None else ""
-        loop = asyncio.get_running_loop()
-        return await loop.create_connection(factory, host, port, ssl=self._tls_client, server_hostname=name)
+        loop, context = asyncio.get_running_loop(), None
+        if self._certificates is not None:
+            self._certificates.refresh()
+            context = self._certificates.client
+        name = None if context is None else ""
+        return await loop.create_connection(factory, host, port, ssl=context, server_hostname=name)
 
     def made(self, transport: asyncio.BaseTransport) -> bool:
         """Tune the socket; sealing is for what leaves the host without TLS."""
@@ -77,7 +84,7 @@ class TcpWire:
         tune(opened)
         self._plugs[transport] = Plug(opened)
         peer = transport.get_extra_info("peername")  # None: it was reset already, as its protocol is told next
-        return self._tls_client is None and not (peer is not None and is_loopback(str(peer[0])))
+        return self._certificates is None and not (peer is not None and is_loopback(str(peer[0])))
 
     def gone(self, transport: asyncio.BaseTransport) -> None:
         """The socket is about to be closed."""
@@ -87,6 +94,7 @@ class TcpWire:
 
     async def close(self) -> None:
         """Listen no more."""
+        await self._tasks.stop()
         if self._lobby is not None:
             await self._lobby.close()
         if self._server is not None:

@@ -30,7 +30,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     Raises:
         ConfigurationError: A file is missing or unreadable, or the three do not fit together, or are out of date.
     """
-    return None if settings.tls_cert is None else _checked(settings)[0]
+    return None if settings.tls_cert is None else checked_contexts(settings)[0]
 
 
 def client_context(settings: Settings) -> ssl.SSLContext | None:
@@ -39,17 +39,27 @@ def client_context(settings: Settings) -> ssl.SSLContext | None:
     Raises:
         ConfigurationError: As `server_context`.
     """
-    return None if settings.tls_cert is None else _checked(settings)[1]
+    return None if settings.tls_cert is None else checked_contexts(settings)[1]
 
 
-def _checked(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def checked_contexts(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext, float]:
+    """Both contexts, and when the certificate, or every authority, is over: seconds since 1970.
+
+    Raises:
+        ConfigurationError: As `server_context`.
+    """
     server = _context(settings, ssl.PROTOCOL_TLS_SERVER)
     server.options |= ssl.OP_NO_TICKET
     server.num_tickets = 0  # a resumed session would not look at the certificate again
     client = _context(settings, ssl.PROTOCOL_TLS_CLIENT)
     # What the others would say of this certificate is better heard now, from ourselves.
-    _meet(settings, server, client)
-    return server, client
+    shown = _meet(settings, server, client)
+    authorities = [_end_s(each) for each in client.get_ca_certs()]
+    return server, client, min(_end_s(shown), max(authorities, default=_end_s(shown)))
+
+
+def _end_s(certificate: dict[str, Any]) -> float:
+    return float(ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 
 def _context(settings: Settings, protocol: int) -> ssl.SSLContext:
@@ -97,8 +107,8 @@ def _show(context: ssl.SSLContext, settings: Settings) -> None:
         raise _broken("tls_cert, with its tls_key,", settings.tls_cert, error) from error
 
 
-def _meet(settings: Settings, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Let our own server and client shake hands, in memory."""
+def _meet(settings: Settings, server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
+    """Let our own server and client shake hands, in memory; the certificate that was shown."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_side=False),
@@ -112,6 +122,7 @@ def _meet(settings: Settings, server: ssl.SSLContext, client: ssl.SSLContext) ->
                 pass
             except ssl.SSLCertVerificationError as error:
                 raise _unfit(settings, error) from error
+    return dict(ends[0].getpeercert() or {})
 
 
 def _unfit(settings: Settings, error: ssl.SSLCertVerificationError) -> ConfigurationError:

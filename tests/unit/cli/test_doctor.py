@@ -118,7 +118,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_an_empty_database_is_worth_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty.db").touch()
+    (tmp_path / "empty.db").touch(0o600)
     said = coterie(capsys, "doctor", "--url", f"sqlite:///{tmp_path}/empty.db", "--json")
     document = json.loads(said.out)
     found = {each["check"]: each["status"] for each in document["checks"]}

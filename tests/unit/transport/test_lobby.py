@@ -74,7 +74,7 @@ class Server:
         self.gate = gate
         self.listener = listener
         self.port: int = listener.getsockname()[1]
-        self.lobby = Lobby(context, lambda: Echo(self.calls), gate=gate)
+        self.lobby = Lobby(lambda: context, lambda: Echo(self.calls), gate=gate)
         self.lobby.open(listener)
 
 
