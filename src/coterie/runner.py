@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.connection import Doors
     from coterie.kernel.supervisor import FailingTask
     from coterie.observe.facts import LocalFacts
+    from coterie.ownership.exclusion import Cause
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupant, Occupy, Tenure
     from coterie.settings import Settings
@@ -221,10 +222,15 @@ class Runner(Connection):
         """Have a room told when there is something new to do on a seat of its kind, and what it is about."""
         self._wakers.setdefault(kind, []).append(wake)
 
-    async def resign(self, seat: str, *, refuse: bool = False) -> None:
-        """Give up a seat now, to whoever is next. With `refuse` this runner does not take it again in this life."""
+    async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
+        """Give up a seat now, to whoever is next. This runner does not take it again for a while.
+
+        Args:
+            cause: `failed`: also if no other runner may hold it. `refused`: not again in this life.
+            error: What failed.
+        """
         if self._life is not None:
-            await self._life.membership.resign(seat, refuse=refuse)
+            await self._life.membership.resign(seat, cause=cause, error=error)
 
     async def ask_to_resign(self, holder: RunnerRow, seat: SeatRow, *, within_s: float) -> None:
         """Have a runner, perhaps this one, give up a seat. See `Connection`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from coterie import Retry
 from coterie.testing.nodes import current_node
 from coterie.testing.running import current_loop
 from coterie.testing.simulation import Simulation, simulate
@@ -16,7 +17,7 @@ from coterie.testing.simulation import Simulation, simulate
 from .diaries import Diary, new_cluster
 
 if TYPE_CHECKING:
-    from coterie import Cluster, Leader
+    from coterie import Cluster, Leader, Tick
 
 pytestmark = pytest.mark.simulation
 
@@ -49,8 +50,86 @@ async def test_s1_many_singletons_are_spread_evenly_and_move_no_more_than_needed
         await sim.advance(10)
         moved = {line.name for line in diary.lines[before:]}
         assert len(moved) == 4
+        before = len(diary.lines)
         await sim.start(1)
-        await sim.wait_until(lambda: sorted(led_by(sim, names).values()) == [4, 4, 4])
+        newcomer = sim.runners[3]
+        await sim.advance(20)
+        assert not diary.lines[before:], "nobody is interrupted for balance alone"
+        sim.runners[1].stop()
+        await sim.wait_until(lambda: led_by(sim, names) == {newcomer.name: 6, sim.runners[2].name: 6})
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_after_resign_the_former_leader_does_not_come_back() -> None:
+    """Two runners, a singleton and a cron: one of them has both then, and keeps both."""
+    cluster, diary = new_cluster(), Diary()
+    waiting(cluster, diary)
+
+    @cluster.cron("nightly", "0 3 * * *")
+    async def nightly(_: Tick) -> None:
+        """Nothing."""
+
+    async with simulate(cluster, runners=2) as sim:
+        await sim.wait_until(lambda: diary.of("body"))
+        await sim.advance(5)
+        former = sim.leader("x")
+        other = next(runner for runner in sim.runners if runner is not former)
+        assert await cluster.singletons.resign("x") == other.name
+        await sim.advance(60)
+        assert [line.process for line in diary.of("body")] == [former.name, other.name]
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_a_body_that_fails_on_one_runner_leads_on_the_other_and_stays_there() -> None:
+    cluster, diary = new_cluster(), Diary()
+
+    @cluster.singleton("x", retry=Retry(2), **diary.hooks())
+    async def body(leader: Leader[None]) -> None:
+        diary.note("body", leader)
+        if current_node.get().label == "runner-1":
+            raise OSError("no licence on this machine")
+        await asyncio.Event().wait()
+
+    async with simulate(cluster, runners=0) as sim:
+        await sim.start(1)
+        await sim.wait_until(lambda: len(diary.of("body")) == 2)
+        await sim.start(1)
+        broken, well = sim.runners
+        await sim.advance(60)
+        assert {line.process for line in diary.of("body")[2:]} == {well.name}
+        assert len(diary.of("become")) == 2
+        await well.stop()  # nobody else is left: it is tried where it failed
+        await sim.wait_until(lambda: diary.lines[-1].process == broken.name)
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_a_body_that_fails_everywhere_is_begun_less_and_less_often_and_it_is_told_why_nobody_leads() -> None:
+    cluster, diary = new_cluster(), Diary()
+    is_broken = True
+
+    @cluster.singleton("x", retry=Retry(2), **diary.hooks())
+    async def body(leader: Leader[None]) -> None:
+        diary.note("body", leader)
+        if is_broken:
+            raise OSError("the secret is 7")
+        await asyncio.Event().wait()
+
+    async with simulate(cluster, runners=2) as sim:
+        await sim.advance(100)
+        begun = diary.of("become")
+        assert {line.process for line in begun} == {runner.name for runner in sim.runners}
+        assert 4 <= len(begun) <= 10
+        (reason,) = [each for each in (await cluster.health()).reasons if each.what == "singleton x"]
+        assert reason.status == "unhealthy"
+        for runner in sim.runners:
+            assert f"{runner.name} failed" in reason.problem
+        assert "with OSError, and takes it again in" in reason.problem
+        assert "secret" not in str(reason)
+        is_broken = False
+        await sim.wait_until(lambda: len(diary.of("become")) > len(begun), within="310s")
+        await sim.advance(30)
+        assert len(diary.of("become")) == len(begun) + 1
+        assert (await cluster.health()).status != "unhealthy"
 
 
 @pytest.mark.simulated(seeds=2)

@@ -307,7 +307,7 @@ async def test_m1_minor_a_free_seat_that_its_target_does_not_take_goes_to_the_ne
         await dead.stop()
         await stage.settle()
         first = stage.sim.owner(seat)
-        await first.spawn(membership(first).resign(seat, refuse=True))
+        await first.spawn(membership(first).resign(seat, cause="refused"))
         (second,) = {each for each in stage.sim.runners if each.alive} - {first}
         await stage.sim.wait_until(lambda: stage.sim.owner(seat) is second, within="7s")
         await stage.sim.advance(20)

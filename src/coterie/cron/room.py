@@ -124,7 +124,7 @@ class Holdings:
             tasks=self._tasks,
             tokens=runner.tokens,
             supervisor=runner.supervisor,
-            resign=lambda seat: self._ours.spawn(runner.resign(seat), name=f"resign {seat}"),
+            resign=lambda seat: self._ours.spawn(runner.resign(seat, cause="failed"), name=f"resign {seat}"),
         )
 
     async def _sweep(self, desk: Desk) -> None:

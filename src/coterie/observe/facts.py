@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from coterie.storage.interface import View
 
 
+class ExcludedSeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A seat that a runner does not take for a while (`ownership.exclusion`)."""
+
+    seat: str
+    cause: str
+    """`resigned`, `failed` or `refused`."""
+    times: int = 1
+    """How often in a row."""
+    left_s: float | None = None
+    """For how long; None: as long as the runner lives."""
+    error: str = ""
+
+
 class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What one runner knows of itself. Crosses the wire by names: later versions may add fields, with defaults."""
 
@@ -32,6 +45,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What it waits for before it is ready; empty: nothing."""
     is_draining: bool = False
     seats: int = 0
+    excluded: tuple[ExcludedSeat, ...] = ()
+    """Seats that it gave up or failed on, and does not take again yet."""
     entities: dict[str, int] = {}
     """Resident ones, by type."""
     waiting: int = 0

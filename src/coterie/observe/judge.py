@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.kernel.addresses import Seat
+from coterie.observe.failing import worded
 from coterie.observe.health import Health, Reason
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cron.standing import CronInfo
-    from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue
+    from coterie.observe.facts import ClusterFacts, ExcludedSeat, LocalFacts, Overdue
     from coterie.observe.health import Status
     from coterie.singletons.standing import SingletonInfo
     from coterie.storage.interface import RunnerRow, SeatRow
@@ -239,7 +240,7 @@ def _singletons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reas
         if info.leader is None:
             # A takeover is no progress: what was silent for too long stays so while it is under way.
             silent = _silent(info, facts)
-            if not silent and _is_moving(seat, facts, bounds):
+            if not silent and _is_moving(seat, facts, bounds) and not _is_left_alone(seat, info.group, facts):
                 continue
             yield seat, _unheld(seat, what, info.group, "; ".join(filter(None, [silent, info.problem])), facts)
         elif info.problem:
@@ -276,7 +277,7 @@ def _crons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reason]]:
             continue
         if info.runner is None:
             is_late = info.next_at is not None and (facts.now - info.next_at).total_seconds() > bounds.takeover_s
-            if is_late or not _is_moving(seat, facts, bounds):
+            if is_late or not _is_moving(seat, facts, bounds) or _is_left_alone(seat, info.group, facts):
                 yield seat, _unheld(seat, what, info.group, f"{info.problem}; {ran}", facts)
         else:
             yield (
@@ -321,9 +322,43 @@ def _unheld(seat: str, what: str, group: str, problem: str, facts: ClusterFacts)
         hint = "no runner's program defines it: deploy one that does, unless it was removed on purpose"
     elif not any(group in row.groups for row in known):
         hint = f"no runner that defines it serves group {group!r}: start one with groups={group}"
+    elif _is_left_alone(seat, group, facts):
+        kind, name = Seat.split(seat)
+        hint = f"coterie {'singletons' if kind == 'singleton' else kind} show {name} has the error"
     else:
         hint = f"{_named([_name(row) for row in known])} may take it: the logs there say why not"
+    problem = "; ".join(filter(None, [problem, excluded(seat, facts)]))
     return Reason(status="unhealthy" if known else "degraded", what=what, problem=problem, hint=hint)
+
+
+def _exclusions(seat: str, facts: ClusterFacts) -> dict[str, ExcludedSeat]:
+    """By the runner's incarnation, why it does not take a seat."""
+    told = {row.id: facts.runners.get(row.id) for row in facts.view.runners}
+    found = ((runner, each) for runner, local in told.items() if local is not None for each in local.excluded)
+    return {runner: each for runner, each in found if each.seat == seat}
+
+
+def _is_left_alone(seat: str, group: str, facts: ClusterFacts) -> bool:
+    """Whether every runner that may take a seat has failed on it and leaves it alone: no takeover is under way."""
+    able = {row.id for row in facts.view.runners if seat in row.knows and group in row.groups and not row.leaving}
+    failed = {runner for runner, each in _exclusions(seat, facts).items() if each.cause != "resigned"}
+    return bool(able) and able <= failed
+
+
+def excluded(seat: str, facts: ClusterFacts) -> str:
+    """Which runners do not take a seat just now, why, and for how long; empty: none. Without texts of the program."""
+    names, found = {row.id: row.name for row in facts.view.runners}, _exclusions(seat, facts)
+    return _named([_excluded(names[runner], each) for runner, each in found.items()], between="; ")
+
+
+def _excluded(name: str, each: ExcludedSeat) -> str:
+    error = worded(each.error, texts=False) or "an error"
+    if each.left_s is None:
+        return f"{name} cannot begin it: {error}"
+    again = f"takes it again in {each.left_s:.0f}s"
+    if each.cause == "resigned":
+        return f"{name} resigned, and {again}"
+    return f"{name} failed{f' {each.times} times' if each.times > 1 else ''} with {error}, and {again}"
 
 
 def _messages(facts: ClusterFacts, waiting: Iterable[Overdue], bounds: Bounds) -> Iterator[Reason]:
@@ -348,10 +383,10 @@ def _messages(facts: ClusterFacts, waiting: Iterable[Overdue], bounds: Bounds) -
 # Small things
 
 
-def _named(names: Sequence[str]) -> str:
+def _named(names: Sequence[str], *, between: str = ", ") -> str:
     """The first of some names, and how many more there are."""
     more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return between.join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _name(row: RunnerRow) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from coterie.kernel.addresses import Seat, ShardId
 from coterie.observe.failing import worded
+from coterie.observe.judge import excluded
 from coterie.observe.view import (
     CronLine,
     EntityLine,
@@ -122,8 +123,9 @@ def _group(group: str, all_of: list[Shard], runners: tuple[RunnerRow, ...]) -> S
     )
 
 
-def singleton(info: SingletonInfo, *, texts: bool = True) -> SingletonLine:
+def singleton(info: SingletonInfo, facts: ClusterFacts, *, texts: bool = True) -> SingletonLine:
     """A singleton."""
+    why = excluded(Seat.singleton(info.name), facts) if info.leader is None else ""
     return SingletonLine(
         name=info.name,
         group=info.group,
@@ -140,7 +142,7 @@ def singleton(info: SingletonInfo, *, texts: bool = True) -> SingletonLine:
         error=None if info.last_error is None else worded(info.last_error, texts=texts),
         error_at=info.last_error_at,
         expected_interval_s=None if info.expected_interval is None else info.expected_interval.total_seconds(),
-        problem=info.problem,
+        problem="; ".join(filter(None, [info.problem, why])),
     )
 
 
@@ -168,7 +170,7 @@ def cron(info: CronInfo, facts: ClusterFacts, *, texts: bool = True) -> CronLine
         failures=info.failures,
         running=info.running,
         runs=info.run_count,
-        problem=_why(info, facts.view) if info.problem else "",
+        problem=_why(info, facts) if info.problem else "",
     )
 
 
@@ -181,8 +183,9 @@ def _missed(info: CronInfo, now: datetime) -> int:
     return max(schedule.count(info.next_at, now), 1)
 
 
-def _why(info: CronInfo, view: View) -> str:
+def _why(info: CronInfo, facts: ClusterFacts) -> str:
     """Why it is overdue, or nobody holds it."""
+    view = facts.view
     if info.runner is not None:
         return f"{info.runner} holds it"
     knowing = [row for row in view.runners if Seat.cron(info.name) in row.knows]
@@ -192,7 +195,7 @@ def _why(info: CronInfo, view: View) -> str:
         return "no runner's program defines it"
     if not any(info.group in row.groups for row in knowing):
         return f'no runner that defines it serves group "{info.group}"'
-    return "nobody holds it"
+    return "; ".join(filter(None, ["nobody holds it", excluded(Seat.cron(info.name), facts)]))
 
 
 def entities(facts: ClusterFacts) -> tuple[EntityLine, ...]:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.kernel import meters
-from coterie.observe.facts import LocalFacts
+from coterie.observe.facts import ExcludedSeat, LocalFacts
 
 if TYPE_CHECKING:
     from coterie.entities.hosting import Host
@@ -71,6 +71,7 @@ def facts_of(
         missing=missing,
         is_draining=is_draining or (membership is not None and membership.is_leaving),
         seats=seats,
+        excluded=() if membership is None else _excluded(membership),
         entities={} if host is None else host.census(),
         waiting=waiting,
         running=running,
@@ -84,6 +85,13 @@ def facts_of(
         memory_bytes=used.memory_bytes,
         cpu_s=used.cpu_s,
         failing=failing,
+    )
+
+
+def _excluded(membership: Membership) -> tuple[ExcludedSeat, ...]:
+    return tuple(
+        ExcludedSeat(seat=seat, cause=each.cause, times=each.times, left_s=left_s, error=each.error)
+        for seat, (each, left_s) in sorted(membership.excluded().items())
     )
 
 

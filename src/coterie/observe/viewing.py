@@ -152,7 +152,7 @@ class Pages:
 
     def singletons(self) -> Any:
         """Who leads what."""
-        return tuple(lines.singleton(each, texts=self._texts) for each in self._facts.singletons)
+        return tuple(lines.singleton(each, self._facts, texts=self._texts) for each in self._facts.singletons)
 
     def cron(self) -> Any:
         """What runs when."""

@@ -2,15 +2,16 @@
 
 Every runner computes it for itself from what the database shows, and all come to the same answer:
 
-- A seat stays where it is unless its holder is gone, may not hold it, or holds more than its quota.
+- A seat stays where it is unless its holder is gone or may not hold it. A shard also leaves a holder that has more than
+  its quota; a leader or a cron is not interrupted for balance alone.
 - Seats without a home go, by name, each to the nearest runner that has room. Near is weighted rendezvous: the hash of
   seat and runner makes a number u in (0, 1], and the least -ln(u) / weight comes first (the order of -weight / ln(u)).
 - Seats are balanced in pools: the shards of a group, and the other seats of a group that have the same candidates.
 
 Promise:
-    Within a pool each runner's number of seats is its weighted share, rounded up or down. With equal weights the end
-    of a runner moves its seats only, and a newcomer receives seats while no others move. Where everybody holds what
-    they should, nothing moves.
+    Within a pool of shards each runner's number of seats is its weighted share, rounded up or down. With equal weights
+    the end of a runner moves its seats only, and a newcomer receives seats while no others move. Where everybody holds
+    what they should, nothing moves. Of other seats a runner gets free ones up to its share, and keeps what it holds.
 
 Not promised:
     An order of weighted runners that survives another C library's logarithm in its last digit. Runners that disagree
@@ -51,11 +52,17 @@ def order(seat: SeatRow, runners: Iterable[RunnerRow]) -> list[str]:
     return [bidder.id for _, bidder in sorted((near.to(each), each) for each in bidders)]
 
 
-def targets(runners: Iterable[RunnerRow], seats: Iterable[SeatRow]) -> dict[str, str]:
-    """The runner that each seat should be with, by the seat's name. A seat without a candidate is absent."""
+def targets(runners: Iterable[RunnerRow], seats: Iterable[SeatRow], *, balances: bool = False) -> dict[str, str]:
+    """The runner that each seat should be with, by the seat's name. A seat without a candidate is absent.
+
+    Args:
+        runners: Everybody.
+        seats: With their present holders.
+        balances: Whether seats other than shards are balanced too.
+    """
     found: dict[str, str] = {}
     for bidders, pool in _pools(runners, seats):
-        found.update(_settle(bidders, pool))
+        found.update(_settle(bidders, pool, balances=balances or _is_shard(pool[0])))
     return found
 
 
@@ -129,19 +136,23 @@ def _is_shard(seat: SeatRow) -> bool:
     return Seat.split(seat.name)[0] == "shard"
 
 
-def _settle(bidders: list[_Bidder], pool: list[SeatRow]) -> Iterator[tuple[str, str]]:
-    """Share out a pool: who stays within its quota keeps, the rest goes to the nearest with room."""
+def _settle(bidders: list[_Bidder], pool: list[SeatRow], *, balances: bool) -> Iterator[tuple[str, str]]:
+    """Share out a pool: who stays within its quota keeps, the rest goes to the nearest with room.
+
+    Without `balances` every holder keeps what it has; only what has no holder is shared out.
+    """
     holding: dict[str, list[str]] = {each.id: [] for each in bidders}
     homeless: list[str] = []
     for seat in pool:
         holding.get(seat.holder or "", homeless).append(seat.name)
     quotas = _quotas(bidders, holding, pool)
     for bidder in bidders:
-        kept, left = _part(bidder, holding[bidder.id], quotas[bidder.id])
+        quota = quotas[bidder.id] if balances else len(pool)
+        kept, left = _part(bidder, holding[bidder.id], quota)
         yield from ((name, bidder.id) for name in kept)
         homeless += left
         quotas[bidder.id] -= len(kept)
-    yield from _house(sorted(homeless), [each for each in bidders if quotas[each.id]], quotas)
+    yield from _house(sorted(homeless), [each for each in bidders if quotas[each.id] > 0], quotas)
 
 
 def _quotas(bidders: list[_Bidder], holding: Mapping[str, list[str]], pool: list[SeatRow]) -> dict[str, int]:

@@ -29,13 +29,14 @@ from coterie.storage.interface import Registration
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
     from coterie.kernel.clock import Clock
     from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.aside import Aside
     from coterie.ownership.directory import Directory
+    from coterie.ownership.exclusion import Cause, Exclusion
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy, Tenure
     from coterie.settings import Settings
@@ -207,15 +208,21 @@ class Membership(Service):
         except (TimeoutError, PersistenceError) as error:
             log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
 
-    async def resign(self, seat: str, *, refuse: bool = False) -> None:
-        """Give up a seat now, to whoever is next. With `refuse` this runner does not take it again."""
-        if refuse:
-            self._plans.refuse(seat)
-        else:
-            self._plans.resign(seat, now_ns=self._now_ns())
+    async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
+        """Give up a seat now, to whoever is next. This runner does not take it for a while (`exclusion`)."""
+        self._plans.exclude(seat, self._now_ns(), cause=cause, error=error)
         if seat in self._holdings:
             others = [runner for runner in self._plans.order(seat) if runner != self.incarnation]
             await asyncio.shield(self._begin_move(seat, others[0] if others else None))
+
+    def excluded(self) -> Mapping[str, tuple[Exclusion, float | None]]:
+        """The seats that this runner does not take now, and for how many seconds; None: as long as it lives."""
+        now_ns = self._now_ns()
+        found = self._plans.excluded(now_ns)
+        return {
+            seat: (each, None if each.until_ns is None else (each.until_ns - now_ns) / 1e9)
+            for seat, each in found.items()
+        }
 
     def _asked_to_resign(self, seat: str, epoch: int) -> bool:
         tenure = self.tenure(seat)
@@ -307,7 +314,7 @@ class Membership(Service):
 
     def _not_occupied(self, seat: str) -> None:
         """What should have sat on a seat of ours could not begin: another runner may be able to."""
-        self._plans.resign(seat, now_ns=self._now_ns())
+        self._plans.exclude(seat, self._now_ns(), cause="failed")
 
     def _offered(self, seat: str, epoch: int) -> None:
         self._plans.offered(seat, epoch)

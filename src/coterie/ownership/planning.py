@@ -2,11 +2,14 @@
 
 A seat that is free goes to its target at once; one that was lost by a holder that did not give it back waits for its
 takeover delay first. If the target does not take it (no rights, a bug, a leader that refuses) the next in order does
-so after `patience_ns`, the one after that after twice as long [m1]. Nothing is moved to a runner that has let a seat
-stand free, for a while: it would come back in the same way, and stand free in between each time.
+so after `patience_ns`, the one after that after twice as long [m1]. No shard is moved to a runner that has let one
+stand free, for a while: it would come back in the same way, and stand free in between each time. What this runner gave
+up, or failed on, it does not take for a while (`exclusion`).
 
-A seat moves when another runner has been its target for two renewals: by then everybody has seen the same members,
-and it will not be sent back [m2]. It moves at once when we leave, or have an outdated definition of it [M8].
+A shard moves when another runner has been its target for two renewals: by then everybody has seen the same members,
+and it will not be sent back [m2]. A seat moves at once when we leave, or have an outdated definition of it [M8].
+Leaders and crons do not move for balance, with one exception: what a runner took by itself in its first seconds is
+shared with runners that start together with it, else the first one of a cluster would keep everything.
 """
 
 from __future__ import annotations
@@ -14,17 +17,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coterie.kernel.addresses import Seat
 from coterie.ownership import assignment
+from coterie.ownership.exclusion import Exclusions
 from coterie.storage.interface import RunnerRow, SeatRow, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from coterie.ownership.exclusion import Cause, Exclusion
+
 _PATIENCE_NS = 5_000_000_000
 _SHUNNED_NS = 600_000_000_000
-"""For so long nothing is moved to a runner that has let a seat stand free, unless it takes one meanwhile."""
+"""For so long no shard is moved to a runner that has let one stand free, unless it takes a seat meanwhile."""
 _STEADY = 2
 """Renewals for which a move must have been the answer [m2]."""
+_START_NS = 10_000_000_000
+"""For so long after its first look a runner shares what it leads with those that start together with it."""
 
 
 class Plans:
@@ -47,14 +56,17 @@ class Plans:
         self._free: dict[str, _Free] = {}
         self._moves: dict[str, _Move] = {}
         self._offers: dict[str, int] = {}
-        self._refused: set[str] = set()
-        self._resigned: dict[str, int] = {}
+        self._exclusions = Exclusions()
+        self._start_ns: int | None = None
+        self._first: set[str] = set()  # taken by target while we started, not given to us by another runner
         self._shunned: dict[str, int] = {}
         self._now_ns = 0
 
     def learn(self, view: View, *, now_ns: int, renewals: int) -> None:
         """The tables were read. `renewals` is the number of our own so far."""
         self._now_ns = now_ns
+        if self._start_ns is None:
+            self._start_ns = now_ns
         if view == self._view:
             return
         self._forget_shunned(view)
@@ -63,15 +75,20 @@ class Plans:
         self._seats = {each.name: each for each in view.seats}
         self._targets = assignment.targets(view.runners, view.seats)
         self._free = {each.name: self._free_since(each) for each in view.seats if each.holder is None}
-        self._moves = {each.name: self._moving_since(each, renewals) for each in view.seats if self._misplaced(each)}
+        wanted = self._targets | self._shared()
+        self._moves = {
+            each.name: self._moving_since(each, wanted[each.name], renewals)
+            for each in view.seats
+            if self._misplaced(each, wanted)
+        }
 
-    def refuse(self, name: str) -> None:
-        """Never take this seat: its leader could not begin here."""
-        self._refused.add(name)
+    def exclude(self, name: str, now_ns: int, *, cause: Cause, error: str = "") -> Exclusion:
+        """Do not take this seat for a while, although it may be ours by target."""
+        return self._exclusions.add(name, now_ns, cause=cause, error=error)
 
-    def resign(self, name: str, now_ns: int) -> None:
-        """Leave this seat to others for a while, although it may be ours by target."""
-        self._resigned[name] = now_ns + self._patience_ns
+    def excluded(self, now_ns: int) -> Mapping[str, Exclusion]:
+        """The seats that are not taken for a while, with the reasons."""
+        return self._exclusions.lasting(now_ns)
 
     def offered(self, name: str, epoch: int) -> None:
         """A seat was given back for us to take: the next `acquire` has it, if we agree or cannot know yet."""
@@ -88,7 +105,12 @@ class Plans:
         wanted = {name for name in self._free if self._is_our_turn(name)} | {
             each for each, epoch in offers.items() if self._agree(each, epoch)
         }
-        return sorted(wanted - self._refused - self._left_to_others(offers) - set(held))
+        taken = wanted - self._left_alone(offers) - set(held)
+        if self._starts:
+            by_target = {name for name in taken - offers.keys() if self._targets.get(name) == self._me}
+            self._first |= {name for name in by_target if not _is_shard(name)}
+        self._first -= offers.keys()
+        return sorted(taken)
 
     def give(self, held: Collection[str], renewals: int, *, leaving: bool = False) -> list[tuple[str, str | None]]:
         """The seats to hand over now, with their targets; when leaving that is all of them, some perhaps to nobody."""
@@ -129,14 +151,22 @@ class Plans:
             waited_ns -= self._delays.get(name, 0)
         if target is None or target == self._me or waited_ns < self._patience_ns:
             return target == self._me and waited_ns >= 0
-        self._shunned[target] = self._now_ns + _SHUNNED_NS
+        if _is_shard(name):
+            self._shunned[target] = self._now_ns + _SHUNNED_NS
         line = [each for each in self._line(name) if each != target]
         return self._me in line and waited_ns >= self._patience_ns * (line.index(self._me) + 1)
 
-    def _left_to_others(self, offers: Collection[str]) -> set[str]:
-        """What we have resigned from, while there is somebody else, and nobody has offered it to us since."""
-        self._resigned = {name: until_ns for name, until_ns in self._resigned.items() if self._now_ns < until_ns}
-        return {name for name in self._resigned if name not in offers and set(self.order(name)) - {self._me}}
+    def _left_alone(self, offers: Collection[str]) -> set[str]:
+        return {
+            name
+            for name in self._exclusions.lasting(self._now_ns)
+            if self._exclusions.applies(
+                name,
+                self._now_ns,
+                has_others=bool(set(self.order(name)) - {self._me}),
+                is_offered=name in offers,
+            )
+        }
 
     def _line(self, name: str) -> list[str]:
         free = self._free[name]
@@ -158,12 +188,22 @@ class Plans:
             return True
         return (seat.epoch == epoch or self._targets.get(name) == self._me) and seat.clean
 
-    def _misplaced(self, seat: SeatRow) -> bool:
-        ours = seat.holder == self._me and self._me in self._runners
-        return ours and self._targets.get(seat.name, self._me) != self._me
+    @property
+    def _starts(self) -> bool:
+        return self._start_ns is not None and self._now_ns - self._start_ns < _START_NS
 
-    def _moving_since(self, seat: SeatRow, renewals: int) -> _Move:
-        target = self._targets[seat.name]
+    def _shared(self) -> dict[str, str]:
+        """Where the seats should go that we took while we started, if they are to be balanced."""
+        if not self._starts or not self._first:
+            return {}
+        balanced = assignment.targets(self._view.runners, self._view.seats, balances=True)
+        return {name: balanced[name] for name in self._first if name in balanced}
+
+    def _misplaced(self, seat: SeatRow, wanted: Mapping[str, str]) -> bool:
+        ours = seat.holder == self._me and self._me in self._runners
+        return ours and wanted.get(seat.name, self._me) != self._me
+
+    def _moving_since(self, seat: SeatRow, target: str, renewals: int) -> _Move:
         before = self._moves.get(seat.name)
         if before is None or (before.target, before.epoch) != (target, seat.epoch):  # another epoch: it was away
             return _Move(target, renewals, seat.epoch)
@@ -185,6 +225,10 @@ class Plans:
         ids = {each.id for each in view.runners}
         taken = {each.holder for each in view.seats if each.name in self._free}
         self._shunned = {each: until for each, until in self._shunned.items() if each in ids and each not in taken}
+
+
+def _is_shard(name: str) -> bool:
+    return Seat.split(name)[0] == "shard"
 
 
 @dataclass(slots=True)

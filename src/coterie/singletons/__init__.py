@@ -4,7 +4,8 @@
                               │                                       │               │ raises: again, with backoff
        newer than we know, or │                 raises, or hangs      │               │ returns: done, the seat is kept
        cannot be loaded       ▼                                       ▼               ▼
-       the seat is given up, and this runner takes it no more ◀───────┘   drained, resigned, or lost
+       the seat is given up: this runner takes it no more             │   drained, resigned, or lost
+                                      or not for a while ◀────────────┘               │
                                                                                       │
     seat given back (or long gone) ◀─ on_lose_leadership ◀─ body ended, or left behind ◀─ body cancelled
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.kernel.supervisor import MakeWork
+    from coterie.ownership.exclusion import Cause
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.definitions import Hook, Singleton
     from coterie.singletons.post import Post
@@ -205,9 +206,10 @@ class Leadership:
                 return
 
     def _cannot_begin(self, error: Exception) -> None:
-        """Give up the seat, and do not take it again: another runner may be able to.
+        """Give up the seat: another runner may be able to begin.
 
-        A hook that was told of a loss proves nothing against this runner.
+        What this program cannot read it will not be able to read later: the seat is refused. A hook that failed is
+        tried again here, later and later. One that was told of a loss proves nothing against this runner.
         """
         log.error(
             "singleton %r cannot begin on %s, which leaves it to others: %s",
@@ -217,7 +219,11 @@ class Leadership:
             exc_info=not isinstance(error, CoterieError),
         )
         self.stamps.error(error)
-        self._post.resign(self.tenure.seat, refuse=not isinstance(error.__cause__, LeadershipLost))
+        if isinstance(error.__cause__, LeadershipLost):
+            cause: Cause = "resigned"
+        else:
+            cause = "failed" if isinstance(error, LeaderHandoffFailed) else "refused"
+        self._post.resign(self.tenure.seat, cause=cause, error=said(error))
 
     async def _run_until_done(self) -> None:
         attempt = 0
@@ -229,8 +235,14 @@ class Leadership:
             attempt = 1 if ran_s > _WELL_S else attempt + 1
             pause_s = self._pause_s(attempt)
             if pause_s is None:
-                log.error("singleton %r failed %d times here: it goes elsewhere", self.singleton.name, attempt)
-                self._post.resign(self.tenure.seat, refuse=False)
+                log.error(
+                    "singleton %r failed %d times in a row on %s, which leaves it to other runners for a while",
+                    self.singleton.name,
+                    attempt,
+                    self._post.name,
+                )
+                error = self.stamps.meta.last_error or "its body raised"
+                self._post.resign(self.tenure.seat, cause="failed", error=error)
                 return
             await asyncio.sleep(pause_s)
 
@@ -350,7 +362,7 @@ class Leadership:
 
     def _supervise(self, make: MakeWork, name: str) -> asyncio.Task[None]:
         seat = self.tenure.seat
-        seated = Seated(seat, lambda: self._post.resign(seat, refuse=False))
+        seated = Seated(seat, lambda: self._post.resign(seat, cause="failed", error=""))
         return self._post.tasks.supervise(
             make, name=name, supervisor=self._post.supervisor, seated=seated, context=self._context
         )

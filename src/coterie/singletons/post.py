@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from coterie.kernel.dial import Dial
     from coterie.kernel.supervisor import Supervisor
     from coterie.kernel.tasks import Tasks
+    from coterie.ownership.exclusion import Cause
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
     from coterie.storage.interface import Storage
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Resign(Protocol):
-    """Gives up a seat soon; with `refuse` this runner does not take it again."""
+    """Gives up a seat soon. This runner does not take it again for a while; if it is refused, not in this life."""
 
-    def __call__(self, seat: str, /, *, refuse: bool) -> None: ...
+    def __call__(self, seat: str, /, *, cause: Cause, error: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

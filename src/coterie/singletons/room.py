@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.cluster import Cluster
+    from coterie.ownership.exclusion import Cause
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy, Tenure
     from coterie.runner import Runner
@@ -125,8 +126,8 @@ class Leaderships:
         await asyncio.gather(*(each.ended for each in self._latest.values()), return_exceptions=True)
         await self._ours.stop()
 
-    def _resign(self, seat: str, *, refuse: bool) -> None:
-        self._ours.spawn(self._runner.resign(seat, refuse=refuse), name=f"resign {seat}")
+    def _resign(self, seat: str, *, cause: Cause, error: str) -> None:
+        self._ours.spawn(self._runner.resign(seat, cause=cause, error=error), name=f"resign {seat}")
 
     async def _purge(self, states: States) -> None:
         while True:

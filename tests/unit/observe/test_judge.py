@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.supervisor import FailingTask
-from coterie.observe.facts import ClusterFacts
+from coterie.observe.facts import ClusterFacts, ExcludedSeat
 from coterie.observe.judge import BOUNDS, judge, liveness, readiness
 
 from .clusters import NOW, ago, cluster, cron, local, overdue, row, seat, shards, singleton
@@ -233,6 +233,46 @@ def test_why_nobody_leads_is_told_as_far_as_it_is_known() -> None:
     assert "no runner that defines it serves group 'gpu'" in elsewhere.hint
     unknown = only(cluster(singletons=(nobody_leads(),)))
     assert (unknown.status, "no runner's program defines it" in unknown.hint) == ("degraded", True)
+
+
+def out(cause: str, *, left_s: float | None = 12.0, times: int = 1, seat: str = "singleton:importer") -> ExcludedSeat:
+    return ExcludedSeat(seat=seat, cause=cause, times=times, left_s=left_s, error="OSError: the secret is 7")
+
+
+def test_a_singleton_on_which_every_runner_failed_is_told_at_once_with_the_reason() -> None:
+    """Nobody is about to take it: it is no takeover. What the program said is not told."""
+    rows = [row(each, knows={"singleton:importer": "1"}) for each in ("web-1", "web-2", "web-3")]
+    said = [
+        local("web-1", excluded=(out("failed", times=2), out("failed", seat="singleton:x"))),
+        local("web-2", excluded=(out("refused", left_s=None),)),
+        local("web-3", excluded=(out("failed"),)),
+    ]
+    free = {"singletons": (nobody_leads(),), "free_s": {"singleton:importer": 2.0}}
+    reason = only(cluster(*said, rows=rows, **free))
+    assert reason.status == "unhealthy"
+    assert reason.problem.split("; ") == [
+        "nobody leads it",
+        "web-1 failed 2 times with OSError, and takes it again in 12s",
+        "web-2 cannot begin it: OSError",
+        "web-3 failed with OSError, and takes it again in 12s",
+    ]
+    assert reason.hint == "coterie singletons show importer has the error"
+    for one in (local("web-3"), local("web-3", excluded=(out("resigned"),)), None):  # it may take it any moment
+        assert not [each for each in judge(cluster(*said[:2], one, rows=rows, **free)).reasons if each.runner is None]
+    late = {**free, "free_s": {"singleton:importer": 11.0}}
+    assert (
+        "web-3 resigned, and takes it again in 12s"
+        in only(cluster(*said[:2], local("web-3", excluded=(out("resigned"),)), rows=rows, **late)).problem
+    )
+
+
+def test_a_cron_that_every_runner_gave_up_is_told_at_once_with_the_reason() -> None:
+    rows = [row(knows={"cron:nightly": "1"})]
+    info = cron(runner=None, problem="nobody holds it")
+    said = local(excluded=(out("failed", seat="cron:nightly"),))
+    reason = only(cluster(said, rows=rows, crons=(info,), free_s={"cron:nightly": 2.0}))
+    assert "nobody holds it; last run 7200s ago; web-1 failed with OSError" in reason.problem
+    assert reason.hint == "coterie cron show nightly has the error"
 
 
 # Crons

@@ -126,11 +126,57 @@ def test_a_seat_goes_to_a_candidate_and_none_is_left_that_has_one(
 
 @settings(deadline=None)
 @given(runners(), seats())
-def test_everybody_has_its_weighted_share_within_one_seat(members: list[RunnerRow], rows: list[SeatRow]) -> None:
+def test_everybody_has_its_weighted_share_of_shards_within_one_seat(
+    members: list[RunnerRow], rows: list[SeatRow]
+) -> None:
+    rows = [row for row in rows if row.name.startswith("shard:")]
     found = targets(members, rows)
     for share, pool in shares(members, rows).values():
         counts = Counter(found[row.name] for row in pool if share)
         assert all(abs(counts[each] - share[each]) < 1 for each in share)
+
+
+@st.composite
+def leaders(draw: st.DrawFn) -> tuple[list[RunnerRow], list[SeatRow]]:
+    """Runners that all know the same singletons, with holders that may be wrong."""
+    rows = [seat(f"singleton:{number}", fingerprint="v1") for number in range(draw(st.integers(1, 12)))]
+    knows = {row.name: "v1" for row in rows}
+    members = [
+        runner(f"r{number}", weight=draw(weights), knows=knows, leaving=draw(st.sampled_from([False, False, True])))
+        for number in range(draw(st.integers(1, 5)))
+    ]
+    holders = st.sampled_from([None, "gone", *(each.id for each in members)])
+    return members, held(rows, {row.name: holder for row in rows if (holder := draw(holders)) is not None})
+
+
+@settings(deadline=None)
+@given(leaders())
+def test_a_leader_stays_where_it_is_and_free_ones_go_to_who_has_less_than_its_share(
+    drawn: tuple[list[RunnerRow], list[SeatRow]],
+) -> None:
+    members, rows = drawn
+    found = targets(members, rows)
+    able = {each.id for each in members if not each.leaving}
+    assert set(found) == ({row.name for row in rows} if able else set())
+    assert all(found[row.name] == row.holder for row in rows if row.holder in able)
+    counts = Counter(found.values())
+    for share, pool in shares(members, rows).values():
+        had = Counter(row.holder for row in pool)
+        assert all(counts[each] <= max(had[each], share[each].__ceil__()) for each in share)
+
+
+@settings(deadline=None)
+@given(leaders(), st.randoms(use_true_random=False))
+def test_leaders_that_are_taken_one_by_one_go_where_all_would_have_gone_m2(
+    drawn: tuple[list[RunnerRow], list[SeatRow]], chance: Any
+) -> None:
+    members, rows = drawn
+    found = targets(members, rows)
+    stays = {row.name for row in rows if found.get(row.name) == row.holder}
+    underway = {
+        row.name: row.holder if row.name in stays or chance.random() < 0.5 else found.get(row.name) for row in rows
+    }
+    assert targets(members, held(rows, {name: who for name, who in underway.items() if who is not None})) == found
 
 
 @settings(deadline=None)
@@ -219,13 +265,15 @@ def test_a_runner_above_its_quota_parts_with_the_farthest_seats() -> None:
 
 
 def test_seats_that_different_runners_know_are_balanced_apart_M8() -> None:
-    """A new version takes over what it redefined; what stayed the same is shared by old and new."""
+    """A new version takes over what it redefined; what stayed the same stays where it is, or is shared by all."""
     old = dict.fromkeys(CRONS, "v1")
     members = [runner("a", knows=old), runner("b", knows=old), runner("c", knows={**old, "cron:a": "v2"})]
     rows = [seat("cron:a", "a", fingerprint="v2"), *(seat(name, "a", fingerprint="v1") for name in CRONS[1:])]
     found = targets(members, rows)
     assert found["cron:a"] == "c"
-    assert Counter(found[name] for name in CRONS[1:])["a"] == 1
+    assert {found[name] for name in CRONS[1:]} == {"a"}
+    free = [rows[0], *(seat(name, fingerprint="v1") for name in CRONS[1:])]
+    assert len({targets(members, free)[name] for name in CRONS[1:]}) == 2
 
 
 HASHES = """

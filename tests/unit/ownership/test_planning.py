@@ -74,9 +74,32 @@ def test_a_seat_that_was_resigned_is_left_to_others_for_a_while() -> None:
     members = [A, B]
     target, _ = lone(members, nightly())
     plan = learned(target, view(members, [nightly()]))
-    plan.resign(NIGHTLY, 1 * S)
-    assert plan.acquire([], 6 * S - 1) == []
-    assert plan.acquire([], 6 * S) == [NIGHTLY]
+    plan.exclude(NIGHTLY, 1 * S, cause="resigned")
+    assert plan.acquire([], 11 * S - 1) == []
+    assert plan.acquire([], 11 * S) == [NIGHTLY]
+
+
+def test_a_seat_that_failed_here_is_left_alone_for_a_while_although_it_is_offered_or_nobody_else_is_there() -> None:
+    for members in ([A, B], [A]):
+        target, *_ = lone(members, nightly(epoch=7))
+        plan = learned(target, view(members, [nightly(epoch=7)]))
+        plan.exclude(NIGHTLY, 0, cause="failed", error="OSError: no")
+        plan.offered(NIGHTLY, 7)
+        assert plan.acquire([], 10 * S - 1) == []
+        assert plan.excluded(10 * S - 1)[NIGHTLY].error == "OSError: no"
+        assert plan.acquire([], 10 * S) == [NIGHTLY]
+        assert plan.excluded(10 * S) == {}
+
+
+def test_another_runner_takes_what_its_target_leaves_alone_and_still_moves_shards_there_m1() -> None:
+    members = [A, B]
+    target, second = lone(members, nightly())
+    rows = held(shards(4), {row.name: second for row in shards(4)})
+    plan = learned(second, view(members, [nightly(), *rows]))
+    mine = {row.name for row in rows}
+    assert plan.acquire(mine, 5 * S) == [NIGHTLY]
+    plan.learn(view(members, [nightly(second), *rows]), now_ns=6 * S, renewals=6)
+    assert [to for _, to in plan.give({NIGHTLY, *mine}, 8)] == [target, target]
 
 
 def test_who_may_not_hold_a_seat_does_not_take_it_however_long_it_is_free_m1() -> None:
@@ -116,7 +139,8 @@ def test_a_seat_that_was_not_given_back_waits_for_its_takeover_delay() -> None:
 
 def test_a_refused_seat_is_never_taken_M8() -> None:
     plan = learned("a", view([A], [nightly()]))
-    plan.refuse(NIGHTLY)
+    plan.exclude(NIGHTLY, 0, cause="refused")
+    plan.exclude(NIGHTLY, 1 * S, cause="resigned")
     plan.offered(NIGHTLY, OLD)
     assert plan.acquire([], 100 * S) == []
 
@@ -168,7 +192,7 @@ def test_who_resigned_takes_a_seat_back_when_it_is_offered_or_nobody_else_is_lef
     for members, offered, wanted in (([A, B], False, []), ([A, B], True, [NIGHTLY]), ([A], False, [NIGHTLY])):
         target, *_ = lone(members, nightly(epoch=7))
         plan = learned(target, view(members, [nightly(epoch=7)]))
-        plan.resign(NIGHTLY, now_ns=0)
+        plan.exclude(NIGHTLY, 0, cause="resigned")
         if offered:
             plan.offered(NIGHTLY, 7)
         assert plan.acquire([], 1) == wanted
@@ -232,6 +256,44 @@ def test_a_move_that_is_not_the_answer_any_more_is_forgotten_m2() -> None:
     plan.learn(view([A, B], rows), now_ns=0, renewals=2)
     assert plan.give(mine, 3) == []
     assert len(plan.give(mine, 4)) == 1
+
+
+def test_a_leader_is_not_moved_for_balance_alone() -> None:
+    """Two singletons with one runner, and none with the other: after `resign` nothing comes back."""
+    known = {NIGHTLY: "v1", "singleton:x": "v1"}
+    members = [runner(each, knows=known) for each in "ab"]
+    rows = [nightly("a"), seat("singleton:x", "a", fingerprint="v1")]
+    assert learned("a", view(members, rows)).give(known, 100) == []
+
+
+def two_singletons(*members: str, holder: str | None = None, epoch: int = 1) -> View:
+    known = {"singleton:x": "v1", "singleton:y": "v1"}
+    rows = [seat(name, holder, fingerprint="v1", epoch=epoch) for name in known]
+    return view([runner(each, knows=known) for each in members], rows)
+
+
+@pytest.mark.parametrize(
+    ("joins_s", "how", "shares"),
+    [(9, "taken", True), (10, "taken", False), (9, "offered", False), (9, "offered later", False)],
+)
+def test_what_a_runner_took_while_it_started_is_shared_with_one_that_starts_together_with_it(
+    joins_s: int, how: str, shares: bool
+) -> None:
+    """What another runner gave to it, having resigned perhaps, is not sent back."""
+    both = {"singleton:x", "singleton:y"}
+    plan = learned("a", two_singletons("a", holder="b" if how == "offered" else None))
+    for name in both if how == "offered" else ():
+        plan.offered(name, 1)
+    assert set(plan.acquire([], 0)) == both
+    if how == "offered later":
+        plan.learn(two_singletons("a", "b", holder="a", epoch=2), now_ns=1, renewals=0)
+        plan.learn(two_singletons("a", "b", holder="b", epoch=3), now_ns=2, renewals=0)
+        for name in both:
+            plan.offered(name, 3)
+        assert set(plan.acquire([], 3)) == both
+    plan.learn(two_singletons("a", "b", holder="a", epoch=4), now_ns=joins_s * S, renewals=0)
+    assert plan.give(both, 1) == []
+    assert [to for _, to in plan.give(both, 2)] == (["b"] if shares else [])
 
 
 def test_an_outdated_definition_is_handed_over_at_once_M8() -> None:
