@@ -11,6 +11,7 @@
     ├── SingletonError               .reason .singleton
     │   └── StateLoadFailed  StatePersistFailed  SchemaDecodeFailed  HeartbeatFailed  LeaderHandoffFailed
     ├── LeadershipLost
+    ├── NewerVersion                 a stored state that a later program wrote
     ├── ClusterContextRequired
     ├── ScheduleError
     ├── ConfigurationError
@@ -445,6 +446,16 @@ class LeadershipLost(CoterieError):
         what = f"shard {name}" if kind == "shard" else f"leadership of {quoted(name)}"
         doubt = ", and whether its last write happened is not known" if self.in_doubt else ""
         return f"{what} is lost: epoch {self.epoch} is no longer ours{doubt}"
+
+
+class NewerVersion(CoterieError):
+    """A stored state was written by a later version of the program: this runner cannot use it."""
+
+    text = "{what} is version {found}, this program knows up to {known}"
+    advice = "roll the program forward, or add a migration; the stored state was not touched"
+    what: str
+    found: int
+    known: int
 
 
 class ClusterContextRequired(CoterieError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coterie import Entity, MessageDead, RemoteError, SendTimeout, rpc
+from coterie import Entity, MessageDead, NewerVersion, RemoteError, SendTimeout, rpc
 from coterie.kernel.codec import PLAIN
 from tests.durable.programs import Account, Overdrawn, notes, program, until
 
@@ -188,13 +188,24 @@ async def test_a_newer_state_is_refused_and_not_touched_and_its_messages_wait_fo
     async with new:
         await new.ref(CounterTwo, "a").touch()
     async with program(url, "old", Counter) as old:
-        with pytest.raises(RemoteError, match=r"is version 2, this program knows up to 1(?s:.*)roll the"):
+        with pytest.raises(NewerVersion, match=r"is version 2, this program knows up to 1(?s:.*)roll the") as caught:
             await old.ref(Counter, "a").look()
+        assert (caught.value.found, caught.value.known) == (2, 1)
+        async with program(url, "client", Counter).connect() as client:  # the same from another process
+            with pytest.raises(NewerVersion):
+                await client.ref(Counter, "a").look()
+            (reason,) = (await client.health()).reasons
+        assert (reason.status, str(reason)) == (
+            "degraded",
+            "entity Counter: 1 entity cannot begin on old: NewerVersion",
+        )
+        assert reason.hint == "a newer program wrote their state: roll the program forward, or add a migration"
         with pytest.raises(SendTimeout):
             await old.call(old.ref(Counter, "a").add_stored(), timeout="500ms")
         (row,) = await old.messages.list()
         assert (row.status, row.attempts) == ("pending", 0)
         assert await old.ref(Counter, "b").add() == 1, "others go on"
+        assert [each.what for each in (await old.health()).reasons] == ["entity Counter"]
         assert await stored(old) == (1, [2, {"total": 0, "unit": "boxes"}])
 
 

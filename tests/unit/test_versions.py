@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.errors import ConfigurationError, CoterieError, MalformedMessage
-from coterie.kernel.versions import MigrationFailed, NewerVersion, Versioned
+from coterie.errors import ConfigurationError, CoterieError, MalformedMessage, NewerVersion
+from coterie.kernel.versions import MigrationFailed, Versioned
 
 
 @dataclass

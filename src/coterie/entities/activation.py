@@ -152,6 +152,8 @@ def _begin(resident: Resident, entity: Any) -> None:
     resident.entity = entity
     resident.limit = resident.hosted.concurrency
     resident.failures = 0
+    if resident.hosted.failing:
+        resident.hosted.failing.pop(resident.id, None)
     resident.shard.counts.activations += 1
     resident.hosted.lives.value += 1
 

@@ -25,9 +25,8 @@ from coterie.entities.failures import described
 from coterie.entities.ledgers import BARE
 from coterie.entities.stored import Shelf, StoredWork
 from coterie.entities.suspects import Suspects
-from coterie.errors import MailboxFull, MalformedMessage, PersistenceError, RunnerFull, UnknownEntity
+from coterie.errors import MailboxFull, MalformedMessage, NewerVersion, PersistenceError, RunnerFull, UnknownEntity
 from coterie.kernel import meters
-from coterie.kernel.versions import NewerVersion
 from coterie.storage.messages import Setback
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from coterie.entities.limits import STUBBORN_S
 from coterie.entities.serving import Serving
 from coterie.entities.spans import handled
 from coterie.entities.streams import SeatLost, streamed
-from coterie.errors import MalformedMessage
+from coterie.errors import MalformedMessage, NewerVersion
 from coterie.kernel import tracing
 from coterie.kernel.driving import coroutine_of
 from coterie.kernel.metrics import SECONDS
@@ -47,7 +47,7 @@ class Lives(Protocol):
         """One of its handlers raised what no rpc declares. It still counts as running."""
         ...
 
-    def not_activated(self, resident: Resident) -> None:
+    def not_activated(self, resident: Resident, cause: BaseException) -> None:
         """Its life could not begin."""
         ...
 
@@ -290,7 +290,7 @@ class Handlers:
 
     def _not_activated(self, work: Work, cause: BaseException) -> None:
         """Those who wait for the same activation get the same error; if it only took too long, they try again."""
-        self._lives.not_activated(work.resident)
+        self._lives.not_activated(work.resident, cause)
         if not work.is_stopped:
             mailbox = work.resident.mailbox
             for each in [work, *(() if mailbox is None else mailbox.take_all())]:
@@ -301,6 +301,8 @@ class Handlers:
             self._answers.not_mine(work)
         elif work.is_stored:
             cast("StoredWork", work).set_back(cause)
+        elif isinstance(cause, NewerVersion):  # of the cluster: no handler ran
+            self._answers.refuse(work, cause)
         else:
             self._answers.fail(work, cause)
 

@@ -10,10 +10,12 @@ deliver ──▶ resident? ──no──▶ room? shard ours? ──▶ a new 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.activation import backoff_s
+from coterie.entities.activation import NotHeld, backoff_s
 from coterie.entities.answers import Answers
 from coterie.entities.deliveries import Deliveries
 from coterie.entities.farewells import Farewells
@@ -27,10 +29,11 @@ from coterie.entities.prompt import Prompt
 from coterie.entities.residents import Counts, Hosted, Resident
 from coterie.entities.retention import Retention
 from coterie.entities.sweeping import Sweeping
-from coterie.errors import MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
+from coterie.errors import CoterieError, MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
 from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.tasks import Tasks
+from coterie.kernel.texts import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
     from coterie.storage.messages import Message
+
+log = logging.getLogger("coterie.entities")
 
 
 class Host:
@@ -184,6 +189,10 @@ class Host:
     def census(self) -> dict[str, int]:
         """How many entities of each type live here now."""
         return {name: len(hosted.entities) for name, hosted in self._hosted.items() if hosted.entities}
+
+    def failing(self) -> dict[str, dict[str, int]]:
+        """How many entities of each type could not begin when they were called last, by the type of the error."""
+        return {name: dict(Counter(each.failing.values())) for name, each in self._hosted.items() if each.failing}
 
     def queued(self) -> tuple[int, int]:
         """How many calls wait in mailboxes, and how many run. Looks at each resident: not for each call."""
@@ -325,6 +334,8 @@ class Host:
         resident.is_leaving = True
         resident.mailbox = None
         del hosted.entities[resident.id], resident.shard.residents[resident]
+        if hosted.failing:
+            hosted.failing.pop(resident.id, None)
         self.idling.forget(resident)
         self.counts.resident -= 1
         if not resident.running:
@@ -351,9 +362,15 @@ class Host:
         for work in self.retire(resident):
             self._place(resident.hosted, work)
 
-    def not_activated(self, resident: Resident) -> None:
+    def not_activated(self, resident: Resident, cause: BaseException) -> None:
         """Leave an entity that could not begin alone for a while."""
         resident.failures += 1
+        if not isinstance(cause, NotHeld | asyncio.CancelledError) and not resident.is_leaving:
+            failing = resident.hosted.failing
+            if not failing:  # one line for a type: after a roll-back it may be all of its entities
+                stack = None if isinstance(cause, CoterieError) else cause
+                log.error("%s cannot begin: %s", resident.address, said(cause), exc_info=stack)
+            failing[resident.id] = type(cause).__name__
         resident.hosted.stillborn.value += 1
         resident.not_before_s = self._loop.time() + backoff_s(resident.hosted, resident.failures, self._chance)
 

@@ -74,6 +74,8 @@ class Hosted:
         """A heap for `Idling`: all that have ever rested, by a time at which they did."""
         self.gone = 0
         """How many of those have left."""
+        self.failing: dict[str, str] = {}
+        """By id, the type of the error by which an entity could not begin when it was called last."""
         self.leaving: dict[str, asyncio.Future[Any]] = {}
         """Former lives whose farewell still runs, by id."""
         name = entity_type.name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from coterie.errors import ConfigurationError, CoterieError, MalformedMessage
+from coterie.errors import ConfigurationError, CoterieError, MalformedMessage, NewerVersion
 from coterie.kernel.codec import PLAIN, Codec, codec_for
 from coterie.kernel.refusals import misfit
 
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 T = TypeVar("T")
-
-
-class NewerVersion(CoterieError):
-    """The stored value was written by a later version of the program."""
-
-    text = "{what} is version {found}, this program knows up to {known}"
-    advice = "roll the program forward, or add a migration; the stored state was not touched"
-    what: str
-    found: int
-    known: int
 
 
 class MigrationFailed(CoterieError):

@@ -49,6 +49,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Seats that it gave up or failed on, and does not take again yet."""
     entities: dict[str, int] = {}
     """Resident ones, by type."""
+    failing_entities: dict[str, dict[str, int]] = {}
+    """By type, how many entities could not begin when they were called last, by the type of the error."""
     waiting: int = 0
     """Calls in mailboxes."""
     running: int = 0

@@ -66,6 +66,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
     reasons = [
         *_runners(facts, bounds),
         *_shards(facts, bounds),
+        *_entities(facts),
         *(reason for _, reason in _singletons(facts, bounds)),
         *(reason for _, reason in _crons(facts, bounds)),
         *_messages(facts, facts.overdue, bounds),
@@ -229,6 +230,32 @@ def _is_moving(seat: str, facts: ClusterFacts, bounds: Bounds) -> bool:
     """Whether it lost its holder just now, so that somebody is about to take it."""
     for_s = facts.free_s.get(seat)
     return for_s is not None and for_s <= bounds.takeover_s
+
+
+_ACTIVATION_HINTS = {
+    "NewerVersion": "a newer program wrote their state: roll the program forward, or add a migration",
+    "MigrationFailed": "the migration of their state fails: correct it; the stored state was not touched",
+}
+
+
+def _entities(facts: ClusterFacts) -> Iterator[Reason]:
+    """Types with entities that cannot begin: every call of such an entity fails."""
+    found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for row in facts.view.runners:
+        told = facts.runners.get(row.id)
+        for name, errors in ({} if told is None else told.failing_entities).items():
+            for error, count in errors.items():
+                found[name, error][row.name] = count
+    for (name, error), runners in sorted(found.items()):
+        count = sum(runners.values())
+        where = _named(sorted(runners))
+        yield Reason(
+            status="degraded",
+            what=f"entity {name}",
+            problem=f"{count} {'entities' if count > 1 else 'entity'} cannot begin on {where}: {error}",
+            hint=_ACTIVATION_HINTS.get(error, f"the log of {where} has the stack of the first one"),
+            runner=next(iter(runners)) if len(runners) == 1 else None,
+        )
 
 
 # What runs on seats

@@ -73,6 +73,7 @@ def facts_of(
         seats=seats,
         excluded=() if membership is None else _excluded(membership),
         entities={} if host is None else host.census(),
+        failing_entities={} if host is None else host.failing(),
         waiting=waiting,
         running=running,
         calls=0 if host is None else host.counts.replied + host.counts.failed + host.counts.stored,

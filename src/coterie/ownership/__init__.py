@@ -24,7 +24,7 @@ Invariants:
     INV-F6  all runners agree on shards and lease; one that does not refuses to start
 
 Read in this order: `tenure` (what is believed), `keeper` and `keeping` (the lease, and with `vitals` what it says about
-its runner), `assignment`, `planning` and `exclusion` (who should hold what), `holdings` (how a seat comes and goes), `watching` and
-`evicting` (others that are gone), `joining` and `membership` (all of it together), `directory`, `notices` and `talking`
-(what others are told).
+its runner), `assignment`, `planning` and `exclusion` (who should hold what), `holdings` (how a seat comes and goes),
+`watching` and `evicting` (others that are gone), `joining` and `membership` (all of it together), `directory`,
+`notices` and `talking` (what others are told).
 """

@@ -11,10 +11,10 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic
 
-from coterie.errors import MalformedMessage, PersistenceError, SchemaDecodeFailed, StatePersistFailed
+from coterie.errors import MalformedMessage, NewerVersion, PersistenceError, SchemaDecodeFailed, StatePersistFailed
 from coterie.kernel.context import transacting
 from coterie.kernel.texts import storable
-from coterie.kernel.versions import MigrationFailed, NewerVersion
+from coterie.kernel.versions import MigrationFailed
 from coterie.singletons.definitions import S
 from coterie.singletons.turns import Turn
 from coterie.storage.messages import Commit

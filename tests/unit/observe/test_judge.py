@@ -175,6 +175,26 @@ def test_a_group_all_of_whose_shards_have_no_owner_is_unhealthy_at_once() -> Non
     assert told(moving) == []
 
 
+# Entities
+
+
+def test_entities_that_cannot_begin_are_told_by_their_type_with_the_error_and_what_to_do() -> None:
+    """Every call of such an entity fails, though all runners are well."""
+    newer = {"Account": {"NewerVersion": 7, "KeyError": 1}}
+    health = judge(
+        cluster(local(failing_entities=newer), local("web-2", failing_entities={"Account": {"NewerVersion": 3}}))
+    )
+    assert health.status == "degraded"
+    assert [(str(reason), reason.runner) for reason in health.reasons] == [
+        ("entity Account: 1 entity cannot begin on web-1: KeyError", "web-1"),
+        ("entity Account: 10 entities cannot begin on web-1, web-2: NewerVersion", None),
+    ]
+    assert [reason.hint for reason in health.reasons] == [
+        "the log of web-1 has the stack of the first one",
+        "a newer program wrote their state: roll the program forward, or add a migration",
+    ]
+
+
 # Singletons
 
 
@@ -247,7 +267,7 @@ def test_a_singleton_on_which_every_runner_failed_is_told_at_once_with_the_reaso
         local("web-2", excluded=(out("refused", left_s=None),)),
         local("web-3", excluded=(out("failed"),)),
     ]
-    free = {"singletons": (nobody_leads(),), "free_s": {"singleton:importer": 2.0}}
+    free: dict[str, Any] = {"singletons": (nobody_leads(),), "free_s": {"singleton:importer": 2.0}}
     reason = only(cluster(*said, rows=rows, **free))
     assert reason.status == "unhealthy"
     assert reason.problem.split("; ") == [
