@@ -12,7 +12,7 @@ from coterie.connection import Connection, Doors, system_doors
 from coterie.durable.keyvalue import KeyValueStore, claim_here
 from coterie.entities.calls import require_call
 from coterie.entities.mail import Messages
-from coterie.entities.options import require_name
+from coterie.entities.options import refusal, require_name
 from coterie.entities.outcomes import refuse_commit_of_its_own
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
@@ -127,6 +127,7 @@ class Cluster:
         )
         self._setups: list[Setup] = []
         self._running: Connection | None = None
+        self._runners: list[Runner] = []
 
     @cached_property
     def _cron_room(self) -> CronRoom:
@@ -264,6 +265,7 @@ class Cluster:
 
         def add(body: Any) -> Any:
             self._singletons.add(name, body, cast("SingletonOptions", options))
+            self._define(self._singletons, self._singletons.known[name].definition)
             return body
 
         require_name(name, kind="singleton")  # now: whoever forgets the parentheses never calls `add`
@@ -333,6 +335,7 @@ class Cluster:
 
         def add(body: Any) -> Any:
             self._cron_room.add(name, schedule, body, options)
+            self._define(self._cron_room, self._cron_room.known[name].definition)
             return body
 
         require_name(name, kind="cron")  # now: whoever forgets the parentheses never calls `add`
@@ -369,6 +372,7 @@ class Cluster:
 
         def add(fn: Any) -> Any:
             self._workflow_room.add(fn, cast("WorkflowOptions", options))
+            self._define(self._workflow_room)
             return fn
 
         return add if fn is None else add(fn)
@@ -388,8 +392,25 @@ class Cluster:
                     yield
             ```
         """
+        if any(each.state is not State.STOPPED for each in self._own_runners()):
+            raise refusal(
+                f"setup of {getattr(fn, '__name__', fn)!r} comes after the start, when setups are open already",
+                hint="move it before the start, into the module that makes the cluster",
+            )
         self._setups.append(fn)
         return fn
+
+    def _define(self, room: Room, definition: Definition | None = None) -> None:
+        """Have runners that run already take up a definition: its seat, and who sits on it."""
+        for runner in self._own_runners():
+            runner.define(room, definition)
+
+    def _own_runners(self) -> list[Runner]:
+        """The runners of this cluster in this process that have not stopped."""
+        self._runners = [
+            each for each in self._runners if each.state is not State.STOPPED and _is_of_this_process(each)
+        ]
+        return self._runners
 
     # Life
 
@@ -767,7 +788,7 @@ class Cluster:
         rooms: list[Room] = [self._entities] if occupy is nobody or self._entities.types else []
         rooms += [self._singletons] if self._singletons.known else []
         rooms += [vars(self)[room] for room in ("_cron_room", "_workflow_room") if room in vars(self)]
-        return Runner(
+        made = Runner(
             settings,
             doors or system_doors(settings),
             rooms=rooms,
@@ -775,6 +796,8 @@ class Cluster:
             occupy=occupy,
             setups=self._setups,
         )
+        self._runners = [*self._own_runners(), made]
+        return made
 
     def _inside(self) -> Connection | None:
         inside = acting.get()

@@ -77,17 +77,25 @@ class Nobody:
 
 
 class Together:
-    """Several on one seat: the entities of a shard, and its workflows."""
+    """All on one seat: the entities of a shard, and its workflows, which may come later."""
 
     def __init__(self, occupants: Sequence[Occupant]) -> None:
-        self._occupants = occupants
+        self._occupants = list(occupants)
+        self.is_closing = False
+
+    def add(self, occupant: Occupant) -> None:
+        """Let another one sit on the seat."""
+        assert not self.is_closing, "the seat is on its way out"
+        self._occupants.append(occupant)
 
     async def drain(self) -> None:
         """All at once; the seat is given back when the last one is done."""
+        self.is_closing = True
         await asyncio.gather(*(each.drain() for each in self._occupants))
 
     def abandon(self) -> None:
         """All of them."""
+        self.is_closing = True
         for each in self._occupants:
             each.abandon()
 
@@ -167,12 +175,16 @@ class Runner(Connection):
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
         self._wakers: dict[str, list[Callable[[str, str], None]]] = {}
         self._occupiers: dict[str, list[Occupy]] = {}
+        self._rooms = list(rooms)
         for room in rooms:
             self._occupiers.setdefault(room.kind, []).append(room.occupants(self))
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self._occupy_rest = occupy(self)
         self._setups = Setups(setups)
         self._tenures: dict[str, Tenure] = {}
         self._credentials = ""
+        self._seated: dict[str, Together] = {}
         self._life: Life | None = None
         self._settled = asyncio.Event()
         self._missing = "it is not started"
@@ -221,6 +233,43 @@ class Runner(Connection):
     def on_wake(self, kind: str, wake: Callable[[str, str], None]) -> None:
         """Have a room told when there is something new to do on a seat of its kind, and what it is about."""
         self._wakers.setdefault(kind, []).append(wake)
+
+    def define(self, room: Room, definition: Definition | None) -> None:
+        """Take up what the program defined after this runner was made. May be called from any thread.
+
+        Args:
+            room: Who sits on its seats.
+            definition: Its seat; None: it lives on shards.
+        """
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # a thread without a loop imports a module
+            is_here = False
+        if is_here:
+            self._define(room, definition)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._define, room, definition)
+
+    def _define(self, room: Room, definition: Definition | None) -> None:
+        if self.state in (State.STOPPING, State.STOPPED):
+            return
+        if all(each is not room for each in self._rooms):
+            self._admit(room)
+        if definition is not None:
+            self._definitions.append(definition)
+            if self._life is not None:
+                log.info("runner %s takes up %s, which was defined after its start", self.name, definition.seat)
+                self._life.membership.define(definition)
+
+    def _admit(self, room: Room) -> None:
+        """Have a room sit on the seats of its kind, also those that are held already."""
+        self._rooms.append(room)
+        occupy = room.occupants(self)
+        self._occupiers.setdefault(room.kind, []).append(occupy)
+        for seat, seated in self._seated.items():
+            tenure = self._tenures[seat]
+            if Seat.split(seat)[0] == room.kind and tenure.held and not seated.is_closing:
+                seated.add(self._context.copy().run(occupy, tenure))
 
     async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
         """Give up a seat now, to whoever is next. This runner does not take it again for a while.
@@ -303,6 +352,7 @@ class Runner(Connection):
         """Begin a life under the present incarnation."""
         if self._life is None:  # else it says why it has to come back
             self._missing = "it is not registered with the cluster yet"
+        self._context = copy_context()
         routes = Routes()
         transport = self._transport = self._new_transport(routes, listens=True)
         self.calling.join(transport, routes)
@@ -401,4 +451,5 @@ class Runner(Connection):
         self._tenures[tenure.seat] = tenure
         kind, _ = Seat.split(tenure.seat)
         occupants = [occupy(tenure) for occupy in self._occupiers.get(kind, [self._occupy_rest])]
-        return occupants[0] if len(occupants) == 1 else Together(occupants)
+        seated = self._seated[tenure.seat] = Together(occupants)
+        return seated

@@ -198,6 +198,33 @@ async def test_the_current_definition_stays_in_force_since_it_came(a: Ownership,
     assert seat(await a.view(), LONE) == before
 
 
+async def test_a_definition_after_the_registration_is_declared_and_its_runner_is_a_candidate(storage: Storage) -> None:
+    """Line by line: what it knew stays, an odd name too; the definition becomes current as at a registration [M8]."""
+    odd = "cron:\"a'.b$\\"
+    async with storage.ownership(A) as a, storage.ownership(B) as b:
+        await join(a, A, Declaration(LONE, "default", "v1"))
+        await join(b, B)
+        assert await b.define([Declaration(LONE, "default", "v2"), Declaration(odd, "gpu", "v1")])
+        view = await a.view()
+        knows = {row.id: row.knows for row in view.runners}
+        assert knows == {A: {LONE: "v1"}, B: {LONE: "v2", odd: "v1"}}
+        assert (seat(view, LONE).fingerprint, seat(view, odd).group) == ("v2", "gpu")
+        assert await a.define([Declaration(odd, "gpu", "v1")])
+        assert {row.id: row.knows for row in (await b.view()).runners} == {
+            A: {LONE: "v1", odd: "v1"},
+            B: {LONE: "v2", odd: "v1"},
+        }
+
+
+async def test_a_runner_that_was_evicted_defines_nothing(storage: Storage) -> None:
+    async with storage.ownership(A) as a, storage.ownership(B) as b:
+        await join(a, A)
+        await join(b, B)
+        await b.leave()
+        assert not await b.define([Declaration("cron:x", "default", "v1")])
+        assert "cron:x" not in {row.name for row in (await a.view()).seats}
+
+
 async def test_an_older_definition_waits_while_a_runner_has_the_current_one(storage: Storage) -> None:
     """M8: a runner of the last release that restarts during a deploy brings its schedule back to nobody."""
     v1, v2 = Declaration(LONE, "default", "v1"), Declaration(LONE, "default", "v2")

@@ -264,3 +264,24 @@ async def test_every_an_execution_that_raises_is_tried_again_and_the_next_one_is
         assert 19.9 < at[3] - at[2] < 22
         info = await cluster.singletons.get("x")
         assert (info.run_count, info.last_error, info.problem) == (4, "ValueError: not yet", "")
+
+
+@pytest.mark.simulated(seeds=3)
+@pytest.mark.parametrize("happens", ["nothing", "the database is away", "it is evicted"])
+async def test_a_singleton_that_is_defined_after_the_start_is_led_whatever_happens_meanwhile(happens: str) -> None:
+    cluster, diary = new_cluster(), Diary()
+    async with simulate(cluster, runners=2) as sim:
+        await sim.advance(3)
+        if happens == "the database is away":
+            sim.restart_storage(down="3s")
+        elif happens == "it is evicted":
+            for runner in sim.runners:
+                runner.freeze()
+            await sim.advance(20)
+        waiting(cluster, diary)
+        for runner in sim.runners:
+            runner.thaw()
+        await sim.wait_until(lambda: diary.of("body"))
+        leader = sim.leader("x")
+        await leader.stop()
+        await sim.wait_until(lambda: sim.leader("x") is not leader)

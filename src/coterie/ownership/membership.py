@@ -169,6 +169,7 @@ class Membership(Service):
         self._stale = True
         self._trouble: Exception | None = None  # met outside of a pass: the next one raises it
         self._leaving = False
+        self._undeclared: dict[str, Definition] = {}
         self._moves: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -207,6 +208,13 @@ class Membership(Service):
             self._talk.tell_all("look")
         except (TimeoutError, PersistenceError) as error:
             log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
+
+    def define(self, definition: Definition) -> None:
+        """Take up a definition that the program made after the start: the next pass declares its seat."""
+        self._definitions[definition.seat] = definition
+        self._undeclared[definition.seat] = definition
+        self._plans.delay(definition.seat, round(definition.takeover_delay_s * 1e9))
+        self._wake.set()
 
     async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
         """Give up a seat now, to whoever is next. This runner does not take it for a while (`exclusion`)."""
@@ -348,6 +356,7 @@ class Membership(Service):
         if trouble is not None:
             raise trouble
         await self._holdings.repay()
+        await self._define()
         if self._stale:
             self._stale = False
             self._holdings.expect_view()
@@ -368,6 +377,18 @@ class Membership(Service):
         self._directory.learn(view)
         self._plans.learn(view, now_ns=self._now_ns(), renewals=self._renewals)
         self._holdings.compare({seat.name: seat.epoch for seat in view.seats if seat.holder == self.incarnation})
+
+    async def _define(self) -> None:
+        """Declare what was defined after the start. If that fails, the next pass does it again."""
+        if not self._undeclared:
+            return
+        taken = dict(self._undeclared)
+        declared = [each.declaration for each in taken.values()]
+        if await self._keeping.ask(lambda session: session.define(declared)):
+            for seat in taken:
+                self._undeclared.pop(seat, None)
+            self._stale = True
+            self._talk.tell_all("look")
 
     async def _readopt(self) -> None:
         """Bring back our older definition of a seat once nobody has the current one any more [M8]."""

@@ -47,7 +47,7 @@ class Plans:
 
     def __init__(self, me: str, *, delays: Mapping[str, int], patience_ns: int = _PATIENCE_NS) -> None:
         self._me = me
-        self._delays = delays
+        self._delays = dict(delays)
         self._patience_ns = patience_ns
         self._view = View((), (), "")
         self._runners: dict[str, RunnerRow] = {}
@@ -61,6 +61,10 @@ class Plans:
         self._first: set[str] = set()  # taken by target while we started, not given to us by another runner
         self._shunned: dict[str, int] = {}
         self._now_ns = 0
+
+    def delay(self, name: str, delay_ns: int) -> None:
+        """Set the takeover delay of a seat that was defined later."""
+        self._delays[name] = delay_ns
 
     def learn(self, view: View, *, now_ns: int, renewals: int) -> None:
         """The tables were read. `renewals` is the number of our own so far."""

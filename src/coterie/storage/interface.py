@@ -414,6 +414,11 @@ class Ownership(Protocol):
         """As `register` does, later: an older definition comes back when the last runner with the current is gone."""
         ...
 
+    async def define(self, seats: Sequence[Declaration]) -> bool:
+        """Declare seats that one's program has defined since `register`, and be a candidate for them, in one
+        transaction. False: one was evicted, and nothing was written."""
+        ...
+
     async def renew(self, *, ttl_s: float) -> Renewal | None:
         """Prolong one's lease; None: there is none, one was evicted."""
         ...

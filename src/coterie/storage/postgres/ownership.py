@@ -142,6 +142,18 @@ class PostgresOwnership:
         """Make seats known, and their definitions current where that is due [M8]."""
         await self._dedicated.transact(partial(self._define, seats=seats))
 
+    async def define(self, seats: Sequence[Declaration]) -> bool:
+        """Declare seats that one's program has defined since `register`, and be a candidate for them."""
+        knows = msgspec.json.encode({seat.name: seat.fingerprint for seat in seats}).decode()
+
+        async def learn(fetch: Fetch) -> bool:
+            if not await fetch(SQL["learn"], self._cluster, self._me, knows):
+                return False
+            await self._define(fetch, seats)
+            return True
+
+        return await self._dedicated.transact(learn)
+
     async def _define(self, fetch: Fetch, seats: Sequence[Declaration]) -> None:
         await fetch(SQL["declare"], self._cluster, *_columns(seats))
         defined = [seat for seat in seats if seat.fingerprint]

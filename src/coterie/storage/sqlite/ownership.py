@@ -94,6 +94,17 @@ class SqliteOwnership:
         """Make seats known, and their definitions current where that is due [M8]."""
         await self._declare(seats)
 
+    async def define(self, seats: Sequence[Declaration]) -> bool:
+        """Declare seats that one's program has defined since `register`, and be a candidate for them."""
+        return await self._write(lambda main: self._define(main, seats), doing="define seats")
+
+    def _define(self, main: apsw.Connection, declared: Sequence[Declaration]) -> bool:
+        scope = self._ground.scope()
+        if not seats.learn(main, scope, self._me, {each.name: each.fingerprint for each in declared}):
+            return False
+        seats.declare(main, scope, declared)
+        return True
+
     async def _declare(self, declared: Sequence[Declaration]) -> None:
         # The lock, for which others wait, is taken only if there is something to write.
         scope, doing = self._ground.scope, "declare seats"

@@ -33,6 +33,12 @@ def register(main: apsw.Connection, scope: Scope, me: Registration) -> None:
     main.execute(SQL["register"], scope.bindings(**fields))
 
 
+def learn(main: apsw.Connection, scope: Scope, runner: str, knows: Mapping[str, str]) -> bool:
+    """Add definitions to what a runner's program knows. False: it is not there."""
+    added = scope.bindings(id=runner, knows=msgspec.json.encode(knows).decode())
+    return bool(main.execute(SQL["learn"], added).fetchall())
+
+
 def unregister(main: apsw.Connection, scope: Scope, runner: str) -> bool:
     """Delete a runner; its seats are free. False: it is not there."""
     is_there = bool(main.execute(SQL["unregister"], scope.bindings(id=runner)).fetchall())

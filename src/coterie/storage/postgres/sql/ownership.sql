@@ -74,6 +74,13 @@ order by u.name
 on conflict (cluster, name) do nothing
 returning name;
 
+-- name: learn
+-- Add definitions to what my program knows, which it made after I was registered. No row: evicted.
+update coterie.runners
+set knows = knows || $3::jsonb
+where id = $2 and cluster = $1
+returning id;
+
 -- name: contest
 -- Define seats, second statement: lock those whose current definition is another one, in name order. Only the next
 -- statement sees what was decided while this one waited. A lookup each: with `any` over all names beside the join, each

@@ -7,6 +7,10 @@ values (
     :id, :cluster, :name, :address, :host_id, :groups, :weight, :version, :knows, :process, :credentials, :now_ns
 );
 
+-- name: learn
+-- Add definitions to what a runner's program knows, which it made after it was registered. No row: evicted.
+update runners set knows = json_patch(knows, :knows) where id = :id and cluster = :cluster returning id;
+
 -- name: runners
 -- Everybody.
 select id, name, address, host_id, groups, weight, version, knows, process, credentials, started_at_ns from runners
