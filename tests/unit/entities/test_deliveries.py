@@ -13,7 +13,7 @@ from coterie.entities import deliveries
 from coterie.entities.envelopes import LOOK
 from coterie.entities.handovers import delivery_of
 from coterie.entities.outcomes import cancelled
-from coterie.kernel.versions import NewerVersion
+from coterie.errors import NewerVersion
 from tests.unit.entities.stores import StoredGround, now_at, occupant, stored, unknown, unreachable
 
 pytestmark = pytest.mark.simulated(seeds=2)
