@@ -1,7 +1,8 @@
-"""How long seats are unheld when runners die, freeze, leave and join, and what an idle runner costs the database.
+"""How long seats are unheld when runners die, freeze, leave, join and start again; what an idle one costs the database.
 
 Three real processes on a real PostgreSQL, settings as by default, each seat written to twice a second. Every seat of
-every trial counts; a seat is unheld from the signal on, or from the end of its drain, until its next holder has it.
+every trial counts; a seat is unheld from the signal on, or from the end of its drain, until its next holder has it. A
+restart is the time from the start of the new processes until an entity on each of 100 shards has answered each of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.processes.holder import now_ns
+from tests.processes.restarts import restarts, silent_address
 from tests.processes.stage import comes_back, holders
 
 from bench.measure import Row
@@ -27,12 +29,20 @@ from coterie.testing import Server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from tests.processes.restarts import Port
     from tests.processes.stage import Stage
 
     from coterie.testing import Process
 
 SEATS = 100
 IDLE_S = 20.0
+LEASE_S = 6.5
+"""By then a lease is over."""
+RESTARTS: tuple[tuple[int, int, Port], ...] = (
+    *((1, 1, "same"), (1, 1, "other")),
+    *((3, 1, "same"), (3, 1, "other"), (3, 3, "same"), (3, 3, "other")),
+)
+"""How many runners there are, how many of them are killed and start again, and on which port."""
 REST_S = 1.5
 """Longer than a renewal: by then everybody has seen where the seats are."""
 DURABLE = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"}
@@ -72,6 +82,14 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
             frozen = [await _freeze(stage, each) async for each in _trials(stage, trials, "SIGSTOP")]
             yield limited("seat unheld after SIGSTOP", chain(*(unheld for unheld, _ in frozen)), most=10_000)
             yield limited("late writes after SIGCONT", [late for _, late in frozen], most=0, unit="")
+        for engine in ("postgres", "sqlite"):
+            place = partial(_url, engine, server, Path(folder))
+            for runners, dead, port in RESTARTS:
+                took = await _restart(place(), Path(folder), trials // 2, runners, dead, port)
+                scenario = f"restart {engine} {dead}/{runners} {port}"
+                yield limit(scenario, took, trials=len(took), median=1000, most=3000)
+            took = await _restart_beside_silence(place(), Path(folder), trials // 4)
+            yield limit(f"restart {engine}, silent", took, trials=len(took), median=3000, most=5000)
         per_s = await _idle(server, Path(folder))
         yield limit("statements/s/runner, idle", per_s, trials=len(per_s), most=3, unit="/s")
 
@@ -173,6 +191,38 @@ async def _taken(stage: Stage, lost_ns: dict[str, int]) -> list[float]:
 
     await stage.wait_until(lambda: granted().keys() == lost_ns.keys())
     return [_ms(at_ns - lost_ns[seat]) for seat, at_ns in granted().items()]
+
+
+def _url(engine: str, server: Server, folder: Path) -> str:
+    if engine == "postgres":
+        return server.url(server.create_database())
+    return f"sqlite:///{folder}/restart-{now_ns()}.db"
+
+
+async def _restart(url: str, folder: Path, trials: int, runners: int, killed: int, port: Port) -> list[float]:
+    """How long runners take that were killed together and are started again at once."""
+    async with restarts(url, folder, runners=runners, port=port, times={"COTERIE_SHARDS": "100"}) as stage:
+        took = []
+        for _ in range(trials):
+            victims = stage.runners[:killed]
+            for each in victims:
+                await each.kill()
+            took.append(1000 * await stage.again(victims))
+        assert not stage.early(), stage.early()
+        return took
+
+
+async def _restart_beside_silence(url: str, folder: Path, trials: int) -> list[float]:
+    """The same for one whose old address is silent; its lease is over."""
+    took = []
+    times = {"COTERIE_SHARDS": "100"}
+    with silent_address() as silent:
+        for _ in range(trials):
+            async with restarts(url, folder, runners=1, port="other", times=times, COTERIE_ADVERTISE=silent) as stage:
+                await stage.runners[0].kill()
+                await asyncio.sleep(LEASE_S)
+                took.append(1000 * await stage.another())
+    return took
 
 
 def _ms(ns: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from pathlib import Path
 
 from coterie import Cluster, CoterieError, Entity, rpc
@@ -49,11 +50,6 @@ async def main() -> None:
     cluster = Cluster()
     cluster.entity(Echo)
 
-    async def ready() -> None:
-        await cluster.ready()
-        holders = [runner.directory.holder(seat) for seat in seats]
-        note("ready", holders=sorted({"" if holder is None else holder.id for holder in holders}))
-
     async def insist(id: str) -> None:
         while True:
             try:
@@ -63,17 +59,15 @@ async def main() -> None:
             else:
                 return
 
-    async def answered() -> None:
-        await asyncio.gather(*map(insist, one_on_each(cluster.settings.shards)))
-        note("answered")
-
     async with cluster:
         runner = cluster._acting()
-        seats = [Seat.shard(ShardId("default", number)) for number in range(cluster.settings.shards)]
         note("up", incarnation=runner.incarnation)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(ready())
-            tasks.create_task(answered())
+        await cluster.ready()
+        seats = [Seat.shard(ShardId("default", number)) for number in range(cluster.settings.shards)]
+        holders = [runner.directory.holder(seat) for seat in seats]
+        note("ready", holders=sorted({"" if holder is None else holder.id for holder in holders}))
+        await asyncio.gather(*map(insist, one_on_each(cluster.settings.shards)))
+        note("answered", cpu_s=time.process_time())
         await asyncio.Event().wait()
 
 

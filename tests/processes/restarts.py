@@ -52,6 +52,13 @@ class Restarts:
         last = max(self.journals.of("answered", runner=each.name, since_ns=began_ns)[0].at_ns for each in runners)
         return (last - began_ns) / 1e9
 
+    async def another(self) -> float:
+        """Start one more runner; the seconds until it was answered by every shard."""
+        began_ns = now_ns()
+        await self.cluster.start()
+        await self.answered(self.runners[-1:])
+        return (self.journals.of("answered", runner=self.runners[-1].name)[0].at_ns - began_ns) / 1e9
+
     def early(self) -> list[str]:
         """Who was ready although a shard was with nobody, or with a runner that was dead by then."""
         return [
@@ -70,17 +77,17 @@ class Restarts:
 async def restarts(
     url: str, folder: Path, *, runners: int, port: Port, times: Mapping[str, str], **variables: str
 ) -> AsyncIterator[Restarts]:
-    """Runners on a database, all answered."""
+    """Runners on a database, all answered; the variables are those of the first ones."""
     journals = Journals(folder / f"journals-{now_ns()}")
     journals.folder.mkdir()
-    env = {"HOLDER_JOURNAL": str(journals.folder), "COTERIE_SHARDS": "12", **times, **variables}
+    env = {"HOLDER_JOURNAL": str(journals.folder), "COTERIE_SHARDS": "12", "PYTHONDONTWRITEBYTECODE": "", **times}
 
     def up(process: Process) -> object:
         return journals.of("up", runner=process.name)
 
     async with processes(PROGRAM, runners=0, url=url, env=env, ready=up, proxied=False) as cluster:
         listens = [f"127.0.0.1:{free_port() if port == 'same' else 0}" for _ in range(runners)]
-        await asyncio.gather(*(cluster.start(env={"COTERIE_LISTEN": listen}) for listen in listens))
+        await asyncio.gather(*(cluster.start(env={"COTERIE_LISTEN": listen, **variables}) for listen in listens))
         stage = Restarts(cluster, journals)
         await stage.answered(stage.runners)
         yield stage

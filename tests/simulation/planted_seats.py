@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie import connection, runner
-from coterie.ownership import membership, planning
+from coterie.ownership import joining, membership, planning
 from coterie.ownership.holdings import Holding, Holdings
 from coterie.ownership.keeper import Keeper
 from coterie.ownership.keeping import insist
@@ -173,7 +173,33 @@ def _trust_not_asked_after_the_grant() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _ready_beside_the_seats_of_the_dead() -> Iterator[None]:
+    with patch.object(planning.Plans, "missing", lambda *_: ""):
+        yield
+
+
+@contextmanager
+def _one_look_is_enough() -> Iterator[None]:
+    with patch.object(joining, "_SECOND_LOOK", 0.0):
+        yield
+
+
+async def _all_killed() -> None:
+    await (
+        test_takeover.test_of_runners_that_were_all_killed_those_that_come_back_own_everything_and_are_not_ready_before(
+            2
+        )
+    )
+
+
+async def _newcomer_after_an_outage() -> None:
+    await test_takeover.test_m1_one_that_starts_when_the_database_is_back_evicts_nobody(reach=False)
+
+
 PLANTED: tuple[Planted, ...] = (
+    ("ready beside the seats of the dead", _ready_beside_the_seats_of_the_dead, _all_killed, ()),
+    ("one look at a stranger is enough", _one_look_is_enough, _newcomer_after_an_outage, ()),
     (
         "lease anchored at the response",
         _lease_anchored_at_the_response,
