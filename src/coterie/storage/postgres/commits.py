@@ -97,6 +97,8 @@ class Committer:
             if session is None or not self._fit(session):
                 session = await self._connected(over=over, failure=failure)
             try:
+                if deadline(0) >= session.look_at:
+                    await self._connector.look_again(session, over=over)
                 return await self._run(session, writes, over=over)
             except Lost as lost:
                 failure = loss(lost, doing=self._doing, outcome="unknown" if lost.sent else "unreachable")

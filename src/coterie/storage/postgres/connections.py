@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,9 @@ import asyncpg
 from coterie.errors import ConfigurationError, PersistenceError
 from coterie.kernel import forks
 from coterie.kernel.secret import redacted_url
+from coterie.storage.postgres import inspection
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, hint_of, hopeless
+from coterie.storage.postgres.session_registry import SessionRegistry
 from coterie.storage.postgres.sessions import Session, deadline
 
 if TYPE_CHECKING:
@@ -21,7 +24,12 @@ if TYPE_CHECKING:
 
     from coterie.kernel.chance import Chance
 
+log = logging.getLogger("coterie")
+
 Role = Literal["work", "writer", "dedicated", "migration"]
+
+LOOK_S = 1.0
+"""So often a session that writes looks whether the server still makes commits durable."""
 
 OLDEST = 14
 """Servers before it are refused: they do not say whether they are a standby, and are no longer maintained."""
@@ -46,8 +54,9 @@ class Limits:
 class Connector:
     """Opens sessions on one database."""
 
-    def __init__(self, url: str, *, incarnation: str, chance: Chance, limits: Limits) -> None:
+    def __init__(self, url: str, *, incarnation: str, chance: Chance, limits: Limits, sessions_most: int = 100) -> None:
         self.address = without_password(url)
+        self.registry = SessionRegistry(most=sessions_most)
         self.name = application_name(incarnation)
         self.pooled = False
         """Whether a pooler stands between that lends the server's sessions per transaction [P28]."""
@@ -55,6 +64,7 @@ class Connector:
         self._chance = chance
         self._limits = limits
         self._origin = forks.Origin(f"the connection to {self.address}")
+        self._warned: list[str] = []
 
     def rename(self, incarnation: str) -> None:
         """Sessions opened from now on are another incarnation's; whoever has older ones lets go of them [M12]."""
@@ -93,14 +103,69 @@ class Connector:
             once = deadline(self._limits.connect_s)
             once = once if over is None else min(once, over)
             try:
-                session = await self._try(name or self.name, over=once, standby=standby)
-                return session if bare else await self.set_up(session, role, over=once)
+                session = await self._opened(name or self.name, over=once, standby=standby)
+                return session if bare else await self._prepared(session, role, over=once)
             except (OSError, Lost, asyncpg.InternalClientError, *DatabaseRefusal) as error:
                 pause_s = self._chance.between(0.5, 1.0) * self._limits.backoff_s * 2 ** min(number - 1, 4)
                 late = over is not None and deadline(pause_s) >= over
                 if number == tries or late or hopeless(error):
                     raise self._unreachable(error, tries=number, took_s=deadline(0) - began) from error
             await asyncio.sleep(pause_s)
+
+    async def look(self, session: Session, *, over: float) -> None:
+        """See whether the server keeps our promises; warn, once, of what may lose data in a crash.
+
+        Raises:
+            ConfigurationError: It does not.
+        """
+        warnings = await inspection.warnings(session, address=self.address, over=over)
+        for warning in warnings:
+            if warning not in self._warned:
+                log.warning(warning)
+        self._warned = warnings
+        session.look_at = deadline(LOOK_S)
+
+    async def look_again(self, session: Session, *, over: float) -> None:
+        """The same for a session that is about to write: settings of the server change under those that are open.
+
+        Raises:
+            Lost: It does not, or not any more; the session is dropped.
+        """
+        try:
+            await self.look(session, over=over)
+        except ConfigurationError as error:
+            session.abort()
+            raise Lost(error.problem, sent=False) from error
+
+    async def _prepared(self, session: Session, role: Role, *, over: float) -> Session:
+        """A session with its settings, on a server that is fit; sessions that were dropped before are ended there."""
+        await self.set_up(session, role, over=over)
+        try:
+            await self.look(session, over=over)
+            if not self.pooled:
+                await self.registry.end_dropped(session, address=self.address, over=over)
+        except ConfigurationError as error:
+            session.abort()
+            raise PersistenceError(
+                doing=f"connect to {self.address}", problem=error.problem, outcome="unreachable", hint=error.hint
+            ) from error
+        except BaseException:
+            session.abort()
+            raise
+        return session
+
+    async def _opened(self, name: str, *, over: float, standby: bool) -> Session:
+        """A bare session, counted."""
+        if self.pooled:  # the pooler bounds them
+            return await self._try(name, over=over, standby=standby)
+        self.registry.begin(address=self.address)
+        session = None
+        try:
+            session = await self._try(name, over=over, standby=standby)
+            session.on_drop = self.registry.dropped
+        finally:
+            self.registry.end(session)
+        return session
 
     async def set_up(self, session: Session, role: Role, *, over: float) -> Session:
         """Give a bare session its settings: for good, or for each transaction behind a pooler."""

@@ -1,8 +1,7 @@
-"""What is found out at start, and refused if promises break on it: a standby, lazy commits, missing grants."""
+"""What is found out at start and at each connect, and refused if promises break: a standby, lazy commits, grants."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from coterie.storage.postgres.sessions import Session
-
-log = logging.getLogger("coterie")
 
 SQL = statements.load("coterie.storage.postgres.sql", "server.sql")
 
@@ -60,11 +57,14 @@ class Facts:
     full_page_writes: str
 
 
-async def require_fit_server(session: Session, *, address: str, over: float) -> None:
-    """Refuse a server that would break promises, and warn about one that may lose data."""
+async def warnings(session: Session, *, address: str, over: float) -> list[str]:
+    """What to say about the server on which a session is, now.
+
+    Raises:
+        ConfigurationError: It would break promises.
+    """
     rows = await session.fetch(SQL["facts"], over=over)
-    for warning in judge(Facts(**dict(rows[0])), address=address):
-        log.warning(warning)
+    return judge(Facts(**dict(rows[0])), address=address)
 
 
 def judge(facts: Facts, *, address: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.interface import Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting, View
 from coterie.storage.postgres import inspection
@@ -166,6 +167,10 @@ class PostgresOwnership:
     async def renew(self, *, ttl_s: float) -> Renewal | None:
         """Prolong one's lease; None: there is none, one was evicted."""
         rows = await self._dedicated.write(SQL["renew"], self._cluster, self._me, ttl_s)
+        if rows and rows[0]["synchronous_commit"] == "off":
+            # Another session is opened then, and refused with the text that a start would be refused with.
+            problem = "synchronous_commit was set to off: the server acknowledges writes that a crash loses"
+            raise PersistenceError(doing="renew the lease", problem=problem, outcome="unreachable")
         return to_renewal(rows[0]) if rows else None
 
     async def leaving(self, runner: str) -> bool:
@@ -241,6 +246,9 @@ class PostgresOwnership:
         return await self._dedicated.transact(delete, blocked=blocked)
 
     async def _raise_generation(self) -> bool:
+        # Read first: a write that changes nothing locks the row all the same, and waits for a synchronous standby.
+        if await self._dedicated.read(SQL["same_server"], self._cluster):
+            return False
         rows = await self._dedicated.write(SQL["raise_generation"], self._cluster)
         if rows and rows[0]["generation"] > 0:
             log.warning("the server is another one than before: epochs go on in generation %d", rows[0]["generation"])

@@ -75,7 +75,7 @@ class Pool:
         over = deadline(self._limits.call_s)
         while True:
             try:
-                async with self.session(over=over) as session:
+                async with self.session(over=over, writes=not repeat) as session:
                     return await session.fetch(sql, *values, over=over)
             except Lost as lost:
                 if lost.sent and not repeat:
@@ -88,13 +88,15 @@ class Pool:
             await asyncio.sleep(self._chance.between(0.005, 0.05))
 
     @asynccontextmanager
-    async def session(self, *, over: float) -> AsyncIterator[Session]:
-        """Lend a session. It comes back if it is fit for others, and is dropped otherwise."""
+    async def session(self, *, over: float, writes: bool = True) -> AsyncIterator[Session]:
+        """Lend a session, for writes on a server that makes them durable. It comes back if it is fit for others."""
         await self._wait_for_room(over)
         try:
             session = self._take() or await self._connector.connect("work", over=over)
             self._lent[session] = None
             try:
+                if writes and deadline(0) >= session.look_at:
+                    await self._connector.look_again(session, over=over)
                 yield session
             except DatabaseRefusal as error:
                 if judge(error) == "elsewhere":

@@ -40,6 +40,10 @@ class Session:
     def __init__(self, raw: asyncpg.Connection[Any], *, what: str, label: str, name: str = "") -> None:
         self.name = name
         """What the server knows it by."""
+        self.look_at = 0.0
+        """When to look again, on the loop's clock, whether the server makes commits durable."""
+        self.on_drop: Callable[[Session], object] = lambda _: None
+        """Told when the connection is cut while it may be in use at the server."""
         self.opening: str | None = None
         """What opens each transaction, where a pooler lends the server's session for no longer; None: it is ours."""
         self._raw = raw
@@ -143,6 +147,8 @@ class Session:
     def abort(self) -> None:
         """Drop the connection now, whatever the server does."""
         self._silence()
+        if not self._raw.is_closed():
+            self.on_drop(self)
         self._raw.terminate()
 
     async def close(self, *, within_s: float = 1.0) -> None:

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie")
 
+_BESIDE_POOLS = 6
+"""Sessions that a process may have beside those for work and those for users' transactions: the writer's, the one of
+its lease, and room for those that replace dropped ones."""
+
 _PAUSE_S = 1.0
 """Between two rounds of tries to reach a server that is waited for."""
 
@@ -82,7 +86,13 @@ class PostgresStorage(Storage):
             transaction_s=settings.transaction_limit.total_seconds(),
             dedicated_s=min(2.0, settings.lease_ttl.total_seconds() / 3),
         )
-        self._connector = Connector(settings.url, incarnation=incarnation, chance=chance, limits=self._limits)
+        self._connector = Connector(
+            settings.url,
+            incarnation=incarnation,
+            chance=chance,
+            limits=self._limits,
+            sessions_most=2 * settings.pool_size + _BESIDE_POOLS,
+        )
         super().__init__(what=f"the storage at {self.address}")
         self._origin = forks.Origin(self.what)
         self._chance = chance
@@ -177,7 +187,7 @@ class PostgresStorage(Storage):
         try:
             await self._set_up(ours, other)
             over = deadline(self._limits.call_s)
-            await inspection.require_fit_server(ours, address=self.address, over=over)
+            await self._connector.look(ours, over=over)
         except Lost as lost:
             raise loss(lost, doing=f"start on {self.address}", outcome="unreachable") from lost
         except DatabaseRefusal as error:

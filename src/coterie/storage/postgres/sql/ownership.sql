@@ -17,12 +17,18 @@ returning counter, expires_at;
 -- name: renew
 -- Prolong my lease; everybody's counters, a checksum of what the table says I hold, and the stamp of all seats, by
 -- which I notice that one changed [M1, M13]. No row: evicted. The stamp never repeats: a grant raises the sum of epochs,
--- between grants seats are only freed.
-with mine as (
+-- between grants seats are only freed. It waits for no standby: a lease that a failover takes back is one that has run
+-- out, and while a synchronous standby is away nobody would keep one. How commits wait otherwise is told.
+with usual as materialized (
+    select current_setting('synchronous_commit') as synchronous_commit
+), mine as (
     update coterie.leases
     set expires_at = clock_timestamp() + make_interval(secs => $3), counter = counter + 1
+    from usual
     where id = $2 and cluster = $1
-    returning counter, leaving
+    returning counter, leaving, usual.synchronous_commit, set_config(
+        'synchronous_commit', case usual.synchronous_commit when 'off' then 'off' else 'local' end, true
+    )
 ), others as (
     select
         coalesce(array_agg(id), '{}') as ids,
@@ -39,7 +45,7 @@ with mine as (
     from (select * from coterie.seats where cluster = $1 order by name) as ordered
 )
 select
-    mine.counter, mine.leaving, others.ids, others.counters, others.expired, others.leaving as others_leaving,
+    mine.counter, mine.leaving, mine.synchronous_commit, others.ids, others.counters, others.expired, others.leaving as others_leaving,
     encode(sha256(convert_to(coalesce(seats.held, ''), 'UTF8')), 'hex') as checksum, seats.stamp,
     clock_timestamp() as now
 from mine cross join others cross join seats;
@@ -122,6 +128,12 @@ with items as materialized (
     on conflict (cluster, seat, fingerprint) do nothing
 )
 select name from redefined;
+
+-- name: same_server
+-- Whether epochs were given out on this server and timeline [M13]. No row: on another one, or nowhere yet.
+select 1
+from coterie.generations as g join pg_control_system() as server using (system_identifier)
+where g.cluster = $1 and g.timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint;
 
 -- name: raise_generation
 -- Take note of another server or timeline: later epochs are greater than any given out there [M13]. No row: the same.

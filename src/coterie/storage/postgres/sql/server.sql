@@ -10,6 +10,13 @@ select
     current_setting('fsync') as fsync,
     current_setting('full_page_writes') as full_page_writes;
 
+-- name: end_dropped
+-- End sessions of this process whose connections it has cut; those that were still there. By name too: another session
+-- may have got the number of one that has ended.
+select pid, pg_terminate_backend(pid)
+from pg_stat_activity
+where pid = any($1::int[]) and application_name = any($2::text[]) and usename = current_user and pid <> pg_backend_pid();
+
 -- name: whose
 -- Which server session answers, and the mark that we left on it.
 select pg_backend_pid() as pid, current_setting('coterie.session', true) as mark;
