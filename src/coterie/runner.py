@@ -422,6 +422,7 @@ class Runner(Connection):
             definitions=self._definitions,
             occupy=self._occupy,
             wake=self._woken,
+            failed_over=self.ids.lease_again,
             host=self._doors.host,
             process=self._doors.process,
             credentials=self._credentials,

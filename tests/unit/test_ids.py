@@ -111,6 +111,17 @@ async def test_ids_increase_and_tell_the_time_and_the_machine(ids: Ids, clock: M
     assert abs(Snowflake.datetime(drawn[0]) - START_AT) < timedelta(seconds=1)
 
 
+async def test_after_a_failover_a_machine_id_is_leased_anew_and_ids_go_on_increasing(
+    ids: Ids, machines: Watched
+) -> None:
+    """The new server may know nothing of the lease, and give the machine id to another process."""
+    before = await taken(ids, 3)
+    ids.lease_again()
+    after = await taken(ids, 3)
+    assert before + after == sorted({*before, *after})
+    assert machines.asked.count("lease") == 2
+
+
 async def test_the_mark_is_raised_ahead_so_that_nobody_waits(ids: Ids, machines: Watched, clock: ManualClock) -> None:
     await ids.take()
     for _ in range(100):  # 100 s of drawing

@@ -199,6 +199,10 @@ EVICTIONS = _counter(
     "Runners that this one evicted: lease (run out), process (gone), or itself for a blocked loop: stall",
     "reason",
 )
+FAILOVERS = _counter(
+    "coterie_failovers_total",
+    "Times that the database was found to be another server or timeline: acknowledged work may be missing",
+)
 RENEWALS = _counter("coterie_lease_renewals_total", "Renewals of this runner's lease, ok or failed", "outcome")
 LEASE_MARGIN = _histogram(
     "coterie_lease_margin_seconds",

@@ -72,6 +72,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     failing: tuple[FailingTask, ...] = ()
     """Its standing tasks that failed within the last minute."""
+    failed_over_s: float | None = None
+    """How long ago the database was found to be another server or timeline; None: it was not."""
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,8 @@ class Bounds:
     """A loop that makes others wait longer is blocked now and then."""
     storage_s: float = 1.0
     """An answer of the database that takes longer is slow."""
+    failover_s: float = 3600.0
+    """For so long it is said that a failover may have lost work."""
     clock_s: float = 1.0
     """A clock that differs by more is wrong."""
     age_s: float = 10.0
@@ -65,6 +67,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
     """How a cluster stands."""
     reasons = [
         *_runners(facts, bounds),
+        *_failovers(facts, bounds),
         *_shards(facts, bounds),
         *_entities(facts),
         *(reason for _, reason in _singletons(facts, bounds)),
@@ -194,6 +197,17 @@ def _troubles(told: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status,
     if told.clock_offset_s is not None and abs(told.clock_offset_s) > bounds.clock_s:
         way = "ahead of" if told.clock_offset_s > 0 else "behind"
         yield "degraded", f"its clock is {abs(told.clock_offset_s):.1f}s {way} the database's", doctor
+
+
+def _failovers(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
+    """Said once for all runners that have noticed it."""
+    ago_s = [
+        told.failed_over_s for told in facts.runners.values() if told is not None and told.failed_over_s is not None
+    ]
+    if ago_s and min(ago_s) <= bounds.failover_s:
+        problem = f"failed over {min(ago_s):.0f}s ago: work that was acknowledged and not replicated may be missing"
+        hint = "compare with the old server if you can; a synchronous standby loses nothing"
+        yield Reason(status="degraded", what="database", problem=problem, hint=hint)
 
 
 def _shards(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:

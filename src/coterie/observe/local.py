@@ -86,6 +86,7 @@ def facts_of(
         memory_bytes=used.memory_bytes,
         cpu_s=used.cpu_s,
         failing=failing,
+        failed_over_s=None if vitals is None else vitals.failed_over_s,
     )
 
 

@@ -55,6 +55,7 @@ class Ids(Service):
         self._trust = trust
         self._origin = Origin(self.what)
         self._generator: SnowflakeGenerator | None = None
+        self._after_ms = 0
         self._raising: asyncio.Task[PersistenceError | None] | None = None
         self._expiring_ns = self._not_before_ns = 0
 
@@ -68,6 +69,11 @@ class Ids(Service):
         while (drawn := self._draw()) is None:
             await self._raise()
         return drawn
+
+    def lease_again(self) -> None:
+        """Draw no more under the present lease: the database may have lost it, and give the machine id to another."""
+        self._after_ms = self._last_ms()
+        self._generator = None
 
     def _draw(self) -> int | None:
         # Asked right before each draw, and nothing is awaited in between.
@@ -154,7 +160,7 @@ class Ids(Service):
         return max(self._now_ms(), self._last_ms()) + AHEAD_MS
 
     def _last_ms(self) -> int:
-        return 0 if self._generator is None else self._generator.last_ms
+        return self._after_ms if self._generator is None else self._generator.last_ms
 
     def _now_ms(self) -> int:
         return self._clock.wall_ns() // 1_000_000

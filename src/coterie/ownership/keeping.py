@@ -99,6 +99,8 @@ class Keeping:
         self._session: Ownership | None = None
         self._opened = AsyncExitStack()
         self._failed: tuple[int, PersistenceError] | None = None
+        self.generation = 0
+        """The database's, as it was when the runner registered."""
         self.sessions = 0
         """How many sessions there were: a new one may be on another start of the server."""
 
@@ -120,6 +122,7 @@ class Keeping:
             self._keeper.registered(sent_ns)
             self._vitals.answered(sent_ns)
             self._extend(session)
+            self.generation = session.generation
 
         await self.ask(appear)
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError, StorageReplaced
-from coterie.kernel import chaos
+from coterie.kernel import chaos, meters
 from coterie.kernel.service import Service
 from coterie.ownership import joining
 from coterie.ownership.directory import peer_of
@@ -70,6 +70,7 @@ class Membership(Service):
         definitions: What this program knows besides shards.
         occupy: Puts somebody on each seat that is acquired.
         wake: Told that there is something new to do on a seat, perhaps one that is not held here.
+        failed_over: Told that commits which the database had acknowledged may be missing.
         host: Where loopback leads to.
         process: Which process of the host this is.
         credentials: What it proves itself with, by fingerprints.
@@ -95,6 +96,7 @@ class Membership(Service):
         definitions: Sequence[Definition],
         occupy: Occupy,
         wake: Callable[[str], None],
+        failed_over: Callable[[], None],
         host: str,
         process: str,
         credentials: str = "",
@@ -167,6 +169,8 @@ class Membership(Service):
         self._renewals = 0
         self._stamp = ""
         self._stale = True
+        self._generation = 0
+        self._failed_over = failed_over
         self._trouble: Exception | None = None  # met outside of a pass: the next one raises it
         self._leaving = False
         self._undeclared: dict[str, Definition] = {}
@@ -243,6 +247,7 @@ class Membership(Service):
         await self._aside.start()
         await joining.agree(self._settings, self._keeping)
         await joining.register(self._me(), self._settings, self._keeping, self._definitions.values(), self._now_ns)
+        self._generation = self._keeping.generation
         self._look()
         self.tasks.supervise(self._keeping.live, name="watch the lease keeper", supervisor=self._supervisor)
         self.tasks.supervise(self._settle_again_and_again, name="settle seats", supervisor=self._supervisor)
@@ -282,6 +287,7 @@ class Membership(Service):
 
     def _compare(self, renewal: Renewal, sent_ns: int) -> None:
         self._renewals += 1
+        self._compare_generation(renewal.generation)
         self._watch.saw(renewal.others, sent_ns=sent_ns, got_ns=self._now_ns())
         known = {(runner.id, runner.leaving) for runner in self._directory.runners}
         seen = {(other.id, other.leaving) for other in renewal.others} | {(self.incarnation, renewal.leaving)}
@@ -290,6 +296,22 @@ class Membership(Service):
         if renewal.leaving and not self._leaving:
             self._leaving = True
             self.tasks.supervise(self._hand_over, name="hand over", supervisor=self._supervisor)
+
+    def _compare_generation(self, generation: int) -> None:
+        """After a failover memory may hold what the database has lost: all of it is dropped, and loaded anew [M13]."""
+        before, self._generation = self._generation, generation
+        if before == generation:
+            return
+        log.critical(
+            "the database is another server or timeline than before (generation %d): work that was acknowledged and not"
+            " replicated may be missing; entities, leaders, crons and workflows of this runner are loaded anew",
+            generation,
+        )
+        meters.FAILOVERS.of().value += 1
+        self.vitals.failed_over()
+        self._holdings.give_up("the database has failed over")
+        self._failed_over()
+        self._stale = True
 
     def _look(self) -> None:
         """Something has changed: read the tables now."""

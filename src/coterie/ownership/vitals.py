@@ -42,6 +42,7 @@ class Vitals:
         self._answer: Answer | None = None
         self._heard = False
         self._problem = ""
+        self._failed_over_ns: int | None = None
 
     # What is seen
 
@@ -66,7 +67,16 @@ class Vitals:
         """The database could not be asked, or has not answered."""
         self._problem = problem
 
+    def failed_over(self) -> None:
+        """The database is another server, or another timeline, than before."""
+        self._failed_over_ns = self._clock.steady_ns()
+
     # What that means
+
+    @property
+    def failed_over_s(self) -> float | None:
+        """How long ago the database was found to be another one; None: it is the one on which this life began."""
+        return None if self._failed_over_ns is None else (self._clock.steady_ns() - self._failed_over_ns) / 1e9
 
     @property
     def lag_s(self) -> float:

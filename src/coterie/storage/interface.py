@@ -352,6 +352,8 @@ class Renewal(msgspec.Struct, frozen=True):
     """Another one whenever any seat of the cluster was declared, redefined, granted, released or freed."""
     now: datetime
     """The database's clock."""
+    generation: int = 0
+    """A greater one on another server or timeline than before: commits that it had acknowledged may be missing."""
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False):
@@ -394,6 +396,11 @@ class Ownership(Protocol):
     @property
     def leases_only(self) -> bool:
         """Whether there are no such locks here: work may start without, and `presences` takes all for alive."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """The generation of the server on which the session was opened, see `Renewal`."""
         ...
 
     async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:

@@ -54,6 +54,13 @@ def test_versions_side_by_side_dead_letters_and_failures_are_no_reason() -> None
     assert told(cluster(local(version="1"), local("web-2", version="2"), dead=10_000, crons=crons)) == []
 
 
+def test_a_failover_is_said_for_an_hour_and_once_for_all_runners() -> None:
+    reason = only(cluster(local(failed_over_s=7.0), local("web-2", failed_over_s=9.0)))
+    assert (reason.status, reason.what) == ("degraded", "database")
+    assert reason.problem.startswith("failed over 7s ago: work that was acknowledged and not replicated may be missing")
+    assert told(cluster(local(failed_over_s=BOUNDS.failover_s + 1))) == []
+
+
 # Runners
 
 

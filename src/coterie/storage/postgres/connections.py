@@ -64,7 +64,7 @@ class Connector:
         self._chance = chance
         self._limits = limits
         self._origin = forks.Origin(f"the connection to {self.address}")
-        self._warned: list[str] = []
+        self._warned: set[str] = set()
 
     def rename(self, incarnation: str) -> None:
         """Sessions opened from now on are another incarnation's; whoever has older ones lets go of them [M12]."""
@@ -121,8 +121,8 @@ class Connector:
         warnings = await inspection.warnings(session, address=self.address, over=over)
         for warning in warnings:
             if warning not in self._warned:
+                self._warned.add(warning)
                 log.warning(warning)
-        self._warned = warnings
         session.look_at = deadline(LOOK_S)
 
     async def look_again(self, session: Session, *, over: float) -> None:

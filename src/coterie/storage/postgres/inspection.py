@@ -35,6 +35,12 @@ POOLED = (
 )
 
 
+ASYNCHRONOUS = (
+    "{address} has standbys, and commits wait for none of them: a failover loses what was acknowledged and not "
+    "replicated yet; set synchronous_standby_names, or accept that (docs/high-availability.md)"
+)
+
+
 ROUNDS = 10
 """Of looking whether sessions are swapped: a single one missed a busy PgBouncer in up to 3 % of starts."""
 
@@ -55,6 +61,8 @@ class Facts:
     synchronous_commit: str
     fsync: str
     full_page_writes: str
+    standbys: int = 0
+    synchronous_standby_names: str = ""
 
 
 async def warnings(session: Session, *, address: str, over: float) -> list[str]:
@@ -84,11 +92,14 @@ def judge(facts: Facts, *, address: str) -> list[str]:
             hint="set synchronous_commit to on, or to local, for this role and database",
         )
     settings = {"fsync": facts.fsync, "full_page_writes": facts.full_page_writes}
-    return [
+    found = [
         f"{address} has {name}=off: a crash of its machine may lose or damage data"
         for name, value in settings.items()
         if value == "off"
     ]
+    if facts.standbys and (not facts.synchronous_standby_names.strip() or facts.synchronous_commit == "local"):
+        found.append(ASYNCHRONOUS.format(address=address))
+    return found
 
 
 async def lends_sessions(ours: Session, other: Session, *, mark: str, over: float) -> bool:

@@ -99,6 +99,7 @@ class PostgresOwnership:
     ) -> None:
         self.witnessed = False
         self.leases_only = leases_only
+        self.generation = 0
         self._dedicated = dedicated
         self._cluster = cluster
         self._me = me
@@ -247,12 +248,16 @@ class PostgresOwnership:
 
     async def _raise_generation(self) -> bool:
         # Read first: a write that changes nothing locks the row all the same, and waits for a synchronous standby.
-        if await self._dedicated.read(SQL["same_server"], self._cluster):
+        if same := await self._dedicated.read(SQL["same_server"], self._cluster):
+            self.generation = same[0]["generation"]
             return False
         rows = await self._dedicated.write(SQL["raise_generation"], self._cluster)
-        if rows and rows[0]["generation"] > 0:
-            log.warning("the server is another one than before: epochs go on in generation %d", rows[0]["generation"])
-        return bool(rows)
+        if not rows:  # another runner was faster
+            return await self._raise_generation()
+        self.generation = rows[0]["generation"]
+        if self.generation > 0:
+            log.warning("the server is another one than before: epochs go on in generation %d", self.generation)
+        return True
 
     async def _run(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
         """One statement, or a transaction of two where it is noted down."""
@@ -277,7 +282,9 @@ def to_renewal(row: Any) -> Renewal:
     """The one row of the statement `renew` as a value."""
     others = zip(row["ids"], row["counters"], row["expired"], row["others_leaving"], strict=True)
     sightings = tuple(Sighting(*other) for other in others)
-    return Renewal(row["counter"], row["leaving"], sightings, row["checksum"], row["stamp"], row["now"])
+    return Renewal(
+        row["counter"], row["leaving"], sightings, row["checksum"], row["stamp"], row["now"], row["generation"] or 0
+    )
 
 
 def _columns(seats: Sequence[Declaration]) -> tuple[list[str], list[str], list[str]]:

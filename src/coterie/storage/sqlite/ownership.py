@@ -46,6 +46,7 @@ class SqliteOwnership:
 
     witnessed = True
     leases_only = False
+    generation = 0
 
     def __init__(self, executor: Executor[Desk], me: str, *, ground: Ground, waits: Waits, frozen: Frozen) -> None:
         self.appeared = False

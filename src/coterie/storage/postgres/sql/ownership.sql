@@ -45,9 +45,10 @@ with usual as materialized (
     from (select * from coterie.seats where cluster = $1 order by name) as ordered
 )
 select
-    mine.counter, mine.leaving, mine.synchronous_commit, others.ids, others.counters, others.expired, others.leaving as others_leaving,
+    mine.counter, mine.leaving, mine.synchronous_commit,
+    others.ids, others.counters, others.expired, others.leaving as others_leaving,
     encode(sha256(convert_to(coalesce(seats.held, ''), 'UTF8')), 'hex') as checksum, seats.stamp,
-    clock_timestamp() as now
+    clock_timestamp() as now, (select generation from coterie.generations where cluster = $1) as generation
 from mine cross join others cross join seats;
 
 -- name: leaving
@@ -131,7 +132,7 @@ select name from redefined;
 
 -- name: same_server
 -- Whether epochs were given out on this server and timeline [M13]. No row: on another one, or nowhere yet.
-select 1
+select g.generation
 from coterie.generations as g join pg_control_system() as server using (system_identifier)
 where g.cluster = $1 and g.timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint;
 

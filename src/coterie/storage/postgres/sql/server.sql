@@ -8,7 +8,10 @@ select
     pg_is_in_recovery() as standby,
     current_setting('synchronous_commit') as synchronous_commit,
     current_setting('fsync') as fsync,
-    current_setting('full_page_writes') as full_page_writes;
+    current_setting('full_page_writes') as full_page_writes,
+    -- Roles without pg_read_all_stats see that there are some, and not their states.
+    (select count(*) from pg_stat_replication where coalesce(state, 'streaming') = 'streaming') as standbys,
+    current_setting('synchronous_standby_names') as synchronous_standby_names;
 
 -- name: end_dropped
 -- End sessions of this process whose connections it has cut; those that were still there. By name too: another session
