@@ -50,7 +50,7 @@ async def test_a_renewal_tells_the_counters_of_all_and_what_i_hold(database: Dat
     await database.join("b", ttl_s=-1)
     await database.declare("s2", "s1", "s10")
     await database.do("acquire", "a", ["s10", "s2"])
-    counter, leaving, ids, counters, expired, others, checksum, stamp, _ = (await database.do("renew", "a", 6.0))[0]
+    counter, leaving, ids, counters, expired, others, checksum, stamp, *_ = (await database.do("renew", "a", 6.0))[0]
     assert (counter, leaving, ids, counters, expired, others) == (2, False, ["b"], [1], [True], [False])
     assert checksum == hashlib.sha256(b"1 s10\n1 s2").hexdigest()
     assert stamp.startswith("3 2 2 ")

@@ -45,10 +45,10 @@ with usual as materialized (
     from (select * from coterie.seats where cluster = $1 order by name) as ordered
 )
 select
-    mine.counter, mine.leaving, mine.synchronous_commit,
-    others.ids, others.counters, others.expired, others.leaving as others_leaving,
+    mine.counter, mine.leaving, others.ids, others.counters, others.expired, others.leaving as others_leaving,
     encode(sha256(convert_to(coalesce(seats.held, ''), 'UTF8')), 'hex') as checksum, seats.stamp,
-    clock_timestamp() as now, (select generation from coterie.generations where cluster = $1) as generation
+    clock_timestamp() as now, (select generation from coterie.generations where cluster = $1) as generation,
+    mine.synchronous_commit
 from mine cross join others cross join seats;
 
 -- name: leaving
