@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.errors import RunnerUnavailable
+from coterie.errors import ConfigurationError, RunnerUnavailable
 from coterie.kernel.chance import Chance
 from coterie.settings import Settings
 from coterie.transport.frames import Refused
@@ -205,5 +205,5 @@ async def test_a_port_in_use_is_told_and_the_transport_is_stopped() -> None:
         port = (a.address or "").rpartition(":")[2]
         other = transport("b")
         other._wire = TcpWire(Settings.load({"url": "sqlite://", "listen": f"127.0.0.1:{port}"}, environ={}))
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(ConfigurationError, match="another process listens on this port"):
             await other.start()
