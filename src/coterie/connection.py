@@ -204,6 +204,7 @@ class Connection(Service):
         self._transport = self._new_transport(Routes(), listens=False)
         await self._transport.start()
         self.calling.join(self._transport)
+        self.tasks.supervise(self.calling.watch, name="watch calls", supervisor=self.supervisor)
 
     async def _stop(self) -> None:
         await self.calling.stop()

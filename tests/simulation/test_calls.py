@@ -361,6 +361,39 @@ async def test_a_frozen_owner_costs_the_call_its_deadline_and_nothing_more() -> 
 
 
 @pytest.mark.simulated(seeds=3)
+async def test_a_call_to_a_frozen_owner_ends_when_that_is_no_member_any_more() -> None:
+    """Not at its deadline: it may have run, so it is not repeated."""
+    async with simulate(cluster, runners=2) as sim:
+        await settled(sim)
+        victim = sim.runners[0]
+        who = id_of(sim, victim)
+        await account(who).add()
+        victim.freeze()
+        began_s = sim.loop.time()
+        with pytest.raises(RunnerUnavailable, match=r"runner-1 .*: it is no member of the cluster any more") as caught:
+            await account(who, timeout=300).add()
+        assert caught.value.sent
+        assert sim.loop.time() - began_s < 15
+        assert sim.owner(account(who)) is not victim
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_the_first_call_of_an_idle_client_goes_to_whoever_owns_it_now() -> None:
+    """Its picture is older than a lease: it is read before anything is sent by it."""
+    async with simulate(cluster, runners=2) as sim:
+        await settled(sim)
+        victim = sim.runners[0]
+        who = id_of(sim, victim)
+        await account(who).add()
+        victim.freeze()
+        await sim.wait_until(lambda: sim.owner(account(who)) is not victim)
+        await sim.advance(10)
+        began_s = sim.loop.time()
+        await account(who, timeout=300).add()
+        assert sim.loop.time() - began_s < 2
+
+
+@pytest.mark.simulated(seeds=3)
 async def test_a_call_that_never_left_is_sent_elsewhere() -> None:
     """Nobody listens any more at the address that the client knows."""
     async with simulate(cluster, runners=2) as sim:

@@ -42,6 +42,7 @@ SUPERVISED = {
     "sweep crons": "cron/room.py::Holdings.occupy",
     "sweep messages": "entities/sweeping.py::Sweeping.wake",
     "sweep workflows": "workflows/room.py::Holdings.occupy",
+    "watch calls": "connection.py::Connection._start",
     "watch files": "cli/supervising.py::Crew.run_again_and_again",
     "watch the lease keeper": "ownership/membership.py::Membership._start",
 }

@@ -68,6 +68,8 @@ _CALL = int(Route.CALL)  # an enum's member costs more to find, and to encode
 _SEQUENCE_BITS = 16
 _RANDOM_BITS = 64
 _IDS_PER_READING = 256
+_WATCH_S = 1.0
+"""How often a client looks whether calls wait for which it should read the picture."""
 
 
 class Here(Protocol):
@@ -119,7 +121,9 @@ class Calling:
     def __init__(self, here: Here, *, clock: Clock, chance: Chance, storage: Storage) -> None:
         self.here, self.clock, self.chance = here, clock, chance
         self.ids = CallIds(clock, chance)
-        self.routing = Routing(here, shards=here.settings.shards)
+        lease_s = here.settings.lease_ttl.total_seconds()
+        self.routing = Routing(here, shards=here.settings.shards, lease_s=lease_s)
+        here.directory.on_gone(self._drop)
         self.host: Host | None = None
         self.broadcasts = Broadcasts(self)
         self.posting = Posting(self, storage)
@@ -161,6 +165,19 @@ class Calling:
         if routes is not None and self._inquiries is not None:
             routes.take(Route.QUESTION, self._inquiries)
 
+    async def watch(self) -> None:
+        """In a client: have the picture read while calls wait, so that they learn whether their runner is replaced."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            wires = self.wires
+            if wires is not None and wires.is_waited_for and self.time() > self.routing.fresh_until_s:
+                self.routing.doubt()
+
+    def _drop(self, runner: str) -> None:
+        """A runner is no member any more: what waits for it ends now, and not at its deadline."""
+        if self.wires is not None:
+            self.wires.drop(runner, "it is no member of the cluster any more")
+
     async def stop(self) -> None:
         """End all that is under way here."""
         await self.broadcasts.stop()
@@ -200,9 +217,11 @@ class Calling:
             trace_id = trace_of(outer) or message_id
         routing, now_s = self.routing, time()
         shard = routing.find(name, entity_id, entity_type.group)
-        if now_s > routing.fresh_until_s:
-            routing.doubt()
         until_s = now_s + within_s
+        if now_s > routing.fresh_until_s:
+            await routing.freshen(within_s=within_s)
+            routing.look(shard)
+            left_s = until_s - time()
         body, trip = b"", None
         while True:
             peer = shard.peer  # the shard is shared: by the time of the answer it may have another owner
@@ -238,7 +257,7 @@ class Calling:
 
     async def tell(self, call: Call[Any], entity_type: EntityType[Any]) -> str:
         """Send a call and return when a runner has taken it, without waiting for its result; its message id."""
-        trip = self._trip(call, entity_type)
+        trip = await self._trip(call, entity_type)
         message_id = self._draw()
         trace_id, chain = self.lineage(message_id)
         facts = (entity_type.name, call.address.id, call.rpc.name, call.payload)
@@ -264,7 +283,7 @@ class Calling:
 
     async def stream(self, stream: Stream[Any], entity_type: EntityType[Any]) -> AsyncGenerator[Any, None]:
         """The items of a stream. Like a call until the first item; what comes after is never asked for again."""
-        trip = self._trip(stream, entity_type)
+        trip = await self._trip(stream, entity_type)
         message_id = self.ids.draw()
         lineage = self.lineage(message_id)
         while True:
@@ -291,10 +310,12 @@ class Calling:
 
     # Attempts
 
-    def _trip(self, what: Call[Any] | Stream[Any], entity_type: EntityType[Any]) -> Trip:
-        within_s = self.within_s(what.timeout_s)
+    async def _trip(self, what: Call[Any] | Stream[Any], entity_type: EntityType[Any]) -> Trip:
+        within_s, now_s = self.within_s(what.timeout_s), self.time()
+        if now_s > self.routing.fresh_until_s:
+            await self.routing.freshen(within_s=within_s)
         shard = self.routing.find(entity_type.name, what.address.id, entity_type.group)
-        return Trip(what, shard, asyncio.get_running_loop().time() + within_s, within_s)
+        return Trip(what, shard, now_s + within_s, within_s)
 
     async def _again(self, trip: Trip, trouble: bytes | CoterieError) -> float:
         """Wait until another attempt may go better; how much time is left then.

@@ -26,6 +26,8 @@ _PAUSE_S, _PAUSE_GROWTH, _PAUSE_MOST_S = 0.05, 1.5, 0.5
 """Between two readings of the tables, while calls wait: a crash is repaired in less than a second, tables are small."""
 _FRESH_S = 2.0
 """How old a client's picture may get while it calls: nobody tells clients, and an owner may fall silent."""
+_STALE_WAIT_S = 2.0
+"""How long a call waits for a picture that is newer than a lease."""
 _CALM_S = 2.0
 """After so much time without trouble the first pause counts again."""
 
@@ -58,14 +60,16 @@ class Routing:
     Args:
         here: Whose calls are routed.
         shards: How many each group has.
+        lease_s: How old the picture may be when a client sends by it: the owner may have been replaced since.
     """
 
-    def __init__(self, here: Here, *, shards: int) -> None:
+    def __init__(self, here: Here, *, shards: int, lease_s: float) -> None:
         self.version = 0
         """Grows with each change of the picture; what was looked up before it is looked up again."""
         self.keeps_itself = True
         """Whether nobody else keeps the picture up to date: in a client."""
         self.fresh_until_s = math.inf
+        self._lease_s = lease_s
         self._here = here
         self._directory = here.directory
         self._number_of = shards
@@ -104,8 +108,7 @@ class Routing:
 
     def name_of(self, runner: str) -> str:
         """What people call a runner."""
-        row = self._directory.runner(runner)
-        return runner if row is None else row.name
+        return self._directory.name_of(runner)
 
     def others(self, group: str, *, than: str) -> list[RunnerRow]:
         """The runners of a group that stay, other than one."""
@@ -123,6 +126,17 @@ class Routing:
         """The picture may be old: have it read anew, without waiting for that."""
         self._stay_fresh()
         self._news.ask()
+
+    async def freshen(self, *, within_s: float) -> None:
+        """A client's picture may be old: have it read anew; if it is older than a lease, before anything is sent by it.
+
+        While the database is away the old picture has to do.
+        """
+        if asyncio.get_running_loop().time() - self._directory.read_s > self._lease_s:
+            await self._news.wait(min(within_s, _STALE_WAIT_S))
+            self._stay_fresh()
+        else:
+            self.doubt()
 
     async def news(self, *, within_s: float) -> None:
         """Return when there is a newer picture, or the time is up."""

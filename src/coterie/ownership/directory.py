@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from coterie.kernel.tasks import Tasks
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from coterie.storage.interface import RunnerRow, View
+
+_NAMES_MOST = 1_000
+"""Runners whose names are remembered."""
 
 
 def peer_of(runner: RunnerRow) -> PeerAddress:
@@ -33,6 +37,13 @@ class Directory:
         self._refreshing: asyncio.Task[None] | None = None
         self._tasks = Tasks("directory")
         self._listeners: list[Callable[[], None]] = []
+        self._on_gone: list[Callable[[str], None]] = []
+        self._names: dict[str, str] = {}
+        self._seen: dict[str, int] = {}
+        """Of each runner the reading that showed it last."""
+        self._readings = 0
+        self.read_s = -math.inf
+        """When `refresh` has read the tables last, in the loop's time."""
 
     @property
     def runners(self) -> tuple[RunnerRow, ...]:
@@ -52,19 +63,51 @@ class Directory:
         """The last epoch of a seat that is known here; 0 if none is."""
         return self._holders.get(seat, (None, 0))[1]
 
+    def name_of(self, id: str) -> str:
+        """What people call a runner, also one that has just left."""
+        return self._names.get(id, id)
+
+    def on_gone(self, listener: Callable[[str], None]) -> None:
+        """Have `listener` called with each runner that is no member any more. It never comes back as one."""
+        self._on_gone.append(listener)
+
     def on_change(self, listener: Callable[[], None]) -> None:
         """Have `listener` called after each change."""
         self._listeners.append(listener)
 
-    def learn(self, view: View) -> None:
-        """Take over a picture just read. Of what was heard since, nothing gets lost: a greater epoch stays."""
+    def begin_reading(self) -> int:
+        """The number of a reading of the tables that is about to begin, for `learn`."""
+        return self._readings
+
+    def learn(self, view: View, *, reading: int | None = None) -> None:
+        """Take over a picture just read. Of what was heard since, nothing gets lost: a greater epoch stays.
+
+        Args:
+            view: What the tables say.
+            reading: What `begin_reading` gave before they were read. None: nothing was learned since.
+        """
+        reading = self._readings if reading is None else reading
         self._runners = {runner.id: runner for runner in view.runners}
+        self._readings += 1
+        self._seen |= dict.fromkeys(self._runners, self._readings)
+        # A runner that another reading showed after this one had begun may have come since: it is not gone.
+        gone = [each for each, shown in self._seen.items() if each not in self._runners and shown <= reading]
+        self._remember_names()
         heard = self._holders
         self._holders = {seat.name: (seat.holder, seat.epoch) for seat in view.seats}
         for name, (holder, epoch) in heard.items():
             if epoch > self._holders.get(name, (None, 0))[1] and holder in self._runners:
                 self._holders[name] = holder, epoch
         self._tell()
+        for runner in gone:
+            del self._seen[runner]
+            for listener in self._on_gone:
+                listener(runner)
+
+    def _remember_names(self) -> None:
+        if len(self._names) > _NAMES_MOST:
+            self._names = {}
+        self._names |= {runner.id: runner.name for runner in self._runners.values()}
 
     def hear(self, holder: str, granted: Iterable[tuple[str, int]]) -> None:
         """A runner says that it was granted seats."""
@@ -87,8 +130,10 @@ class Directory:
 
     async def _refresh(self) -> None:
         await asyncio.sleep(0)  # whoever asks in this turn joins
+        reading = self.begin_reading()
         try:
-            self.learn(await self._read())
+            self.learn(await self._read(), reading=reading)
+            self.read_s = asyncio.get_running_loop().time()
         finally:
             self._refreshing = None
 

@@ -382,7 +382,8 @@ class Membership(Service):
         if self._stale:
             self._stale = False
             self._holdings.expect_view()
-            self._learn(await self._keeping.ask(lambda session: session.view()))
+            reading = self._directory.begin_reading()
+            self._learn(await self._keeping.ask(lambda session: session.view()), reading)
         await self._evicting.evict_expired()
         await self._evicting.look_around()
         await self._readopt()
@@ -394,9 +395,9 @@ class Membership(Service):
         if not self._missing:
             self._settled.set()
 
-    def _learn(self, view: View) -> None:
+    def _learn(self, view: View, reading: int) -> None:
         self._stamp = view.stamp
-        self._directory.learn(view)
+        self._directory.learn(view, reading=reading)
         self._plans.learn(view, now_ns=self._now_ns(), renewals=self._renewals)
         self._holdings.compare({seat.name: seat.epoch for seat in view.seats if seat.holder == self.incarnation})
 

@@ -266,6 +266,15 @@ class Transport(Service, abc.ABC):
     async def probe(self, peer: PeerAddress) -> Presence:
         """What answers at the address just now [M2]: a new connection, whatever exists already."""
 
+    @property
+    @abc.abstractmethod
+    def is_waited_for(self) -> bool:
+        """Whether any request waits for its reply."""
+
+    @abc.abstractmethod
+    def drop(self, peer: str, problem: str) -> None:
+        """Close all connections to an incarnation at once; what waits for it gets `RunnerUnavailable`."""
+
     @abc.abstractmethod
     def connected(self, peer: PeerAddress) -> bool:
         """Whether there is a connection that takes requests."""

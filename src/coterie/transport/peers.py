@@ -133,6 +133,14 @@ class Peers(Transport):
         connection.close("only looked")
         return presence(error)
 
+    @property
+    def is_waited_for(self) -> bool:
+        return any(len(connection.calls) for connection in self._current.values())
+
+    def drop(self, peer: str, problem: str) -> None:
+        for connection in self._roster.of(peer):
+            connection.abort(unavailable(peer, problem, sent=True))
+
     def connected(self, peer: PeerAddress) -> bool:
         connection = self._current.get(peer.incarnation)
         return connection is not None and connection.is_usable

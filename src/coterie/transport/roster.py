@@ -59,6 +59,10 @@ class Roster:
                 if not connection.was_told:
                     self._gone(connection.peer, error)
 
+    def of(self, peer: str) -> list[Connection]:
+        """The open connections to a peer."""
+        return list(self._peers.get(peer, ()))
+
     def find(self, peer: str) -> Connection | None:
         """The connection to use for a peer, which becomes the current one."""
         usable = [connection for connection in self._peers.get(peer, ()) if connection.is_usable]

@@ -40,7 +40,7 @@ class Ground:
 
     def __post_init__(self) -> None:
         self.directory = Directory(self.read)
-        self.routing = Routing(self, shards=4)
+        self.routing = Routing(self, shards=4, lease_s=6)
         self.routing.keeps_itself = False  # a client's needs a loop
 
     async def read(self) -> View:
@@ -167,6 +167,27 @@ async def test_a_client_doubts_a_picture_that_is_seconds_old_and_a_runner_does_n
     assert told.routing.fresh_until_s == float("inf")
     await ground.routing.stop()
     await told.routing.stop()
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_a_picture_older_than_a_lease_is_read_before_anything_is_sent_by_it() -> None:
+    """All who send meanwhile wait for that one reading; a younger one is read beside them."""
+    ground, loop = Ground(), asyncio.get_running_loop()
+    ground.routing.keeps_itself = True
+    await ground.directory.refresh()
+    await asyncio.sleep(3)
+    await ground.routing.freshen(within_s=20)
+    assert len(ground.reads_s) == 1, "not read yet"
+    await asyncio.sleep(7)
+    ground.give("b")
+    await asyncio.gather(*(ground.routing.freshen(within_s=20) for _ in range(5)))
+    assert ground.routing.find("Account", "x", "default").peer is not None
+    assert (len(ground.reads_s), ground.routing.fresh_until_s > loop.time()) == (3, True)
+    await asyncio.sleep(7)
+    ground.broken = True
+    await ground.routing.freshen(within_s=20)
+    assert ground.routing.fresh_until_s > loop.time(), "while the database is away the old picture has to do"
+    await ground.routing.stop()
 
 
 # What to do after an attempt

@@ -121,3 +121,25 @@ def test_notices_come_back_as_they_were_sent_and_noise_is_nothing() -> None:
     assert (notice.kind, notice.seats) == ("granted", [("shard:default:4", 9)])
     assert notices.decode(b"\xc1noise") is None
     assert notices.decode(b"") is None
+
+
+def test_a_runner_that_a_reading_does_not_show_any_more_is_gone_and_is_told_once() -> None:
+    gone: list[str] = []
+    directory = Directory(never)
+    directory.on_gone(gone.append)
+    directory.learn(view(runners="ab"))
+    directory.learn(view(runners="a"))
+    directory.learn(view(runners="a"))
+    assert (gone, directory.name_of("b"), directory.runner("b")) == (["b"], "b", None)
+
+
+def test_a_runner_that_came_after_a_reading_had_begun_is_not_gone_by_it() -> None:
+    """A slow reading may be overtaken by one that has seen more."""
+    gone: list[str] = []
+    directory = Directory(never)
+    directory.on_gone(gone.append)
+    directory.learn(view(runners="a"))
+    reading = directory.begin_reading()
+    directory.learn(view(runners="ab"))
+    directory.learn(view(runners="a"), reading=reading)
+    assert gone == []

@@ -108,7 +108,7 @@ def hot(number: int) -> dict[str, Sequence[Any]]:
         "due": [["s7"], [None], [None], 0.0, 100],
         "suspect": ["me", "s7", 1, ["Account"], [1], 3],
         "mark_suspect": ["me", "s7", 1, one.id, 2],
-        "cancel_fenced": ["me", "s7", 1, one.id],
+        "cancel_fenced": ["me", "s7", 1, one.id, b"cancelled"],
         "purge_messages": [id_of(number - 1), 1000, DAY_S, 7 * DAY_S],
     }
 
