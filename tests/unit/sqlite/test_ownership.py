@@ -13,7 +13,7 @@ import pytest
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
 from coterie.storage.interface import Claim, Declaration, Registration, StateSave
-from coterie.storage.sqlite import leases
+from coterie.storage.sqlite import leases, seats
 from tests.unit.sqlite.test_processes import go
 
 if TYPE_CHECKING:
@@ -283,3 +283,24 @@ async def test_nothing_is_written_down_unless_asked_for(new: Opener, path: Path)
         await a.acquire(["seat"])
         await a.leave()
     assert table(path, "select count(*) from audit") == [(0,)]
+
+
+async def test_releases_do_not_wait_for_the_disk_and_all_else_does(
+    new: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runner with thousands of seats could not give them back in time. A loss of power ends their holder too."""
+    found: list[int] = []
+    release = seats.release
+
+    def seen(main: apsw.Connection, *args: Any, **options: Any) -> bool:
+        found.append(main.pragma("synchronous"))
+        return release(main, *args, **options)
+
+    monkeypatch.setattr(seats, "release", seen)
+    async with new() as storage, storage.ownership(A) as session:
+        await join(session, A)
+        (grant,) = await session.acquire(["seat"])
+        assert await session.release("seat", grant.epoch)
+        assert not await session.release("seat", grant.epoch)
+        assert found == [1, 1]
+        assert await session._run(lambda desk: desk.main.pragma("synchronous")) == 2

@@ -174,7 +174,16 @@ class SqliteOwnership:
             self._note(main, "released", self._me, {name: epoch} if released else {})
             return released
 
-        return await self._write(release, doing=f"release seat {name}")
+        def lazily(desk: Desk) -> bool:
+            # It need not outlive a loss of power, which ends its holder; whoever acquires the seat waits for the disk.
+            desk.main.pragma("synchronous", "NORMAL")
+            try:
+                with writing(desk.main, patience=self._waits.main, doing=f"release seat {name}"):
+                    return release(desk.main)
+            finally:
+                desk.main.pragma("synchronous", "FULL")
+
+        return await self._run(lazily)
 
     async def presences(self, runners: Sequence[str]) -> Presences:
         """Whose processes are alive. Counters are read before: who renews after that is spared."""
