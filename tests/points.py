@@ -36,6 +36,9 @@ class At:
         del name
         return False
 
+    def saw(self, what: str, name: str, /) -> None:
+        """The reports of failures are not looked at here."""
+
     def failure(self, task: str, /) -> Exception | None:
         """No standing task raises."""
         del task

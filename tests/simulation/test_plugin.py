@@ -108,3 +108,24 @@ def test_a_simulated_test_that_is_not_async_is_refused(tmp_path: Path) -> None:
 def test_the_options_are_explained(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, "--help")
     assert "run simulated tests with this seed only" in done.stdout
+
+
+FAULTLESS = """
+import pytest
+from coterie import Cluster
+from coterie.testing import simulate
+from coterie.testing.faults import SlowStorage
+
+@pytest.mark.simulated(seeds=1)
+@pytest.mark.parametrize("seconds", [0.1, 600])
+async def test_short(seconds):
+    async with simulate(Cluster("sqlite://", shards=1), runners=1, faults=[SlowStorage(every_s=60)]) as sim:
+        await sim.advance(seconds)
+"""
+
+
+def test_simulations_without_a_fault_are_named_in_the_summary(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "-q", tests=FAULTLESS)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("no fault struck in") == 1
+    assert "test_short[seed0-0.1]: no fault struck" in done.stdout or "test_short[0.1-seed0]: no fault" in done.stdout

@@ -286,6 +286,9 @@ class Failure:
         """Never the rare way."""
         return False
 
+    def saw(self, what: str, name: str, /) -> None:
+        """The reports of failures are not looked at here."""
+
     def failure(self, task: str, /) -> Exception | None:
         assert task == "commit groups"
         return self.errors.pop(0) if self.errors else None

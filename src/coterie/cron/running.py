@@ -174,6 +174,7 @@ class Running:
         )
         try:
             if chaos.on:
+                chaos.saw("tick", f"{self._cron.name} of {self._row.at:%Y-%m-%dT%H:%M:%S}, attempt {self._attempt}")
                 await chaos.point("cron.before_body")
             await self._spanned(self._within_timeout(self._called()))
         except asyncio.CancelledError:

@@ -17,7 +17,7 @@ from coterie.entities.serving import Serving
 from coterie.entities.spans import handled
 from coterie.entities.streams import SeatLost, streamed
 from coterie.errors import MalformedMessage, NewerVersion
-from coterie.kernel import tracing
+from coterie.kernel import chaos, tracing
 from coterie.kernel.driving import coroutine_of
 from coterie.kernel.metrics import SECONDS
 from coterie.transport.deadlines import Deadlines
@@ -183,6 +183,8 @@ class Handlers:
             self._answers.refuse(work, error)
             return _nothing()
         work.has_begun = True
+        if chaos.on:
+            chaos.saw("message" if work.is_stored else "rpc", work.target)
         entity = work.resident.entity
         made = rpc.fn(entity, *args, **kwargs) if kwargs else rpc.fn(entity, *args)
         if type(made) is not CoroutineType or rpc.is_stream:

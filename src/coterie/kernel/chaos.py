@@ -7,6 +7,8 @@
     if chaos.on and chaos.flip("batch.of_one"):  # may take the rare way
         …
     error = chaos.failure("settle seats")        # what this standing task shall raise now
+    if chaos.on:
+        chaos.saw("rpc", "Account/alice.charge")  # for the report of a run that fails
 
 In production `on` is False and a point costs the reading of one global. The source of the choices belongs to the
 simulator, which installs it for a run.
@@ -34,6 +36,10 @@ class Source(Protocol):
         """What a standing task shall raise where it is; None: nothing."""
         ...
 
+    def saw(self, what: str, name: str, /) -> None:
+        """Code of the program runs now."""
+        ...
+
 
 _source: Source | None = None
 
@@ -52,6 +58,12 @@ def flip(name: str) -> bool:
 def failure(task: str) -> Exception | None:
     """What a standing task shall raise where it is; None: nothing."""
     return None if _source is None else _source.failure(task)
+
+
+def saw(what: str, name: str) -> None:
+    """Say which code of the program runs now: an rpc, a message, a step, a tick, a singleton."""
+    if _source is not None:
+        _source.saw(what, name)
 
 
 def install(source: Source | None) -> None:

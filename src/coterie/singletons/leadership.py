@@ -174,6 +174,7 @@ class Leadership:
             self._stamping = self._supervise(self.stamps.live, "stamp executions")
         hook = self.singleton.on_become_leader
         if chaos.on:
+            chaos.saw("leader", f"{self.singleton.name}, epoch {self.tenure.epoch}")
             await chaos.point("singletons.before_become")
         if hook is not None:
             if not self.tenure.held:

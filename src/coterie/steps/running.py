@@ -166,6 +166,7 @@ class DurableWork(WaitingWork):
                 log.info("%s has failed for good", self._what(place), exc_info=failure)
                 data, value, error = None, _UNREAD, failures.pack(failure)
             if chaos.on:
+                chaos.saw("step", f"{place.name} of {self.unit}")
                 await chaos.point("workflows.before_step")
             row = await self._stored(place, value=data, error=error)
             meters.STEPS.of("ok" if row.error is None else "failed").value += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from coterie.testing.seeds import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 _ENABLED = 0.4  # of the points in one run: with all of them at once, runs would be alike
@@ -33,6 +33,8 @@ class SeededChaos:
         self.quiet = False
         self.failures = 0.0
         """How probable it is that a standing task raises where it goes on."""
+        self.on_work: Callable[[str, str], object] = lambda _what, _name: None
+        """Called with what of the program runs now, for the report."""
         self._seed = seed
         self._chance = stream(seed, "chaos")
         self._enabled: dict[str, bool] = {}
@@ -49,6 +51,9 @@ class SeededChaos:
             return None
         self.taken[f"failure of {task}"] += 1
         return self._chance.choice(_ERRORS)("thrown into a standing task by the simulator")
+
+    def saw(self, what: str, name: str, /) -> None:
+        self.on_work(what, name)
 
     def _happens(self, name: str, probability: float) -> bool:
         self.hits[name] += 1

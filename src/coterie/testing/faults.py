@@ -205,6 +205,7 @@ class Nemesis:
     async def _haunt(self, fault: Fault, random: Stream) -> None:
         while True:
             await asyncio.sleep(random.expovariate(1 / fault.every_s))
+            self._simulation.loop.strikes[type(fault).__name__] += 1
             await fault.strike(self._simulation, random)
 
 

@@ -18,6 +18,7 @@ import heapq
 import itertools
 import sys
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.testing.disposal import discard
@@ -68,6 +69,12 @@ class SimLoop(SealedLoop):
         self.wall_start_ns = _START_WALL_NS
         self.at_end: list[Callable[[], object]] = []
         """What else to let go of when the run is over."""
+        self.faults: list[str] = []
+        """The faults that simulations on this loop were given, by name."""
+        self.strikes: Counter[str] = Counter()
+        """How often each of them has struck."""
+        self.simulations = 0
+        self.is_simulating = False
         self.test = Node("test")
         self.trace = Trace(seed, test=self.test)
         self.nodes = Nodes(self.test, schedule_of(seed, stream(seed, "schedule"), self._hold), self.trace)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SEEDS = 20
 _PARAMETER = "_simulation_seed"
+_FAULTLESS = "coterie_faultless"
 _report = pytest.StashKey[str]()
 
 
@@ -84,6 +85,8 @@ def _run(item: pytest.Function, main: Callable[[], Any]) -> None:
     run = Run(int(str(item.callspec.params[_PARAMETER])))
     try:
         run(main)
+        if faultless := run.faultless():
+            item.user_properties.append((_FAULTLESS, faultless))
     except BaseException as error:
         again = f"again: pytest {item.nodeid.partition('::')[0]} -k {item.originalname} --seed {run.seed}"
         error.add_note(again)
@@ -97,3 +100,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and _report in item.stash:
         report.sections.append(("simulation", item.stash[_report]))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the tests during which faults were wanted and none has struck: they have shown less than they seem to."""
+    told = [
+        (report.nodeid, value)
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in getattr(report, "user_properties", ())
+        if name == _FAULTLESS
+    ]
+    if told:
+        terminalreporter.section("simulations without a fault")
+        for nodeid, value in told:
+            terminalreporter.line(f"{nodeid}: {value}")
+        terminalreporter.line("let more virtual time pass (sim.advance), or lower every_s of the faults")

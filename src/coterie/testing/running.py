@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.kernel import chaos
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     Watch = Callable[["Run"], contextlib.AbstractContextManager[None]]
 
 T = TypeVar("T")
+
+log = logging.getLogger("coterie.testing")
 
 _SEED_BITS = 31
 _OTHERS_SHOWN = 3
@@ -52,7 +55,10 @@ def run_simulation(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int | No
     again = f"run_simulation({'…' if '<' in name else name}, seed={chosen})"
     run = Run(chosen)
     try:
-        return run(main)
+        result = run(main)
+        if faultless := run.faultless():
+            log.warning("%s: %s", again, faultless)
+        return result
     except BaseException as error:
         error.add_note(f"{run.report()}\nagain: {again}")
         raise
@@ -93,6 +99,7 @@ class Run:
         self.seed = seed
         self.chaos = SeededChaos(seed)
         self.loop = SimLoop(seed)
+        self.chaos.on_work = self.loop.trace.saw
         self._watch = watch
 
     def __call__(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -116,7 +123,15 @@ class Run:
             f"seed {self.seed} failed at {moment(loop.now_ns)} after {loop.steps:,} steps, "
             f"nodes scheduled {loop.nodes.schedule.name}"
         )
-        return f"{head}\n{loop.trace.text()}".rstrip()
+        parts = [head, self.faultless(), loop.trace.text()]
+        return "\n".join(part for part in parts if part).rstrip()
+
+    def faultless(self) -> str:
+        """That faults were wanted and none has struck; empty if one has, or none was wanted."""
+        loop = self.loop
+        if not loop.faults or loop.strikes:
+            return ""
+        return f"no fault struck in {loop.now_ns / 1e9:.1f}s of virtual time (of {', '.join(loop.faults)})"
 
     def _result(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Unpack
@@ -36,7 +36,7 @@ from coterie.testing.simulated import Runner, done
 from coterie.testing.wires import SimWire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from coterie import runner as real
     from coterie.cluster import Cluster
@@ -72,19 +72,22 @@ class Simulation:
         body: A coroutine function that each runner executes once it is up; set it before `start`.
         occupy: Who sits on the seats of runners that start from now on, as long as no room does.
         definitions: What the programs of new runners know besides shards and what the cluster defines.
+        strikes: How often each fault has struck, by the name of its class.
     """
 
     def __init__(self, cluster: Cluster, loop: SimLoop, faults: Sequence[Fault]) -> None:
         self.seed = loop.seed
         self.loop = loop
         self.cluster = cluster
+        self.strikes = loop.strikes
         self.runners: list[Runner] = []
         self.body: Body | None = None
         self.occupy: Occupants = nobody
         self.definitions: Sequence[Definition] = ()
         self.database = SimulatedDatabase(loop)
         self.network = Network(loop)
-        self._random = stream(loop.seed, "simulation")
+        number = "" if loop.simulations == 1 else f" {loop.simulations}"  # the first one keeps the seeds that are known
+        self._random = stream(loop.seed, f"simulation{number}")
         self._nemesis = Nemesis(self, faults)
         self._settings = replace(cluster.settings, url="sqlite://")
 
@@ -205,6 +208,12 @@ class Simulation:
         holder: str | None = self.database.main.execute(sql, (self._settings.name, seat)).get
         return holder
 
+    def _dispose(self) -> None:
+        """Let nothing of it run any more: the next simulation on this loop has nodes of the same names."""
+        for runner in self.runners:
+            runner.kill()
+        self.loop.nodes.crash(self.database.node)
+
     async def _run(self, runners: int) -> None:
         await self.start(runners)
         self._nemesis.start()
@@ -232,6 +241,7 @@ async def simulate(
     runners: int = 3,
     start_at: datetime | None = None,
     faults: Sequence[Fault] = (),
+    without: Sequence[str] = (),
     body: Body | None = None,
     occupy: Occupants = nobody,
     definitions: Sequence[Definition] = (),
@@ -243,26 +253,72 @@ async def simulate(
         seed: Only to check that the loop runs with this one; the loop's seed decides everything.
         start_at: What the clock says at the beginning.
         faults: What breaks by itself, as the seed decides; none by default, the verbs are yours.
+        without: What is left out, by name: faults of `faults` by their class ("Kills"), singletons and crons of the
+            program by theirs ("pulse").
         body: Executed by each runner once it is up, and again after each restart.
         occupy: Who sits on the seats of a runner; nobody by default.
         definitions: Seats besides shards that each runner's program knows, and the cluster does not define.
+
+    Raises:
+        ValueError: There is nothing of a name in `without`.
+        RuntimeError: Another loop runs; or the block of another simulation on this loop has not ended.
     """
     loop = current_loop()
+    if loop.is_simulating:
+        raise RuntimeError("a simulation runs on this loop: end its `async with` block before the next one begins")
     if seed is not None and seed != loop.seed:
         raise RuntimeError(f"this loop runs with seed {loop.seed}, not {seed}: give the seed to run_simulation")
     if start_at is not None:
         loop.wall_start_ns = to_ns(start_at.astimezone(UTC)) - loop.now_ns
-    simulation = Simulation(cluster, loop, faults)
-    simulation.body, simulation.occupy, simulation.definitions = body, occupy, definitions
-    with cluster.acting_as(simulation.new_client()) as client:
-        await client.start()
-        await simulation._run(runners)
-        try:
-            yield simulation
-        finally:
-            await simulation._nemesis.stop()
-        await simulation._end()
-        await client.stop()
+    with _left_out(cluster, faults, without) as wanted, _alone(loop):
+        loop.faults += [type(fault).__name__ for fault in wanted]
+        simulation = Simulation(cluster, loop, wanted)
+        simulation.body, simulation.occupy, simulation.definitions = body, occupy, definitions
+        with cluster.acting_as(simulation.new_client()) as client:
+            await client.start()
+            await simulation._run(runners)
+            try:
+                yield simulation
+            finally:
+                await simulation._nemesis.stop()
+            await simulation._end()
+            await client.stop()
+            simulation._dispose()
+
+
+@contextmanager
+def _alone(loop: SimLoop) -> Iterator[None]:
+    """One simulation at a time: its runners, its database and its network have names on the loop."""
+    loop.is_simulating = True
+    loop.simulations += 1
+    try:
+        yield
+    finally:
+        loop.is_simulating = False
+
+
+@contextmanager
+def _left_out(cluster: Cluster, faults: Sequence[Fault], without: Sequence[str]) -> Iterator[Sequence[Fault]]:
+    """The faults that are wanted; meanwhile the cluster does not know the singletons and crons that are not."""
+    rooms: list[dict[str, Any]] = [cluster._singletons.known]
+    rooms += [cluster._cron_room.known] if "_cron_room" in vars(cluster) else []
+    names = {type(fault).__name__ for fault in faults}
+    known = sorted(names.union(*rooms))
+    for name in without:
+        if name not in known:
+            raise ValueError(
+                f"without names {name!r}, and there is no such fault, singleton or cron: {', '.join(known)}"
+            )
+    before = [dict(room) for room in rooms]
+    for room in rooms:
+        for name in without:
+            room.pop(name, None)
+    try:
+        yield [fault for fault in faults if type(fault).__name__ not in without]
+    finally:
+        for room, all_of in zip(rooms, before, strict=True):
+            room.clear()
+            room.update(all_of)
 
 
 async def holds(condition: Callable[[], object]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 _BATCH = 1_024
 _KEPT = 2_000
 _SHOWN = 60
+_WORK_SHOWN = 30
 
 
 class Event(NamedTuple):
@@ -36,6 +38,8 @@ class Trace:
         self.now_ns = 0  # written by the loop
         self.left_out = 0
         self.events: deque[Event] = deque(maxlen=kept)
+        self.work: deque[Event] = deque(maxlen=_WORK_SHOWN)
+        """What the program itself did last: rpcs, messages, steps, ticks, singletons."""
         self._test = test
         self._hash = hashlib.blake2b(digest_size=16)
         self._batch: list[str] = [f"seed {seed}"]
@@ -55,15 +59,22 @@ class Trace:
         self.events.append(event)
         self._batch.append(f"{self.now_ns} {node.label} {what} {event.facts}")
 
+    def saw(self, what: str, name: str) -> None:
+        """Record that code of the program runs now. Kept apart, so that many calls do not push out the faults."""
+        node = current_node.get(self._test)
+        self.work.append(Event(self.now_ns, node.label, what, name))
+        self._batch.append(f"{self.now_ns} {node.label} {what} {name}")
+
     def digest(self) -> str:
         """The hash over everything so far."""
         self._flush()
         return self._hash.hexdigest()
 
     def text(self, *, last: int = _SHOWN) -> str:
-        """The last notable events, one a line."""
+        """The last notable events, and what the program did last, one a line, in the order of virtual time."""
         shown = list(self.events)[-last:]
         hidden = self.left_out + len(self.events) - len(shown)
+        shown = list(heapq.merge(shown, self.work, key=lambda event: event.at_ns))
         widths = [max((len(field) for field in column), default=0) for column in zip(*map(_fields, shown), strict=True)]
         lines = [
             "  ".join(field.ljust(width) for field, width in zip(_fields(event), widths, strict=True)).rstrip()
