@@ -124,6 +124,12 @@ class SimulatedDatabase:
             self._down = False
             self._up_ns = self._loop.now_ns
 
+    @property
+    def is_well(self) -> bool:
+        """Whether it is up, reached by everybody, and no slower than usual."""
+        weather, usual = self.weather, Weather()
+        return not self._down and not self._cut and not self._stuck and weather == usual
+
     # The way of a request
 
     def send(self, executor: SimulatedExecutor, work: Callable[[Desk], T], done: asyncio.Future[T]) -> None:

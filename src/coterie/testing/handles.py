@@ -87,7 +87,7 @@ class SimHandle(asyncio.Handle):
 class SimTimer(asyncio.TimerHandle):
     """A callback for later. The loop's heap orders timers by instant and number, not by comparing these."""
 
-    __slots__ = ("node",)
+    __slots__ = ("node", "task")
     _callback: Callable[..., object]
     _args: tuple[Any, ...]
     _context: Context
@@ -116,6 +116,8 @@ class SimTimer(asyncio.TimerHandle):
         self._when = when
         self._scheduled = True
         self.node = node
+        self.task = asyncio.current_task(loop)
+        """Which task waits for it; None: none does."""
 
 
 AnyHandle = SimHandle | SimTimer

@@ -73,6 +73,8 @@ class SimLoop(SealedLoop):
         """The faults that simulations on this loop were given, by name."""
         self.strikes: Counter[str] = Counter()
         """How often each of them has struck."""
+        self.skip: Callable[[list[tuple[int, int, SimTimer]]], None] | None = None
+        """Called before time passes: may let idle time pass at once."""
         self.simulations = 0
         self.is_simulating = False
         self.test = Node("test")
@@ -225,9 +227,11 @@ class SimLoop(SealedLoop):
             self._due(heapq.heappop(timers)[2])
         if not timers:
             raise deadlock(self._tasks, now_ns=self.now_ns)
-        self.now_ns = self.trace.now_ns = timers[0][0]
+        if self.skip is not None:
+            self.skip(timers)
+        self.now_ns = self.trace.now_ns = max(self.now_ns, timers[0][0])
         self._steps_until = min(self._steps_most, self.steps + INSTANT_STEPS_MOST)
-        while timers and timers[0][0] == self.now_ns:
+        while timers and timers[0][0] <= self.now_ns:
             self._due(heapq.heappop(timers)[2])
 
     def _due(self, timer: SimTimer) -> None:

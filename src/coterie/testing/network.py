@@ -173,6 +173,11 @@ class Network:
         """Whether nothing passes from one machine to another."""
         return (source, target) in self._cuts
 
+    @property
+    def is_well(self) -> bool:
+        """Whether everything passes, from everybody to everybody."""
+        return not self._cuts and not self._silent
+
     def delay_ns(self, source: str, target: str) -> int:
         """Draw how long a packet takes."""
         link, draw = self.link(source, target), self.chance.random

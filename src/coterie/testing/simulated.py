@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.kernel.durations import Duration
     from coterie.ownership.joining import Definition
+    from coterie.ownership.membership import Membership
     from coterie.settings import Settings
     from coterie.testing.clocks import LocalTime
     from coterie.testing.loop import SimLoop
@@ -65,6 +66,20 @@ class Runner:
     def frozen(self) -> bool:
         """Whether it is frozen."""
         return self._node.frozen
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs and has joined, and nothing that a simulation can do to it is done."""
+        node = self._node
+        if not self.alive or node.frozen or node.blocked or node.held:
+            return False
+        return self.membership is not None and self.membership.trust.holds
+
+    @property
+    def membership(self) -> Membership | None:
+        """Of its present life; None: it has not begun to live."""
+        life = self.real._life
+        return None if life is None else life.membership
 
     @property
     def started(self) -> bool:

@@ -29,6 +29,7 @@ from coterie.testing.aside import SimAside
 from coterie.testing.clocks import LocalTime, SimClock
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.faults import Nemesis
+from coterie.testing.idle import IdleTime
 from coterie.testing.network import Network
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
@@ -242,6 +243,7 @@ async def simulate(
     start_at: datetime | None = None,
     faults: Sequence[Fault] = (),
     without: Sequence[str] = (),
+    skip_idle: bool = False,
     body: Body | None = None,
     occupy: Occupants = nobody,
     definitions: Sequence[Definition] = (),
@@ -255,6 +257,7 @@ async def simulate(
         faults: What breaks by itself, as the seed decides; none by default, the verbs are yours.
         without: What is left out, by name: faults of `faults` by their class ("Kills"), singletons and crons of the
             program by theirs ("pulse").
+        skip_idle: Whether idle time passes at once: an hour of it costs milliseconds.
         body: Executed by each runner once it is up, and again after each restart.
         occupy: Who sits on the seats of a runner; nobody by default.
         definitions: Seats besides shards that each runner's program knows, and the cluster does not define.
@@ -274,6 +277,7 @@ async def simulate(
         loop.faults += [type(fault).__name__ for fault in wanted]
         simulation = Simulation(cluster, loop, wanted)
         simulation.body, simulation.occupy, simulation.definitions = body, occupy, definitions
+        loop.skip = IdleTime(simulation).skip if skip_idle else None
         with cluster.acting_as(simulation.new_client()) as client:
             await client.start()
             await simulation._run(runners)
@@ -294,7 +298,7 @@ def _alone(loop: SimLoop) -> Iterator[None]:
     try:
         yield
     finally:
-        loop.is_simulating = False
+        loop.is_simulating, loop.skip = False, None
 
 
 @contextmanager

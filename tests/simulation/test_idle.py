@@ -1,0 +1,100 @@
+"""Idle virtual time: it costs next to nothing, and nobody can tell that it was skipped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coterie import Cluster, Entity, rpc
+from coterie.testing import simulate
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from coterie.testing.simulation import Simulation
+
+HOUR_S = 3600
+STEPS_MOST = 20_000
+"""Without skipping an hour of three runners takes 240,000."""
+
+
+def program() -> tuple[Cluster, Any, list[tuple[str, datetime]]]:
+    cluster, seen = Cluster("sqlite://", shards=6), list[tuple[str, "datetime"]]()
+
+    @cluster.entity(max_idle="2m")
+    class Account(Entity[None]):
+        @rpc
+        async def balance(self) -> int:
+            return 1
+
+        @rpc(persisted=True)
+        async def charge(self, cents: int) -> int:
+            seen.append(("charge", simulations[-1].now()))
+            return cents
+
+        async def on_deactivate(self) -> None:
+            seen.append(("left", simulations[-1].now()))
+
+    return cluster, Account, seen
+
+
+simulations: list[Simulation] = []
+
+
+def seats(sim: Simulation) -> list[tuple[str, str, int]]:
+    sql = "select name, holder, epoch from seats order by name"
+    return list(sim.database.main.execute(sql))
+
+
+def seconds(sim: Simulation) -> float:
+    return sim.loop.now_ns / 1e9
+
+
+@pytest.mark.simulated(seeds=4)
+async def test_an_idle_hour_costs_next_to_nothing_and_changes_nothing() -> None:
+    """Line 27: it took 11 to 19 s of real time."""
+    cluster, account, _ = program()
+    async with simulate(cluster, runners=3, skip_idle=True) as sim:
+        await sim.advance("30s")
+        held, incarnations = seats(sim), [runner.incarnation for runner in sim.runners]
+        steps, began_s = sim.loop.steps, seconds(sim)
+        await sim.advance("1h")
+        assert sim.loop.steps - steps < STEPS_MOST
+        assert seconds(sim) - began_s == pytest.approx(HOUR_S, abs=0.001)
+        assert seats(sim) == held, "nobody has lost or moved anything"
+        assert [runner.incarnation for runner in sim.runners] == incarnations
+        assert all(runner.is_well for runner in sim.runners)
+        assert await cluster.ref(account, "alice").balance() == 1
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_after_an_idle_hour_a_lost_runner_is_replaced_as_ever() -> None:
+    cluster, account, _ = program()
+    async with simulate(cluster, runners=3, skip_idle=True) as sim:
+        await sim.advance("1h")
+        for befall in ("kill", "freeze"):
+            victim = sim.owner(cluster.ref(account, "alice"))
+            getattr(victim, befall)()
+            began_s = seconds(sim)
+            await sim.wait_until(lambda: sim.owner(cluster.ref(account, "alice")) is not victim)  # noqa: B023 awaited here
+            assert seconds(sim) - began_s < 11
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_what_becomes_due_in_idle_time_happens_in_its_time() -> None:
+    """A message that is only in the database, an entity that leaves, a key that expires."""
+    cluster, account, seen = program()
+    async with simulate(cluster, runners=2, skip_idle=True) as sim:
+        simulations.append(sim)
+        await sim.advance("30s")
+        began_at = sim.now()
+        assert await cluster.ref(account, "alice").balance() == 1
+        await cluster.kv.set("key", 1, ttl="3m")
+        await cluster.send(cluster.ref(account, "bob").charge(1), delay="4m")
+        await sim.advance("20m")
+        after_s = {what: (at - began_at).total_seconds() for what, at in reversed(seen)}
+        assert after_s["left"] == pytest.approx(120, abs=15)
+        assert after_s["charge"] == pytest.approx(240, abs=2)
+        assert await cluster.kv.get("key") is None
+    simulations.clear()
