@@ -10,7 +10,7 @@ another one the next lasts `FIRST_NS` again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Cause = Literal["resigned", "failed", "refused"]
@@ -69,6 +69,12 @@ class Exclusions:
         until_ns = None if cause == "refused" else now_ns + min(FIRST_NS << min(times - 1, 32), LONGEST_NS)
         self._of[seat] = found = Exclusion(cause=cause, times=times, until_ns=until_ns, error=error)
         return found
+
+    def lift(self, seat: str, now_ns: int) -> None:
+        """End the exclusion of a seat that was resigned: another runner has held it since, and gave it up too."""
+        found = self._of.get(seat)
+        if found is not None and found.cause == "resigned" and found.until_ns is not None:
+            self._of[seat] = replace(found, until_ns=min(found.until_ns, now_ns))
 
     def applies(self, seat: str, now_ns: int, *, has_others: bool, is_offered: bool = False) -> bool:
         """Whether a seat is not to be taken now."""

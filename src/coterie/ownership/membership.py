@@ -222,7 +222,9 @@ class Membership(Service):
 
     async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
         """Give up a seat now, to whoever is next. This runner does not take it for a while (`exclusion`)."""
-        self._plans.exclude(seat, self._now_ns(), cause=cause, error=error)
+        tenure = self.tenure(seat)
+        epoch = None if tenure is None else tenure.epoch
+        self._plans.exclude(seat, self._now_ns(), cause=cause, error=error, epoch=epoch)
         if seat in self._holdings:
             others = [runner for runner in self._plans.order(seat) if runner != self.incarnation]
             await asyncio.shield(self._begin_move(seat, others[0] if others else None))

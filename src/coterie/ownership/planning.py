@@ -57,6 +57,7 @@ class Plans:
         self._moves: dict[str, _Move] = {}
         self._offers: dict[str, int] = {}
         self._exclusions = Exclusions()
+        self._resigned: dict[str, int] = {}
         self._start_ns: int | None = None
         self._first: set[str] = set()  # taken by target while we started, not given to us by another runner
         self._shunned: dict[str, int] = {}
@@ -79,6 +80,9 @@ class Plans:
         self._seats = {each.name: each for each in view.seats}
         self._targets = assignment.targets(view.runners, view.seats)
         self._free = {each.name: self._free_since(each) for each in view.seats if each.holder is None}
+        for name, epoch in self._resigned.items():
+            if name in self._free and self._seats[name].epoch > epoch:
+                self._exclusions.lift(name, now_ns)
         wanted = self._targets | self._shared()
         self._moves = {
             each.name: self._moving_since(each, wanted[each.name], renewals)
@@ -86,8 +90,13 @@ class Plans:
             if self._misplaced(each, wanted)
         }
 
-    def exclude(self, name: str, now_ns: int, *, cause: Cause, error: str = "") -> Exclusion:
-        """Do not take this seat for a while, although it may be ours by target."""
+    def exclude(self, name: str, now_ns: int, *, cause: Cause, error: str = "", epoch: int | None = None) -> Exclusion:
+        """Do not take this seat for a while, although it may be ours by target.
+
+        With the epoch at which it was resigned that ends as soon as another runner has held it and gave it up too.
+        """
+        if epoch is not None:
+            self._resigned[name] = epoch
         return self._exclusions.add(name, now_ns, cause=cause, error=error)
 
     def excluded(self, now_ns: int) -> Mapping[str, Exclusion]:

@@ -79,6 +79,19 @@ def test_a_seat_that_was_resigned_is_left_to_others_for_a_while() -> None:
     assert plan.acquire([], 11 * S) == [NIGHTLY]
 
 
+def test_who_resigned_may_take_a_seat_that_another_runner_has_held_since_and_gave_up_too() -> None:
+    """Its offer may be lost: else both would wait."""
+    members = [A, B]
+    target, other = lone(members, nightly())
+    plan = learned(target, view(members, [nightly(target, epoch=7)]))
+    plan.exclude(NIGHTLY, 0, cause="resigned", epoch=7)
+    plan.learn(view(members, [nightly(epoch=7)]), now_ns=1, renewals=1)
+    assert plan.acquire([], 2) == []
+    plan.learn(view(members, [nightly(other, epoch=8)]), now_ns=3, renewals=1)
+    plan.learn(view(members, [nightly(epoch=8)]), now_ns=4, renewals=1)
+    assert plan.acquire([], 5) == [NIGHTLY]
+
+
 def test_a_seat_that_failed_here_is_left_alone_for_a_while_although_it_is_offered_or_nobody_else_is_there() -> None:
     for members in ([A, B], [A]):
         target, *_ = lone(members, nightly(epoch=7))
