@@ -20,7 +20,10 @@ import asyncpg
 
 from bench.measure import Row
 from bench.ownership import DURABLE
-from coterie import Cluster, Workflow
+from coterie import Cluster, Settings, Workflow
+from coterie.durable.pruner import Pruner
+from coterie.kernel.chance import Chance
+from coterie.kernel.supervisor import Supervisor
 from coterie.testing import Server
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ STEPS = 10
 RUNNING = 100
 GOAL_MANY = 1.5
 GOAL_ONE = 1 / 1.5
+GOAL_PRUNED = 1.0
 BODY = "b" * 100
 
 
@@ -48,6 +52,7 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
                 yield await _many(
                     f"steps / commits, {engine}", ours, raw, rounds=rounds, seconds=seconds, goal=goals[0]
                 )
+                yield await _pruned(f"runs pruned / ended, {engine}", ours, rounds=rounds, seconds=seconds)
                 yield await _one(f"lone step / commit, {engine}", ours, raw, rounds=rounds, times=300, goal=goals[1])
 
 
@@ -76,6 +81,13 @@ class Bench:
         await self._cluster.start_workflow(self._body, None, id=number)
         await done
 
+    async def prune(self) -> int:
+        """Delete all runs that are over, as a pruner does for whom they are old enough; how many it were."""
+        here = self._cluster._acting()
+        settings = Settings.load(dict.fromkeys(("retention", "key_retention", "call_timeout"), "10ms"), environ={})
+        pruner = Pruner(here.storage, settings, chance=Chance(), supervisor=Supervisor(), tables=["units"])
+        return (await pruner.prune())["units"]
+
     async def _ten(self, workflow: Workflow, payload: None) -> None:
         del payload
         for number in range(STEPS):
@@ -95,6 +107,17 @@ async def _many(scenario: str, ours: Bench, raw: Insert, *, rounds: int, seconds
         base = await _rate(raw, callers=1, seconds=seconds)
         pairs.append((STEPS * await _rate(ours.ten, callers=RUNNING, seconds=seconds), base))
     return _row(scenario, RUNNING, pairs, goal)
+
+
+async def _pruned(scenario: str, ours: Bench, *, rounds: int, seconds: float) -> Row:
+    """Runs that one pruner deletes per second, beside those that end: it must not fall behind."""
+    pairs = []
+    for _ in range(rounds):
+        ended = await _rate(ours.ten, callers=RUNNING, seconds=seconds)
+        began = time.perf_counter()
+        deleted = await ours.prune()
+        pairs.append((deleted / (time.perf_counter() - began), ended))
+    return _row(scenario, RUNNING, pairs, GOAL_PRUNED)
 
 
 async def _one(scenario: str, ours: Bench, raw: Insert, *, rounds: int, times: int, goal: float | None) -> Row:

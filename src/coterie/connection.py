@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coterie.durable.changes import KeyValues
+from coterie.durable.pruner import Pruner
 from coterie.entities.calling import Calling
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import tracing
@@ -35,6 +36,7 @@ from coterie.transport.tcp import TcpWire
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from coterie.durable.pruner import Table
     from coterie.kernel.clock import Clock
     from coterie.observe.facts import LocalFacts
     from coterie.ownership.aside import Aside
@@ -95,14 +97,20 @@ def system_doors(settings: Settings) -> Doors:
 class Connection(Service):
     """One process's part in a cluster, as a client: storage and what stands on it, and wires to the runners."""
 
+    _pruned_tables: Sequence[Table] = ("kv",)
+    """A cluster may consist of clients, which have nothing but keys."""
+
     def __init__(self, settings: Settings, doors: Doors) -> None:
         super().__init__(what=f"cluster {settings.name!r}")
         self.settings = settings
         self.supervisor = doors.supervisor
         self.incarnation = new_incarnation(doors.chance)
         self.storage = doors.open_storage(self.incarnation)
-        self.values = KeyValues(self.storage.kv, clock=doors.clock, chance=doors.chance)
+        self.values = KeyValues(self.storage.kv, chance=doors.chance)
         self.ids = Ids(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
+        self.pruner = Pruner(
+            self.storage, settings, chance=doors.chance, supervisor=doors.supervisor, tables=self._pruned_tables
+        )
         self.directory = Directory(self.storage.view)
         self.calling = Calling(self, clock=doors.clock, chance=doors.chance, storage=self.storage)
         self.gathering = Gathering(self, doors.clock)
@@ -219,6 +227,7 @@ class Connection(Service):
         self.tokens = Tokens(await self.storage.secret())
         await self.values.start()
         await self.ids.start()
+        self.pruner.start()
 
     async def _close(self) -> None:
         async with AsyncExitStack() as last:
@@ -226,6 +235,7 @@ class Connection(Service):
             last.push_async_callback(self.values.stop)
             last.push_async_callback(self.ids.stop)
             last.push_async_callback(self.directory.stop)
+            last.push_async_callback(self.pruner.stop)
             await self.gathering.stop()
 
     def _new_transport(self, routes: Routes, *, listens: bool) -> Transport:

@@ -16,6 +16,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.connection import Connection
+from coterie.durable.pruner import TABLES
 from coterie.errors import CoterieError, StorageReplaced
 from coterie.kernel import tracing
 from coterie.kernel.addresses import Seat, new_incarnation
@@ -149,6 +150,8 @@ class Runner(Connection):
     Promise:
         An eviction ends everything that ran under the old incarnation before anything runs under the new one.
     """
+
+    _pruned_tables = TABLES
 
     def __init__(
         self,

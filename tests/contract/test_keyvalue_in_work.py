@@ -12,7 +12,6 @@ from coterie import LeadershipLost
 from coterie.durable.changes import KeyValues
 from coterie.durable.keyvalue import KeyValueStore
 from coterie.kernel.chance import Chance
-from coterie.kernel.clock import SystemClock
 from coterie.kernel.codec import PLAIN
 from coterie.kernel.context import within_cluster
 from tests.contract.test_keyvalue import Theme
@@ -29,7 +28,7 @@ __all__ = ["a", "b"]  # fixtures
 
 @pytest.fixture
 async def kv(storage: Storage) -> AsyncIterator[KeyValueStore[Any]]:
-    async with KeyValues(storage.kv, clock=SystemClock(), chance=Chance()) as values:
+    async with KeyValues(storage.kv, chance=Chance()) as values:
         yield KeyValueStore(lambda: values, PLAIN)
 
 

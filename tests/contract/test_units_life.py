@@ -342,7 +342,7 @@ class TestList:
 
 class TestPurge:
     async def purged(self, storage: Storage, **options: Any) -> list[str]:
-        return sorted(await storage.units.purge(**{"older_s": NOW_S, "most": 100, **options}))
+        return sorted((await storage.units.purge(**{"older_s": NOW_S, "most": 100, **options})).abandoned)
 
     async def test_what_ended_long_ago_goes_with_all_that_was_its_own(self, storage: Storage, a: Ownership) -> None:
         """W5: who starts it again begins anew."""
@@ -491,7 +491,7 @@ class TestNames:
         assert await ended(storage, claim, unit, outcome=b"out") is not None
         assert [each.name for each in (await loaded(storage, other, parent)).deferreds] == [name]
         assert (await got(storage, parent)).status == "running"
-        assert await storage.units.purge(older_s=NOW_S, most=9) == []
+        assert (await storage.units.purge(older_s=NOW_S, most=9)).abandoned == ()
         assert await storage.units.get(unit) is None
         assert await got(storage, plain.unit) == plain
 

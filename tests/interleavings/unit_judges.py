@@ -179,7 +179,7 @@ def not_purged_in_use(run: Run) -> Problems:
         problems.append("purged in use: it was opened")
     if any(each.told == "written" for each in _stepped(run, "A")) and unit is None:
         problems.append("purged in use: a step of it was stored")
-    gone = [row["unit"] for _, rows in _told(run, "purge") for row in rows]
+    gone = [name for _, rows in _told(run, "purge") for row in rows for name in row["abandoned"]]
     problems += [f"told that {name} is abandoned, twice" for name in set(gone) if gone.count(name) > 1]
     return problems
 

@@ -205,7 +205,8 @@ async def test_s11_w5_an_abandoned_unit_is_cleared_away_with_a_warning(
         assert len(rows(sim, "units")) == 1
         await sim.wait_until(lambda: not rows(sim, "units"), within="140s")
         assert rows(sim, "steps") == []
-        assert "was abandoned: nobody has gone on with it for 100s, its steps are gone" in caplog.text
+        told = "was abandoned: nobody has gone on with it for 100s, its steps are gone"
+        await sim.wait_until(lambda: told in caplog.text, within="5s")  # the answer of the database takes its time
 
 
 @pytest.mark.simulated(seeds=1)

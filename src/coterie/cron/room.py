@@ -16,7 +16,6 @@ from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat
 from coterie.kernel.dial import Dial
 from coterie.kernel.tasks import Tasks
-from coterie.steps.purging import purge_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +31,6 @@ log = logging.getLogger("coterie.cron")
 _SWEEP_S = 5.0
 """About how often a runner looks at all its crons: what was triggered, paused or resumed is told at once, but hints get
 lost [M9]."""
-_PURGE_S = 60.0
-"""About how often a runner that has crons clears away old history."""
-_PURGE_MOST = 1000
 
 
 class CronRoom:
@@ -94,9 +90,6 @@ class Holdings:
             self._desk = self._new_desk()
             desk, supervisor = self._desk, self._runner.supervisor
             self._ours.supervise(partial(self._sweep, desk), name="sweep crons", supervisor=supervisor)
-            self._ours.supervise(partial(self._purge, desk), name="purge ticks", supervisor=supervisor)
-            purges = partial(purge_units, desk.storage, desk.settings, desk.chance)
-            self._ours.supervise(purges, name="purge units", supervisor=supervisor)
         _, name = Seat.split(tenure.seat)
         holding = self._latest[name] = Holding(self._known[name], tenure, self._desk, copy_context())
         return holding
@@ -140,13 +133,3 @@ class Holdings:
                 continue
             for holding, (number, _) in wishes:
                 holding.hear(number, books.get(holding.cron.name))
-
-    async def _purge(self, desk: Desk) -> None:
-        older_s = desk.settings.retention.total_seconds()
-        while True:
-            await asyncio.sleep(desk.chance.between(_PURGE_S / 2, _PURGE_S))
-            try:
-                while await desk.storage.ticks.purge(older_s=older_s, most=_PURGE_MOST) == _PURGE_MOST:
-                    pass
-            except PersistenceError as error:
-                log.info("old ticks are not cleared away yet: %s", error)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from coterie.kernel.chance import Chance
-    from coterie.kernel.clock import Clock
     from coterie.storage.interface import Claim, Kv
 
     Apply = Callable[[bytes | None], bytes | None]
@@ -33,8 +32,6 @@ TRIES_MOST = 1000
 BACKOFF_S = 0.001
 BACKOFF_MOST_S = 0.05
 PAGE = 500
-PURGE_EVERY_NS = 60_000_000_000
-PURGE_MOST = 1000
 
 _STAMP_BITS = 63  # a positive whole number in both databases
 
@@ -50,13 +47,11 @@ class _Change:
 class KeyValues(Service):
     """Keys and encoded values of one process on one storage."""
 
-    def __init__(self, kv: Kv, *, clock: Clock, chance: Chance) -> None:
+    def __init__(self, kv: Kv, *, chance: Chance) -> None:
         super().__init__(what="key-value store")
         self._kv = kv
-        self._clock = clock
         self._chance = chance
         self._changes: dict[str, list[_Change]] = {}
-        self._purged_at_ns = clock.steady_ns()
 
     async def get(self, key: str) -> bytes | None:
         """The value, or None."""
@@ -68,8 +63,6 @@ class KeyValues(Service):
         """Durable when it returns."""
         self.require_running()
         await self._kv.put(KvPut(key, value, self._stamp(), ttl_s, claim))
-        if ttl_s is not None:
-            self._purge_now_and_then()
 
     async def remove(self, key: str, *, claim: Claim | None = None) -> bool:
         """Durable when it returns; whether it was there."""
@@ -117,10 +110,7 @@ class KeyValues(Service):
         else:
             self._changes[key] = [change]
             self.tasks.spawn(self._work_off(key), name="modify")
-        new = await change.done
-        if ttl_s is not None:
-            self._purge_now_and_then()
-        return new
+        return await change.done
 
     async def _work_off(self, key: str) -> None:
         group: list[_Change] = []
@@ -179,13 +169,6 @@ class KeyValues(Service):
 
     def _stamp(self) -> int:
         return self._chance.bits(_STAMP_BITS)
-
-    def _purge_now_and_then(self) -> None:
-        """Whoever writes keys that expire also clears them away, a little at a time."""
-        now_ns = self._clock.steady_ns()
-        if now_ns - self._purged_at_ns >= PURGE_EVERY_NS:
-            self._purged_at_ns = now_ns
-            self.tasks.spawn(self._kv.purge(most=PURGE_MOST), name="purge")
 
 
 def _apply_all(group: list[_Change], value: bytes | None) -> tuple[bytes | None, list[_Result]]:

@@ -36,7 +36,7 @@ host them). By name, for those who do not have the program: `questions` (what cr
 Persisted calls and state: `posting` (the sender's side) with `bringing` (from storage to the owner), `awaiting` and
 `seeking` (its reply, from the owner or from storage) and `outcomes` (which error, pure); `handovers` (what arrives at
 the owner), `deliveries` and `stored` (what is in its memory), `suspects` (what may have killed a runner), `sweeping`
-(what it finds in storage), `retention`; `kept` (state as it is stored), `ledgers` (what a handler leaves behind),
+(what it finds in storage); `kept` (state as it is stored), `ledgers` (what a handler leaves behind),
 `transacting` (SQL of its own) and `committing` (which is durable before anybody hears of it); `mail` (for people to
 look at messages, and to run them again).
 

@@ -27,7 +27,6 @@ from coterie.entities.occupancy import ShardOccupant
 from coterie.entities.outcomes import cancelled
 from coterie.entities.prompt import Prompt
 from coterie.entities.residents import Counts, Hosted, Resident
-from coterie.entities.retention import Retention
 from coterie.entities.sweeping import Sweeping
 from coterie.errors import CoterieError, MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
 from coterie.kernel.addresses import Seat, ShardId, shard_number
@@ -115,14 +114,12 @@ class Host:
         self.prompt = Prompt(self, self._hosted)
         self.deliveries: Deliveries | None = None
         self.sweeping: Sweeping | None = None
-        self.retention: Retention | None = None
         if messages is not None:
             supervisor = supervisor or Supervisor(chance)
             self.sweeping = Sweeping(
                 self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor
             )
             self.deliveries = Deliveries(self, messages, chance=chance, wake=self.sweeping.wake)
-            self.retention = Retention(messages, settings, chance=chance, supervisor=supervisor)
 
     # The face
 
@@ -131,9 +128,8 @@ class Host:
         _, name = Seat.split(tenure.seat)
         id_ = ShardId.parse(name)
         shard = self._shards[id_] = ShardOccupant(self, tenure, id_, copy_context(), self._ending.get(id_))
-        if self.deliveries is not None and self.retention is not None:
+        if self.deliveries is not None:
             self.deliveries.open(tenure)
-            self.retention.start()
         return shard
 
     def deliver(self, work: Work) -> None:
@@ -253,9 +249,8 @@ class Host:
 
     async def stop(self) -> None:
         """End everything that is left, within some seconds, whatever ignores its cancellation."""
-        if self.sweeping is not None and self.retention is not None:
+        if self.sweeping is not None:
             await self.sweeping.stop()
-            await self.retention.stop()
         if self.deliveries is not None:
             await self.deliveries.suspects.stop()
         for shard in list(self._shards.values()):

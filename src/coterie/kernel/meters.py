@@ -85,6 +85,12 @@ OLDEST_MESSAGE = _gauge(
     "coterie_oldest_message_seconds",
     "How long the persisted message has waited that is due longest, of the whole cluster",
 )
+PRUNE_OVERDUE = _gauge(
+    "coterie_prune_overdue_seconds",
+    "For how long the oldest row that should be gone should have been pruned, of the whole cluster",
+    "table",
+)
+PRUNED_ROWS = _counter("coterie_pruned_rows_total", "Rows that were deleted because their time was over", "table")
 DEAD_LETTERS = _gauge(
     "coterie_dead_letters", "Messages that were given up, of the whole cluster, counted up to a bound"
 )

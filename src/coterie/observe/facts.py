@@ -99,6 +99,8 @@ class ClusterFacts:
     crons: tuple[CronInfo, ...] = ()
     overdue: tuple[Overdue, ...] = ()
     """Of each seat the message that has waited longest, those that have waited longest first; not all, if many."""
+    unpruned: Mapping[str, float] = field(default_factory=dict)
+    """For how many seconds the oldest row of each table should have been pruned; those without one are left out."""
     dead: int = 0
     """Messages that were given up, counted up to a bound."""
     free_s: Mapping[str, float | None] = field(default_factory=dict)

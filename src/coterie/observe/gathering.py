@@ -130,6 +130,7 @@ class Gathering:
             async with asyncio.TaskGroup() as group:
                 runners = group.create_task(self._ask_all(view))
                 backlog = group.create_task(storage.messages.backlog(most=_OVERDUE_MOST, dead_most=_DEAD_MOST))
+                unpruned = group.create_task(self._unpruned())
                 singletons = group.create_task(self._singletons(wanted="singleton" in kinds))
                 crons = group.create_task(self._crons(wanted="cron" in kinds))
         except ExceptionGroup as errors:
@@ -142,6 +143,7 @@ class Gathering:
             singletons=singletons.result(),
             crons=crons.result(),
             overdue=_overdue(found),
+            unpruned=unpruned.result(),
             dead=found.dead,
             free_s=self._free.saw(view, now_ns / 1e9),
             staleness=self._here.settings.staleness,
@@ -163,6 +165,12 @@ class Gathering:
                 else:
                     group.create_task(ask_one(row))
         return told
+
+    async def _unpruned(self) -> Mapping[str, float]:
+        settings = self._here.settings
+        return await self._here.storage.overdue(
+            retention_s=settings.retention.total_seconds(), key_retention_s=settings.key_retention.total_seconds()
+        )
 
     async def _singletons(self, *, wanted: bool) -> tuple[SingletonInfo, ...]:
         from coterie.singletons.standing import Singletons

@@ -56,6 +56,8 @@ class Bounds:
     """For so long it is said that a failover may have lost work."""
     clock_s: float = 1.0
     """A clock that differs by more is wrong."""
+    unpruned_s: float = 600.0
+    """Rows that should be gone for longer are not pruned fast enough, or not at all; it is done each minute."""
     age_s: float = 10.0
     """Facts from the database that are older say nothing about now."""
 
@@ -73,6 +75,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
         *(reason for _, reason in _singletons(facts, bounds)),
         *(reason for _, reason in _crons(facts, bounds)),
         *_messages(facts, facts.overdue, bounds),
+        *_pruning(facts, bounds),
     ]
     reasons.sort(key=lambda reason: -_WORSE.index(reason.status))  # stable: those of a kind stay together
     shards = [seat for seat in facts.view.seats if Seat.split(seat.name)[0] == "shard"]
@@ -419,6 +422,18 @@ def _messages(facts: ClusterFacts, waiting: Iterable[Overdue], bounds: Bounds) -
         hint=f"coterie messages show {oldest.id}",
         runner=None if row is None else row.name,
     )
+
+
+def _pruning(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
+    """Tables whose oldest rows should be gone for long."""
+    for table, late_s in sorted(facts.unpruned.items()):
+        if late_s > bounds.unpruned_s:
+            yield Reason(
+                status="degraded",
+                what=f"table {table}",
+                problem=f"pruning is behind: its oldest row should have been deleted {late_s:.0f}s ago, and it grows",
+                hint="the runners' logs say why ('not pruned'); each minute they delete all that is due",
+            )
 
 
 # Small things

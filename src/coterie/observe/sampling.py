@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
+from coterie.durable.pruner import TABLES
 from coterie.kernel import meters
 from coterie.observe.health import Status
 
@@ -48,13 +49,15 @@ def _sample_cluster(health: Health | None) -> None:
     _set(meters.CRONS, None if health is None else health.crons)
     _set(meters.DEAD_LETTERS, None if health is None else health.facts.dead)
     if health is None:
-        for meter in (meters.SHARDS, meters.HEALTH, meters.OLDEST_MESSAGE):
+        for meter in (meters.SHARDS, meters.HEALTH, meters.OLDEST_MESSAGE, meters.PRUNE_OVERDUE):
             meter.forget()
         return
     meters.SHARDS.of("owned").value = health.owned_shards
     meters.SHARDS.of("orphaned").value = health.shards - health.owned_shards
     for status in get_args(Status):
         meters.HEALTH.of(status).value = float(status == health.status)
+    for table in TABLES:
+        meters.PRUNE_OVERDUE.of(table).value = health.facts.unpruned.get(table, 0.0)
     _set(meters.OLDEST_MESSAGE, max((each.late_s for each in health.facts.overdue), default=0.0))
 
 

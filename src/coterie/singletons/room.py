@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.options import refusal
-from coterie.errors import PersistenceError
 from coterie.kernel.addresses import Seat
 from coterie.kernel.dial import Dial
 from coterie.kernel.tasks import Tasks
 from coterie.singletons.definitions import define
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.post import Post
-from coterie.steps.purging import purge_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +24,8 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Occupy, Tenure
     from coterie.runner import Runner
     from coterie.singletons.definitions import Singleton, SingletonBody, SingletonOptions
-    from coterie.storage.interface import States
 
 log = logging.getLogger("coterie.singletons")
-
-_PURGE_S = 60.0
-"""About how often a runner that leads clears away states that have expired."""
-_PURGE_MOST = 100
 
 
 class SingletonRoom:
@@ -81,8 +73,6 @@ class Leaderships:
         self._runner = runner
         self._tasks = Tasks("singletons")
         self._ours = Tasks("singletons/ours")
-        self._purging: asyncio.Task[Any] | None = None
-        self._clears_units = False
         self._latest: dict[str, Leadership] = {}
         clock = runner.calling.clock
         self._post = Post(
@@ -106,13 +96,6 @@ class Leaderships:
         former = self._latest.get(name)
         singleton = self._known[name]
         leadership = self._latest[name] = Leadership(singleton, tenure, self._post, copy_context(), former)
-        if not self._clears_units:
-            self._clears_units = True
-            purges = partial(purge_units, self._post.storage, self._post.settings, self._post.chance)
-            self._ours.supervise(purges, name="purge units", supervisor=self._post.supervisor)
-        if singleton.ttl_s is not None and self._purging is None:
-            purge = partial(self._purge, self._post.storage.states)
-            self._purging = self._ours.supervise(purge, name="purge states", supervisor=self._post.supervisor)
         return leadership
 
     def wake(self, seat: str, about: str) -> None:
@@ -128,12 +111,3 @@ class Leaderships:
 
     def _resign(self, seat: str, *, cause: Cause, error: str) -> None:
         self._ours.spawn(self._runner.resign(seat, cause=cause, error=error), name=f"resign {seat}")
-
-    async def _purge(self, states: States) -> None:
-        while True:
-            await asyncio.sleep(self._post.chance.between(_PURGE_S / 2, _PURGE_S))
-            try:
-                while await states.purge(most=_PURGE_MOST) == _PURGE_MOST:
-                    pass
-            except PersistenceError as error:
-                log.info("expired states are not cleared away yet: %s", error)

@@ -16,5 +16,5 @@ Not promised:
 
 Read in this order: `places` (where a step stands), `results` and `failures` (as what it is stored), `storing` (how it
 gets there and back), `tokens` (of deferreds), `waiting` (sleeps, deferreds, what may be suspended), `running` (steps),
-`unit` (for bodies, and the unit of a leader), `purging`.
+`unit` (for bodies, and the unit of a leader).
 """

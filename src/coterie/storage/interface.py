@@ -529,6 +529,11 @@ class Storage(Service):
         """The database's clock, which decides about leases, ticks and expiry."""
         raise NotImplementedError
 
+    async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
+        """For how many seconds the oldest row of each table should have been pruned, by the name of the table; those
+        that have no such row are left out. Of messages the 1,000 oldest are looked at."""
+        raise NotImplementedError
+
     async def secret(self) -> bytes:
         """The cluster's secret, `SECRET_BYTES` random bytes. Keep it out of logs and errors.
 

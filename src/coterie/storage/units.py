@@ -217,6 +217,15 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     wake: str | None = None
 
 
+class UnitsPurged(msgspec.Struct, frozen=True):
+    """What one purge has deleted."""
+
+    abandoned: tuple[str, ...]
+    """The units that nobody had gone on with."""
+    most: int
+    """How many it were of the kind of which it were most; as many as were asked for: there may be more."""
+
+
 class TickKey(NamedTuple):
     """Which tick a unit belongs to."""
 
@@ -345,8 +354,8 @@ class Units(Protocol):
         """Units, those that changed last first; only those that began longer ago than `older_s`, if it is given."""
         ...
 
-    async def purge(self, *, older_s: float, most: int) -> Sequence[str]:
-        """Delete what nobody needs any more, each with all its rows: workflows that ended longer ago than that, and
-        units of leaders and ticks that have not changed for so long and wait for nothing: abandoned ones (which are
-        told), and deferreds of units that never began."""
+    async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
+        """Delete some of what nobody needs any more, up to `most` of each kind, each with all its rows: workflows that
+        ended longer ago than that; units of leaders and ticks that have not changed for so long and wait for nothing:
+        abandoned ones (which are told); and deferreds of units that never began."""
         ...

@@ -14,7 +14,6 @@ from coterie.errors import PersistenceError
 from coterie.kernel.dial import Dial
 from coterie.kernel.supervisor import Seated
 from coterie.kernel.tasks import Tasks
-from coterie.steps.purging import purge_units
 from coterie.workflows.definitions import define
 from coterie.workflows.desk import Desk
 from coterie.workflows.executing import GRACE_S, Execution
@@ -111,8 +110,6 @@ class Holdings:
             self._desk = self._new_desk()
             desk, supervisor = self._desk, self._runner.supervisor
             self._ours.supervise(partial(self._sweep, desk), name="sweep workflows", supervisor=supervisor)
-            purges = partial(purge_units, desk.storage, desk.settings, desk.chance)
-            self._ours.supervise(purges, name="purge units", supervisor=supervisor)
         holding = self._latest[tenure.seat] = ShardWorkflows(self._known, tenure, self._desk, copy_context())
         return holding
 

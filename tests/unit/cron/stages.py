@@ -211,12 +211,23 @@ class FakeTicks:
         return [((each.at - NOON).total_seconds(), each.outcome, each.attempt) for each in rows]
 
 
+class FakeUnits:
+    """No tick has stored a step."""
+
+    async def end(self, write: Any) -> None:
+        """There is nothing to end."""
+
+    async def steps(self, unit: str) -> Sequence[Any]:
+        del unit
+        return ()
+
+
 @dataclass
 class FakeStorage:
     """`storage.Storage`, as far as crons need it here: no body here has steps."""
 
     ticks: FakeTicks
-    units: None = None
+    units: FakeUnits
 
 
 class Stage:
@@ -231,7 +242,7 @@ class Stage:
         self.trust.extend(self.clock.steady_ns() + 10**15)
         self.trust.connected = True
         self.tenure = Tenure(Claim("a" * 32, cron.seat, 7), clean=True, trust=self.trust)
-        fake: Any = FakeStorage(self.ticks)
+        fake: Any = FakeStorage(self.ticks, FakeUnits())
         anything: Any = None
         loop = asyncio.get_running_loop()
         self.resigned: list[str] = []

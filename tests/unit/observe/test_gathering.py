@@ -65,14 +65,22 @@ class Ground:
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.told = facts
-        self.settings = SimpleNamespace(heartbeat=timedelta(seconds=30), staleness=2.0)
-        self.storage = SimpleNamespace(view=self._view, messages=SimpleNamespace(backlog=self._backlog))
+        day = timedelta(days=1)
+        self.settings = SimpleNamespace(
+            heartbeat=timedelta(seconds=30), staleness=2.0, retention=day, key_retention=day
+        )
+        messages = SimpleNamespace(backlog=self._backlog)
+        self.storage = SimpleNamespace(view=self._view, messages=messages, overdue=self._overdue)
         self.transport = wires or Wires(web_1=lambda: encoded(local()))
         self.clock = ManualClock()
         self.gathering = Gathering(cast("Connection", self), self.clock)
 
     def facts(self) -> LocalFacts | None:
         return self.told
+
+    async def _overdue(self, *, retention_s: float, key_retention_s: float) -> dict[str, float]:
+        assert retention_s == key_retention_s == 86400
+        return {"units": 7.0}
 
     async def _view(self) -> View:
         self.reads += 1

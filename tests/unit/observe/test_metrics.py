@@ -205,7 +205,7 @@ def test_a_program_may_publish_them_beside_its_own() -> None:
 
 def test_gauges_are_what_the_facts_say(gauges: None) -> None:
     facts = local(seats=12, running=3, waiting=4, lease_left_s=4.5, memory_bytes=1000, cpu_s=7.5)
-    sample(facts, judge(cluster(local(), dead=3)))
+    sample(facts, judge(cluster(local(), dead=3, unpruned={"units": 12.5})))
     assert value("coterie_seats") == 12
     assert value("coterie_calls_running") == 3
     assert value("coterie_mailbox_waiting") == 4
@@ -214,6 +214,8 @@ def test_gauges_are_what_the_facts_say(gauges: None) -> None:
     assert value("coterie_cpu_seconds_total") == 7.5
     assert value("coterie_entities", type="Account") == 2
     assert value("coterie_dead_letters") == 3
+    assert value("coterie_prune_overdue_seconds", table="units") == 12.5
+    assert value("coterie_prune_overdue_seconds", table="kv") == 0
 
 
 def test_the_cluster_s_gauges_are_its_health_s(gauges: None) -> None:
@@ -239,4 +241,5 @@ def test_what_is_not_known_any_more_is_not_published(gauges: None) -> None:
     ):  # fmt: skip
         assert value(name) is None, name
     assert value("coterie_shards", state="owned") is None
+    assert value("coterie_prune_overdue_seconds", table="units") is None
     assert value("coterie_entities", type="Account") == 0, "the last one has left, which is known"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from coterie.errors import PersistenceError
 from coterie.kernel import forks
+from coterie.storage import statements
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import Storage
 from coterie.storage.postgres import inspection, secrets
@@ -29,6 +30,7 @@ from coterie.storage.postgres.undertakings import Undertakings
 from coterie.storage.postgres.units import PostgresUnits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -48,6 +50,9 @@ its lease, and room for those that replace dropped ones."""
 
 _PAUSE_S = 1.0
 """Between two rounds of tries to reach a server that is waited for."""
+
+
+_PRUNING = statements.load("coterie.storage.postgres.sql", "pruning.sql")
 
 
 class PostgresStorage(Storage):
@@ -138,6 +143,13 @@ class PostgresStorage(Storage):
         self._origin.require_same()
         self.require_running()
         return cast("datetime", (await self.pool.read(inspection.SQL["now"]))[0][0])
+
+    async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
+        """For how many seconds the oldest row of each table should have been pruned. See `storage.interface`."""
+        self._origin.require_same()
+        self.require_running()
+        rows = await self.pool.read(_PRUNING["overdue"], self._cluster, retention_s, key_retention_s)
+        return {row["name"]: row["late_s"] for row in rows}
 
     async def secret(self) -> bytes:
         """The cluster's secret. See `storage.interface.Storage`."""

@@ -16,6 +16,7 @@ from coterie.storage.units import (
     StepRow,
     Taken,
     UnitRow,
+    UnitsPurged,
     claimed_at_of,
     tick_of_unit,
 )
@@ -167,11 +168,11 @@ class PostgresUnits:
         older_s = None if older_s is None else min(older_s, LONGEST_S)
         return [_unit(row) for row in await self._read("list_units", status, name, older_s, most)]
 
-    async def purge(self, *, older_s: float, most: int) -> Sequence[str]:
-        """Delete what nobody needs any more; the names of what was abandoned."""
+    async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
+        """Delete some of what nobody needs any more."""
         self._check()
         rows = await self._pool.write(SQL["purge_units"], self._cluster, min(older_s, LONGEST_S), most)
-        return [row["unit"] for row in rows]
+        return UnitsPurged(tuple(rows[0]["abandoned"]), rows[0]["most"])
 
     async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
         self._check()

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime
+from coterie.storage import statements
 from coterie.storage.executions import Stamp
 from coterie.storage.groups import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
@@ -27,7 +28,7 @@ from coterie.storage.ticks import TickClaim, TickNote
 from coterie.storage.units import StepWrite, UnitEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -47,6 +48,9 @@ _GROUP_MOST = 200
 """Writes of one transaction. Processes take turns: while one of them commits, others work on what it has committed
 before. With groups of 500 the hundreds of calls under way between two processes went to and fro as one, and one process
 slept while the other worked."""
+
+
+_PRUNING = statements.load("coterie.storage.sqlite.sql", "pruning.sql")
 
 
 class SqliteStorage(Storage):
@@ -127,6 +131,19 @@ class SqliteStorage(Storage):
         """The time of this machine, which all processes of the file share."""
         self._main.require_usable()
         return to_datetime(self._clock.wall_ns())
+
+    async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
+        """For how many seconds the oldest row of each table should have been pruned. See `storage.interface`."""
+        now_ns = self._clock.wall_ns()
+        names = {
+            "cluster": self._settings.name,
+            "retention_ns": int(retention_s * 1e9),
+            "key_retention_ns": int(key_retention_s * 1e9),
+        }
+        rows: list[Any] = await self._main.read(
+            lambda c: c.execute(_PRUNING["overdue"], names).fetchall(), doing="look for what should be gone"
+        )
+        return {name: (now_ns - at_ns) / 1e9 for name, at_ns in rows if at_ns is not None and at_ns < now_ns}
 
     async def secret(self) -> bytes:
         """The cluster's secret. See `storage.interface.Storage`."""

@@ -24,6 +24,7 @@ from coterie.storage.units import (
     Started,
     Taken,
     UnitRow,
+    UnitsPurged,
     life_of_tick,
     tick_of_unit,
 )
@@ -228,8 +229,8 @@ def listed(
     return [_unit(row) for row in connection.execute(SQL["list"], names)]
 
 
-def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> list[str]:
-    """Delete some units that nobody needs any more, each with all that is its own (W5); those that were abandoned."""
+def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> UnitsPurged:
+    """Delete some units that nobody needs any more, each with all that is its own (W5)."""
     names = bindings(scope, before_ns=_ago_ns(scope, older_s), most=most)
     ended = _UNITS.decode(connection.execute(SQL["ended"], names).get)
     abandoned = _UNITS.decode(connection.execute(SQL["abandoned"], names).get)
@@ -237,7 +238,7 @@ def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: in
         connection.execute(SQL["forget"], bindings(scope, units=encoded(ended + abandoned)))
         forget_rows(connection, scope, ended + abandoned)
     connection.execute(SQL["purge_early"], names)
-    return abandoned
+    return UnitsPurged(tuple(abandoned), max(len(ended), len(abandoned), connection.changes()))
 
 
 def _begin(connection: apsw.Connection, scope: Scope, **named: Any) -> bool:
@@ -405,8 +406,8 @@ class SqliteUnits:
             lambda c: listed(c, self._scope(), status=status, name=name, older_s=older_s, most=most), doing="list units"
         )
 
-    async def purge(self, *, older_s: float, most: int) -> Sequence[str]:
-        """Delete what nobody needs any more; the units that were abandoned."""
+    async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
+        """Delete some of what nobody needs any more."""
         return await self._database.transact(
             lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old units"
         )

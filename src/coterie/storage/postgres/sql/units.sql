@@ -498,7 +498,7 @@ limit $5;
 
 -- name: purge_units
 -- Delete some units that nobody needs any more, each with all its rows (W5), and values whose units never began. The names of
--- those that were abandoned.
+-- those that were abandoned, and how many it were of the kind of which it were most.
 with edge as materialized (
     select clock_timestamp() - make_interval(secs => $2::float8) as at
 ), old as materialized (
@@ -534,7 +534,9 @@ with edge as materialized (
         order by made_at limit $3
         for update skip locked
     ))
+    returning 1
 )
-select unit from abandoned
-where (select units from forgotten) >= 0 -- a part that nobody reads is not run
-order by unit;
+select
+    array(select unit from abandoned order by unit) as abandoned,
+    greatest((select count(*) from old), (select count(*) from abandoned), (select count(*) from early)) as most
+where (select units from forgotten) >= 0; -- a part that nobody reads is not run

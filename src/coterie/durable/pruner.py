@@ -1,0 +1,127 @@
+"""Pruner: deletes the rows whose time is over, of all tables, until none is left.
+
+each minute ──▶ one bounded statement for each table ──▶ those that may have more: again, after a pause ──▶ all are done
+
+Every runner prunes all tables; rows that another session has locked are left to that one. A client prunes the key-value
+store alone, since a cluster may consist of clients. What is not pruned in time is seen in `Storage.overdue`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Literal, get_args
+
+from coterie.errors import PersistenceError
+from coterie.kernel import meters
+from coterie.kernel.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from coterie.kernel.chance import Chance
+    from coterie.kernel.supervisor import Supervisor
+    from coterie.settings import Settings
+    from coterie.storage.interface import Storage
+
+log = logging.getLogger("coterie.storage")
+
+Table = Literal["kv", "states", "ticks", "units", "messages"]
+TABLES: Sequence[Table] = get_args(Table)
+
+_EVERY_S = 60.0
+_BATCH = 500
+"""Rows that one statement looks at: it takes some milliseconds, so nobody waits long for its locks."""
+_PAUSE_S = 0.02
+"""Between two statements, for the writes of others."""
+
+
+class Pruner:
+    """Prunes for one process, from `start` to `stop`.
+
+    Args:
+        storage: Of the cluster.
+        settings: `retention`, and `key_retention` for messages with a key.
+        chance: For the jitter that keeps processes from pruning in step.
+        supervisor: The one of this process.
+        tables: Which of them it prunes.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        settings: Settings,
+        *,
+        chance: Chance,
+        supervisor: Supervisor,
+        tables: Sequence[Table] = TABLES,
+    ) -> None:
+        self._storage = storage
+        self._retention_s = settings.retention.total_seconds()
+        self._key_retention_s = settings.key_retention.total_seconds()
+        self._chance = chance
+        self._supervisor = supervisor
+        self._tables = tables
+        self._tasks = Tasks("pruner")
+
+    def start(self) -> None:
+        """Prune now and then from now on."""
+        self._tasks.supervise(self._prune_on, name="prune", supervisor=self._supervisor)
+
+    async def stop(self) -> None:
+        """Prune no more."""
+        await self._tasks.stop()
+
+    async def _prune_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._chance.between(_EVERY_S / 2, _EVERY_S))
+            await self.prune()
+
+    async def prune(self) -> dict[Table, int]:
+        """Delete all that is due now, a batch of each table in turn; how many rows of each."""
+        counts: dict[Table, int] = dict.fromkeys(self._tables, 0)
+        left = {table: self._batches(table) for table in self._tables}
+        while left:
+            for table, batches in list(left.items()):
+                try:
+                    deleted = await anext(batches, None)
+                except PersistenceError as error:
+                    log.warning("%s are not pruned just now, they are in a minute: %s", table, error)
+                    deleted = None
+                if deleted is None:
+                    del left[table]
+                else:
+                    counts[table] += deleted
+                    meters.PRUNED_ROWS.of(table).value += deleted
+            await asyncio.sleep(_PAUSE_S)
+        return counts
+
+    async def _batches(self, table: Table) -> AsyncIterator[int]:
+        """Delete batch after batch of one table; how many rows each."""
+        if table == "messages":
+            after = ""
+            while True:
+                deleted, after = await self._storage.messages.purge(
+                    after=after, retention_s=self._retention_s, key_retention_s=self._key_retention_s, most=_BATCH
+                )
+                yield deleted
+                if not after:
+                    return
+        deleted = _BATCH
+        while deleted == _BATCH:
+            deleted = await self._delete(table)
+            yield deleted
+
+    async def _delete(self, table: Table) -> int:
+        if table == "kv":
+            return await self._storage.kv.purge(most=_BATCH)
+        if table == "states":
+            return await self._storage.states.purge(most=_BATCH)
+        if table == "ticks":
+            return await self._storage.ticks.purge(older_s=self._retention_s, most=_BATCH)
+        purged = await self._storage.units.purge(older_s=self._retention_s, most=_BATCH)
+        for unit in purged.abandoned:
+            log.warning(
+                "%s was abandoned: nobody has gone on with it for %gs, its steps are gone", unit, self._retention_s
+            )
+        return purged.most

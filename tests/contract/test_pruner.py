@@ -1,0 +1,79 @@
+"""The pruner on every engine: all that is due goes in one pass, and what should be gone is seen until it is (19a)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coterie.durable.pruner import Pruner
+from coterie.kernel.chance import Chance
+from coterie.kernel.supervisor import Supervisor
+from coterie.settings import Settings
+from coterie.storage.interface import KvPut
+from coterie.storage.sqlite.storage import SqliteStorage
+from tests.contract.test_states import A
+from tests.contract.units import CRON, a, ended, got, grant, key, started, triggered
+
+if TYPE_CHECKING:
+    from coterie.storage.interface import Ownership, Storage
+    from tests.contract.conftest import Passing
+
+__all__ = ["a"]  # fixtures
+
+MANY = 2_100
+"""Ten times as many as were cleared away in a minute before there was one pruner."""
+
+
+def pruner(storage: Storage, **settings: Any) -> Pruner:
+    given = Settings.load({"retention": "30s", "key_retention": "30s", **settings}, environ={})
+    return Pruner(storage, given, chance=Chance(1), supervisor=Supervisor(Chance(1)))
+
+
+async def execute(storage: Any, *, sqlite: str, postgres: str) -> None:
+    if isinstance(storage, SqliteStorage):
+        await storage._main.transact(lambda c: c.execute(sqlite).fetchall(), doing="prepare")
+    else:
+        await storage.pool.write(postgres)
+
+
+async def test_ten_times_as_many_finished_runs_as_before_go_in_one_pass(storage: Storage, a: Ownership) -> None:
+    claim, _ = await grant(a), await started(storage)
+    await started(storage, "young")
+    for each in ("one", "young"):
+        await ended(storage, claim, key(each))
+    columns = "cluster, unit, kind, name, id, seat, status"
+    await execute(
+        storage,
+        sqlite=f"with n (n) as (select 1 union all select n + 1 from n where n < {MANY}) insert into units"
+        f" ({columns}, started_at_ns, changed_at_ns, ended_at_ns) select cluster, unit || n, kind, name, id, seat,"
+        f" status, started_at_ns, changed_at_ns, ended_at_ns - 60000000000 from units cross join n"
+        f" where unit = '{key()}'",
+        postgres=f"insert into coterie.units ({columns}, started_at, changed_at, ended_at)"
+        " select cluster, unit || n, kind, name, id, seat, status, started_at, changed_at, ended_at - interval '60 s'"
+        f" from coterie.units cross join generate_series(1, {MANY}) as n where unit = '{key()}'",
+    )
+    late = await storage.overdue(retention_s=30, key_retention_s=30)
+    assert late.keys() == {"units"}
+    assert 29 < late["units"] < 300
+    assert (await pruner(storage).prune())["units"] == MANY
+    assert await storage.overdue(retention_s=30, key_retention_s=30) == {}
+    assert (await got(storage, key())).status == (await got(storage, key("young"))).status == "done", "they are young"
+
+
+async def test_every_table_says_for_how_long_its_oldest_row_should_be_gone(
+    storage: Storage, a: Ownership, passing: Passing
+) -> None:
+    claim, _ = await grant(a), await started(storage)
+    assert await storage.overdue(retention_s=0, key_retention_s=0) == {}, "what goes on is not due"
+    cron = await grant(a, A, CRON)
+    await triggered(storage, cron)
+    await ended(storage, claim, key())
+    await storage.kv.put(KvPut("k", b"v", 1, 0.01, None))
+    await storage.kv.put(KvPut("kept", b"v", 2, None, None))
+    await passing(0.5)
+    found = await storage.overdue(retention_s=0, key_retention_s=0)
+    assert found.keys() == {"units", "kv"}
+    assert all(0 < late_s < 300 for late_s in found.values())
+    assert (await storage.overdue(retention_s=3600, key_retention_s=3600)).keys() == {"kv"}
+    assert (await pruner(storage).prune())["kv"] == 1
+    assert await storage.kv.get("kept") is not None
+    assert (await storage.overdue(retention_s=0, key_retention_s=0)).keys() == {"units"}, "it is kept for half a minute"
