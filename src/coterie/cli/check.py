@@ -10,6 +10,7 @@ from coterie.cli.asking import NO, YES, asks
 from coterie.cli.findings import Finding, as_objects, shown
 from coterie.cli.judging import Audit, Fence, Holders, Messages, States, Ticks
 from coterie.cli.progress import Progress
+from coterie.storage import unreadable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -42,7 +43,7 @@ async def command(asking: Asking) -> int:
     history = History()
     with Progress("checking", json=asking.as_json) as progress:
         await history.read(asking.here.storage, progress)
-    findings, code = history.findings(), NO if history.broken else YES
+    findings, code = history.findings(), NO if history.broken or unreadable.found() else YES
     document = {
         "rows": history.rows,
         "has_audit": bool(history.audit.rows),
@@ -100,6 +101,7 @@ class History:
         """A line for each promise, several where it is broken."""
         said = dict(zip(("grants", "holders", "fence", "states", "ticks", "messages"), self._judges(), strict=True))
         found = [each for what, judge in said.items() for each in _found(what, judge, self._well(what))]
+        found += [Finding("rows", str(row), "bad", "mend or delete it with SQL") for row in unreadable.found()]
         if not self.audit.is_dated:
             says = "the database's clock was set back: when something was written is not compared with grants"
             found.append(Finding("clock", says, "warn"))

@@ -132,6 +132,7 @@ class Examination:
         self._runs_here = any(row.host_id == host_id() for row in rows)
         for check in (examining.clocks, examining.runners, examining.versions):
             self.findings += check(rows, told)
+        self.findings += examining.unreadable(told)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from coterie.errors import ConfigurationError
 from coterie.kernel.readings import split_address
 from coterie.observe.judge import BOUNDS
 from coterie.settings import help_rows
+from coterie.storage.unreadable import found
 from coterie.transport.certificates import Certificates, near_end
 from coterie.transport.identity import is_loopback
 
@@ -211,3 +212,11 @@ def _problem(address: str) -> str | None:
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def unreadable(told: Mapping[str, LocalFacts | None]) -> list[Finding]:
+    """The rows that somebody, or this command itself, could not read."""
+    theirs = (row for facts in told.values() if facts is not None for row in facts.unreadable)
+    rows = dict.fromkeys([*map(str, found()), *theirs])
+    hint = "it is left out, the others are not: mend or delete it with SQL"
+    return [Finding("rows", row, "bad", hint) for row in rows]

@@ -185,6 +185,9 @@ STORAGE_ERRORS = _counter(
     "operation",
     "outcome",
 )
+UNREADABLE_ROWS = _counter(
+    "coterie_unreadable_rows_total", "Times that a row could not be read and was left out, by its table", "table"
+)
 FENCED = _counter("coterie_fenced_writes_total", "Writes that were refused because their seat had another holder")
 
 # Transport

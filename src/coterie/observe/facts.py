@@ -74,6 +74,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its standing tasks that failed within the last minute."""
     failed_over_s: float | None = None
     """How long ago the database was found to be another server or timeline; None: it was not."""
+    unreadable: tuple[str, ...] = ()
+    """Rows that it could not read and has left out, the first few."""
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):

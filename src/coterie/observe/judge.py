@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _WORSE = ("healthy", "degraded", "unhealthy")
 _FAILING_HINT = "its log has the stack; what fails seven times within a minute gives up its seat, or ends the runner"
+_UNREADABLE_HINT = "it is left out, the others are not: mend or delete it with SQL; coterie check lists what is broken"
 _NAMED = 3
 """So many of the same kind are named; the others are counted."""
 
@@ -194,6 +195,8 @@ def _troubles(told: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status,
     for task in told.failing:
         times = f"{task.failures} times within a minute" if task.failures > 1 else "within the last minute"
         yield "degraded", f"its task {task} failed {times}: {task.error}", _FAILING_HINT
+    for row in told.unreadable:
+        yield "degraded", row, _UNREADABLE_HINT
     if told.loop_lag_s > bounds.lag_s:
         hint = "something blocks its event loop: its log has the stack; asyncio.to_thread takes it elsewhere"
         yield "degraded", f"its event loop was blocked for {told.loop_lag_s:.1f}s", hint

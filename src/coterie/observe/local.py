@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.kernel import meters
 from coterie.observe.facts import ExcludedSeat, LocalFacts
+from coterie.storage import unreadable
 
 if TYPE_CHECKING:
     from coterie.entities.hosting import Host
     from coterie.kernel.supervisor import FailingTask
     from coterie.ownership.membership import Membership
 
+_UNREADABLE_MOST = 10
+"""So many rows that cannot be read are told; the log has all of them."""
 _version = cache(version)  # it reads a file
 
 
@@ -87,6 +90,7 @@ def facts_of(
         cpu_s=used.cpu_s,
         failing=failing,
         failed_over_s=None if vitals is None else vitals.failed_over_s,
+        unreadable=tuple(map(str, unreadable.found()[:_UNREADABLE_MOST])),
     )
 
 

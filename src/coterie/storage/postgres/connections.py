@@ -14,7 +14,7 @@ import asyncpg
 from coterie.errors import ConfigurationError, PersistenceError
 from coterie.kernel import forks
 from coterie.kernel.secret import redacted_url
-from coterie.storage.postgres import inspection
+from coterie.storage.postgres import inspection, instants
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, hint_of, hopeless
 from coterie.storage.postgres.session_registry import SessionRegistry
 from coterie.storage.postgres.sessions import Session, deadline
@@ -205,6 +205,7 @@ class Connector:
                 raw: asyncpg.Connection[Any] = await asyncpg.connect(
                     self._url, timeout=within_s + 1, statement_cache_size=0, **options
                 )
+                instants.install(raw)
                 return raw
         except asyncpg.InterfaceError:
             raise

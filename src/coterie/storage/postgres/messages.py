@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from coterie.storage.messages import Attempt, Backlog, Delivery, Due, Insert, Late, Loss, MessageRow, Suspected, Waiting
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.postgres.posting import STATUSES, receipt
+from coterie.storage.unreadable import readable
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -97,7 +99,7 @@ class PostgresMessages:
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
         """What is known about these messages."""
-        return [_row(row) for row in await self._read("look", ids)]
+        return _rows(await self._read("look", ids))
 
     async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
         """The message that has a key."""
@@ -113,7 +115,7 @@ class PostgresMessages:
     async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
         """Messages in order of their ids, past the id `after`."""
         name = "list_dead" if chosen.status == "dead" else "list"
-        return [_row(row) for row in await self._read(name, after or "", most, *_asked(chosen))]
+        return _rows(await self._read(name, after or "", most, *_asked(chosen)))
 
     async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
         """Make a dead message, or all dead ones of an entity, pending again."""
@@ -151,6 +153,10 @@ class PostgresMessages:
     def _check(self) -> None:
         self._origin.require_same()
         self._writer.require_running()
+
+
+def _rows(rows: Sequence[asyncpg.Record]) -> list[MessageRow]:
+    return readable(rows, _row, table="messages", key=itemgetter("id"))
 
 
 def _row(row: asyncpg.Record) -> MessageRow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from contextlib import asynccontextmanager
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from coterie.storage.postgres import inspection
 from coterie.storage.postgres.ending import Ending
 from coterie.storage.postgres.locks import Dedicated, lock_key
 from coterie.storage.postgres.sessions import deadline
+from coterie.storage.unreadable import checked_runner, checked_seat, readable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -35,7 +37,7 @@ log = logging.getLogger("coterie")
 
 SQL = statements.load("coterie.storage.postgres.sql", "ownership.sql")
 
-_RUNNERS = msgspec.json.Decoder(tuple[RunnerRow, ...])
+_RUNNERS, _RUNNER = msgspec.json.Decoder(tuple[msgspec.Raw, ...]), msgspec.json.Decoder(RunnerRow)
 
 
 class Owners:
@@ -274,8 +276,19 @@ def to_view(rows: Sequence[Any]) -> View:
     """The one row of the statement `view` as a value."""
     row = rows[0]
     columns = ("names", "groups", "holders", "epochs", "fingerprints", "effective_from", "clean")
-    seats = zip(*(row[column] for column in columns), strict=True)
-    return View(_RUNNERS.decode(row["runners"]), tuple(SeatRow(*seat) for seat in seats), row["stamp"])
+    runners = readable(
+        _RUNNERS.decode(row["runners"]),
+        lambda each: checked_runner(_RUNNER.decode(each)),
+        table="runners",
+        key=lambda each: msgspec.json.decode(each)["id"],
+    )
+    seats = readable(
+        zip(*(row[column] for column in columns), strict=True),
+        lambda each: checked_seat(SeatRow(*each)),
+        table="seats",
+        key=itemgetter(0),
+    )
+    return View(tuple(runners), tuple(seats), row["stamp"])
 
 
 def to_renewal(row: Any) -> Renewal:

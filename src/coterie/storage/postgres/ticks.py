@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -11,6 +12,7 @@ from coterie.kernel.addresses import Seat
 from coterie.storage.postgres.alone import LONGEST_S
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.ticks import Book, CronRow, PauseRow, TickRow
+from coterie.storage.unreadable import readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,11 +103,11 @@ class PostgresTicks:
 
     async def history(self, name: str, *, most: int, before: datetime | None = None) -> Sequence[TickRow]:
         """The last ticks, those for the latest instants first, also those that are not over."""
-        return [_tick(row) for row in await self._read("tick_history", name, most, before)]
+        return _ticks(await self._read("tick_history", name, most, before))
 
     async def list(self) -> Sequence[CronRow]:
         """All crons that the cluster knows, by name."""
-        return [_cron(row) for row in await self._read("list_crons")]
+        return readable(await self._read("list_crons"), _cron, table="crons", key=itemgetter("cron"))
 
     async def purge(self, *, older_s: float, most: int) -> int:
         """Delete up to `most` ticks that ended longer ago than that, and pauses likewise; how many ticks it were."""
@@ -145,7 +147,7 @@ def _book(rows: Sequence[asyncpg.Record]) -> Book:
         failures=row["failures"] or 0,
         failed_at=row["failed_at"],
         pauses=tuple(pauses),
-        open=tuple(_tick(each) for each in rows if each["epoch"] == each["mine"]),
+        open=tuple(_ticks([each for each in rows if each["epoch"] == each["mine"]])),
         now=row["now"],
     )
 
@@ -156,10 +158,14 @@ def _cron(row: asyncpg.Record) -> CronRow:
         paused_at=row["paused_at"],
         open=row["open"],
         beat_at=row["beat_at"],
-        latest=None if row["name"] is None else _tick(row),
+        latest=next(iter(_ticks([] if row["name"] is None else [row])), None),
         now=row["now"],
         **{name: row[name] for name in _CRON},
     )
+
+
+def _ticks(rows: Sequence[asyncpg.Record]) -> list[TickRow]:
+    return readable(rows, _tick, table="ticks", key=lambda row: f"{row['name']} {row['kind']} {row['at']} {row['seq']}")
 
 
 def _tick(row: asyncpg.Record) -> TickRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.messages import Attempt, MessageRow, Receipt, Status
+from coterie.storage.unreadable import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,7 +77,8 @@ def _receipt(rows: Iterable[Sequence[Any]], scope: Scope, *, fresh: bool) -> Rec
 
 def look(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[MessageRow]:
     """All about these messages."""
-    return [_row(row) for row in connection.execute(SQL["look"], bindings(scope, ids=encoded(ids)))]
+    rows = connection.execute(SQL["look"], bindings(scope, ids=encoded(ids)))
+    return readable(rows, _row, table="messages", key=itemgetter(0))
 
 
 def listed(

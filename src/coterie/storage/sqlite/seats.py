@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.interface import Grant, RunnerRow, SeatRow, View
+from coterie.storage.unreadable import checked_runner, checked_seat, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -120,9 +122,15 @@ def stamp(main: apsw.Connection, scope: Scope) -> str:
 def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> View:
     """Everybody and everything."""
     leaving = {runner for runner, lease in leases.items() if lease.leaving}
-    runners = tuple(_runner(row, leaving=row[0] in leaving) for row in main.execute(SQL["runners"], scope.bindings()))
+    runners = readable(
+        main.execute(SQL["runners"], scope.bindings()),
+        lambda row: checked_runner(_runner(row, leaving=row[0] in leaving)),
+        table="runners",
+        key=itemgetter(0),
+    )
     ((rows,),) = main.execute(SQL["seats"], scope.bindings())
-    return View(runners, tuple(_seat(row) for row in msgspec.json.decode(rows)), stamp(main, scope))
+    seats = readable(msgspec.json.decode(rows), lambda row: checked_seat(_seat(row)), table="seats", key=itemgetter(0))
+    return View(tuple(runners), tuple(seats), stamp(main, scope))
 
 
 def note(

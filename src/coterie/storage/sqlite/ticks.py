@@ -17,6 +17,7 @@ from coterie.storage.sqlite.kv import Scope
 from coterie.storage.sqlite.records import LAST_NS, bindings, later_ns
 from coterie.storage.sqlite.transactions import snapshot
 from coterie.storage.ticks import Book, CronRow, Kind, Outcome, PauseRow, TickRow
+from coterie.storage.unreadable import readable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -70,7 +71,9 @@ class _Look(msgspec.Struct, array_like=True):
     is_news: int
     """Whether the cron is not known yet, or not by this definition."""
     pauses: tuple[tuple[int, int | None], ...]
-    open: tuple[_Tick, ...]
+    stored: tuple[msgspec.Raw, ...]
+    open: tuple[_Tick, ...] = ()
+    """Of those that are stored, the ones that can be read."""
 
 
 class _Cron(msgspec.Struct, array_like=True):
@@ -87,13 +90,17 @@ class _Cron(msgspec.Struct, array_like=True):
     paused_at_ns: int | None
     open: int
     beat_at_ns: int | None
-    latest: _Tick | None
+    latest: msgspec.Raw
 
 
 _TICK = msgspec.json.Decoder(_Tick)
-_TICKS = msgspec.json.Decoder(list[_Tick])
-_LOOKS = msgspec.json.Decoder(list[_Look])
-_CRONS = msgspec.json.Decoder(list[_Cron])
+_ROWS = msgspec.json.Decoder(list[msgspec.Raw])
+_LOOK = msgspec.json.Decoder(_Look)
+_CRON = msgspec.json.Decoder(_Cron)
+
+
+def _ticks(rows: Iterable[msgspec.Raw]) -> list[_Tick]:
+    return readable(rows, _TICK.decode, table="ticks", key=lambda row: bytes(row)[:80].decode(errors="replace"))
 
 
 # ── those who hold crons ────────────────────────────────────────────────────────────────────────────────────────
@@ -126,7 +133,10 @@ def _look(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> l
     """Those that are held, and what is known of them [C1]."""
     held = states.all_held(connection, scope.cluster, {take.claim for take in takes})
     asked = [take for take in takes if take.claim in held]
-    looks = _LOOKS.decode(connection.execute(SQL["look"], bindings(scope, asked=_asked(asked))).get)
+    found = _ROWS.decode(connection.execute(SQL["look"], bindings(scope, asked=_asked(asked))).get)
+    looks = readable(found, _LOOK.decode, table="crons", key=lambda row: asked[msgspec.json.decode(row)[0]].name)
+    for look in looks:
+        look.open = tuple(_ticks(look.stored))
     return [(asked[look.place], look) for look in looks]
 
 
@@ -184,12 +194,14 @@ def get(connection: apsw.Connection, scope: Scope, name: str, *, kind: Kind, at_
 def history(connection: apsw.Connection, scope: Scope, name: str, *, before_ns: int, most: int) -> list[TickRow]:
     """The last ticks of a cron, the latest first."""
     names = bindings(scope, name=name, before_ns=before_ns, most=most)
-    return [_tick(tick) for tick in _TICKS.decode(connection.execute(SQL["history"], names).get)]
+    return [_tick(tick) for tick in _ticks(_ROWS.decode(connection.execute(SQL["history"], names).get))]
 
 
 def listed(connection: apsw.Connection, scope: Scope) -> list[CronRow]:
     """All crons, by name."""
-    return [_cron(scope, row) for row in _CRONS.decode(connection.execute(SQL["list"], bindings(scope)).get)]
+    rows = _ROWS.decode(connection.execute(SQL["list"], bindings(scope)).get)
+    crons = readable(rows, _CRON.decode, table="crons", key=lambda row: msgspec.json.decode(row)[0])
+    return [_cron(scope, row) for row in crons]
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> int:
@@ -259,7 +271,7 @@ def _cron(scope: Scope, row: _Cron) -> CronRow:
         paused_at=_instant(row.paused_at_ns),
         open=row.open,
         beat_at=_instant(row.beat_at_ns),
-        latest=None if row.latest is None else _tick(row.latest),
+        latest=next(map(_tick, _ticks([] if bytes(row.latest) == b"null" else [row.latest])), None),
         now=to_datetime(scope.now_ns),
     )
 

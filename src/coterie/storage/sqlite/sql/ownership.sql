@@ -101,8 +101,9 @@ from seats where cluster = :cluster;
 
 -- name: changes
 -- What differs whenever a seat has changed. A grant raises the sum of epochs; between two grants seats are only freed.
+-- Of each epoch the last 40 bits, so that no sum overflows whatever is stored.
 select
-    count(*), coalesce(sum(epoch), 0), count(holder),
+    count(*), coalesce(sum(epoch & 1099511627775), 0), count(holder),
     coalesce(
         group_concat(name || '=' || fingerprint || '@' || effective_from_ns, ' ' order by name)
         filter (where fingerprint <> ''), ''

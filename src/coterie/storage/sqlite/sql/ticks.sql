@@ -11,7 +11,7 @@ select json_group_array(json_array(
     )),
     json((
         select json_group_array(json_array(
-            name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(errors), runner,
+            name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(iif(json_valid(errors), errors, 'null')), runner,
             claimed_at_ns, ended_at_ns, late_s, took_s, note, done, total
         ) order by kind, at_ns, seq)
         from ticks as t indexed by ticks_open
@@ -126,7 +126,7 @@ where cluster = :cluster and name = :name and until_at_ns is null;
 -- name: get
 -- One tick.
 select json_array(
-    name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(errors), runner, claimed_at_ns,
+    name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(iif(json_valid(errors), errors, 'null')), runner, claimed_at_ns,
     ended_at_ns, late_s, took_s, note, done, total
 )
 from ticks where cluster = :cluster and name = :name and kind = :kind and at_ns = :at_ns and seq = :seq;
@@ -134,7 +134,7 @@ from ticks where cluster = :cluster and name = :name and kind = :kind and at_ns 
 -- name: history
 -- The last ticks of a cron: of each kind as many as are asked for, which lie in order, and of these the last.
 select json_group_array(json_array(
-    name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(errors), runner, claimed_at_ns,
+    name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(iif(json_valid(errors), errors, 'null')), runner, claimed_at_ns,
     ended_at_ns, late_s, took_s, note, done, total
 ) order by at_ns desc, kind, seq desc)
 from (
@@ -166,7 +166,7 @@ select json_group_array(json_array(
     ),
     json((
         select json_array(
-            name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(errors), runner,
+            name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(iif(json_valid(errors), errors, 'null')), runner,
             claimed_at_ns, ended_at_ns, late_s, took_s, note, done, total
         )
         from ticks as t indexed by ticks_latest

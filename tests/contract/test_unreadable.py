@@ -1,0 +1,347 @@
+"""Every column of every table made unreadable, one at a time: the row is left out alone, and its neighbours are read.
+
+What the schema refuses cannot be stored, and is not tried. Whatever else is in a column, reading raises nothing and
+the rows beside it are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import apsw
+import asyncpg
+import pytest
+
+import coterie
+from coterie.kernel import meters
+from coterie.kernel.addresses import Seat
+from coterie.storage import unreadable
+from coterie.storage.executions import Stamp
+from coterie.storage.interface import Claim, Declaration, KvPut, Registration, StateSave
+from coterie.storage.messages import Filter, Setback
+from coterie.storage.ticks import Take, TickClaim, Verdict
+from tests.contract.messages import S1, S2, A, B, id_of, message
+from tests.contract.ticks import FINGERPRINT, N1, N2, SCHEDULE, at
+from tests.contract.units import ask, key, of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from coterie.storage.interface import Ownership, Storage
+
+TABLES = {
+    "runners": ("id", B),
+    "leases": ("id", B),
+    "seats": ("name", S2),
+    "fingerprints": ("seat", Seat.cron(N1)),
+    "messages": ("id", id_of(1)),
+    "crons": ("name", N1),
+    "cron_pauses": ("name", N1),
+    "ticks": ("name", N1),
+    "units": ("unit", key("one")),
+    "steps": ("unit", key("one")),
+    "deferreds": ("unit", key("one")),
+    "executions": ("seat", "singleton:one"),
+    "states": ("key", "one"),
+    "state_history": ("key", "one"),
+    "kv": ("key", "one"),
+    "machines": ("holder", B),
+}
+"""Of each table the column and the value by which the row is found that is made unreadable; another is beside it."""
+SEVERAL = {"cron_pauses", "crons", "deferreds", "fingerprints", "state_history", "steps", "ticks"}
+"""Where there may be several such rows, or another one comes in its place; nobody refers to them."""
+LEFT_OUT = {"agreements", "audit", "generations", "migrations", "secrets"}
+"""Read as a whole at the start, or by nobody: what is wrong there refuses the start."""
+
+POSTGRES: dict[str, list[str]] = {
+    "text": ["''", "'odd'", "'shard:default:odd'", "'[1'"],
+    "timestamp with time zone": ["'0044-03-15 00:00 BC'", "'-infinity'", "'infinity'", "'20000-01-01'"],
+    "bigint": ["-1", "9223372036854775807"],
+    "integer": ["-1", "2147483647"],
+    "smallint": ["-1", "7"],
+    "double precision": ["'NaN'", "'Infinity'", "-1"],
+    "boolean": ["true"],
+    "bytea": ["''", "'\\xc1'"],
+    "jsonb": ["'1'", "'null'", "'[1]'", "'{\"a\": 1}'"],
+    "ARRAY": ["'{null}'", "'{}'", "'{{a},{b}}'"],
+}
+SQLITE: dict[str, list[str]] = {
+    "TEXT": ["''", "'odd'", "'shard:default:odd'", "'[1'", "'1'", "'[1]'", "'{\"a\": 1}'"],
+    "INTEGER": ["-1", "7", "9223372036854775807", "-9223372036854775808"],
+    "REAL": ["9e999", "-1"],
+    "BLOB": ["x''", "x'c1'"],
+}
+
+
+class Hand(Protocol):
+    """Writes to tables as nobody of ours does."""
+
+    async def columns(self, table: str) -> list[tuple[str, str]]: ...
+    async def run(self, sql: str) -> Sequence[Any] | None:
+        """Its rows; None: the schema refuses it."""
+        ...
+
+
+class PostgresHand:
+    def __init__(self, connection: asyncpg.Connection[Any]) -> None:
+        self._connection = connection
+
+    async def columns(self, table: str) -> list[tuple[str, str]]:
+        sql = "select column_name, data_type from information_schema.columns where table_name = $1"
+        return [(row[0], row[1]) for row in await self._connection.fetch(sql, table)]
+
+    async def run(self, sql: str) -> Sequence[Any] | None:
+        try:
+            return await self._connection.fetch(sql)
+        except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError):
+            return None
+
+
+class SqliteHand:
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    async def columns(self, table: str) -> list[tuple[str, str]]:
+        return [(row[1], row[2]) for row in self._connection.execute(f"pragma table_info({table})")]
+
+    async def run(self, sql: str) -> Sequence[Any] | None:
+        try:
+            return self._connection.execute(sql).fetchall()
+        except apsw.ConstraintError:
+            return None
+
+
+@asynccontextmanager
+async def hand_on(url: str) -> AsyncIterator[Hand]:
+    if url.startswith("sqlite"):
+        file = apsw.Connection(url.removeprefix("sqlite:///"))
+        file.set_busy_timeout(10_000)
+        try:
+            yield SqliteHand(file)
+        finally:
+            file.close()
+        return
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute("set search_path to coterie")
+        yield PostgresHand(connection)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def hand(url: str) -> AsyncIterator[Hand]:
+    if url == "sqlite://":
+        pytest.skip("memory has one hand only")
+    async with hand_on(url) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _forgets() -> Iterator[None]:
+    unreadable._known.clear()
+    yield
+    unreadable._known.clear()
+
+
+class Cluster:
+    """Two of everything."""
+
+    def __init__(self, storage: Storage, session: Ownership, claims: dict[str, Claim]) -> None:
+        self.storage, self.session, self.claims = storage, session, claims
+
+    async def seen(self) -> set[str]:
+        """All that is read, by those who hold seats and by those who look."""
+        storage, claims = self.storage, self.claims
+        view = await storage.view()
+        found = {f"runner {row.id}" for row in view.runners} | {f"seat {row.name}" for row in view.seats}
+        assert await self.session.renew(ttl_s=60) is not None
+        await self.session.presences([A, B])
+        due = await storage.messages.due({S1: None}, ahead_s=1.0, most=10)
+        found |= {f"due {row.id}" for row in due.rows}
+        found |= {f"fetched {row.id}" for row in await storage.messages.fetch([id_of(1), id_of(2)])}
+        found |= {f"message {row.id}" for row in await storage.messages.look([id_of(1), id_of(2)])}
+        found |= {f"listed {row.id}" for row in await storage.messages.list(Filter())}
+        await storage.messages.backlog(most=10, dead_most=10)
+        takes = [Take(claims[Seat.cron(name)], name, FINGERPRINT) for name in (N1, N2)]
+        books = await storage.ticks.take(takes)
+        found |= {f"book {name} {len(book.open)}" for name, book in books.items()}
+        found |= {f"cron {row.name}" for row in await storage.ticks.list()}
+        found |= {f"tick {row.name}" for name in (N1, N2) for row in await storage.ticks.history(name, most=10)}
+        taken = await storage.units.take([claims[S1]], most=10)
+        found |= {f"taken {row.unit}" for each in taken.values() for row in each.rows}
+        found |= {f"unit {row.unit}" for row in await storage.units.list(status=None, name=None, older_s=None, most=10)}
+        for name in ("one", "two"):
+            loaded = await storage.units.load(claims[S1], key(name))
+            found |= set() if loaded is None else {f"loaded {loaded.row.unit} {len(loaded.steps)}"}
+            found |= {f"state {name}"} if await storage.states.peek(name) is not None else set()
+            found |= {f"history {name}" for _ in await storage.states.history(name)}
+            found |= {f"kv {name}"} if await storage.kv.get(name) is not None else set()
+        found |= {f"execution {row.seat}" for row in await storage.executions.list("singleton:")}
+        found |= {f"page {row.key}" for row in await storage.kv.page("", after=None, most=10)}
+        await storage.inspection.states(after="", most=10)
+        await storage.inspection.endings(after="", most=10)
+        await storage.machines.lease(A, ttl_s=60, until_ms=1)
+        return found
+
+
+@pytest.fixture
+async def cluster(storage: Storage) -> AsyncIterator[Cluster]:
+    seats = {S1: "", S2: "", Seat.cron(N1): FINGERPRINT, Seat.cron(N2): FINGERPRINT}
+    seats |= {Seat.singleton(name): "f" for name in ("one", "two")}
+    knows = {name: each for name, each in seats.items() if each}
+    async with storage.ownership(A) as session, storage.ownership(B) as other:
+        for runner, opened in ((A, session), (B, other)):
+            me = Registration(id=runner, name=runner, address="h:1", host_id="", groups=("default",), knows=knows)
+            await opened.register(me, [Declaration(name, "default", each) for name, each in seats.items()], ttl_s=600)
+        grants = await session.acquire(list(seats))
+        claims = {grant.name: Claim(A, grant.name, grant.epoch) for grant in grants}
+        for number in (1, 2):
+            await storage.messages.insert(message(number))
+            await storage.messages.setback(Setback(claims[S1], id_of(number), 1, "boom", 0.0))
+        for name in (N1, N2):
+            await storage.ticks.take([Take(claims[Seat.cron(name)], name, FINGERPRINT)])
+            verdicts = (Verdict(at(0), at(0)), Verdict(at(1), at(1)))
+            claim = TickClaim(claims[Seat.cron(name)], name, SCHEDULE, None, verdicts, 0.0)
+            assert (await storage.ticks.claim(claim)).told == "written"
+            await storage.ticks.pause(name)
+            await storage.ticks.resume(name)
+        for name in ("one", "two"):
+            await storage.units.start(of(name))
+            await storage.units.step(ask(claims[S1], key(name)))
+            await storage.units.resolve(key(name), "paid", value=b"1", error=None)
+            singleton = claims[Seat.singleton(name)]
+            await storage.executions.begin(singleton, leader="a", expected_s=1.0)
+            await storage.executions.stamp(Stamp(singleton, 1))
+            await storage.states.save(StateSave(singleton, name, b"1", 0, None, 3))
+            await storage.kv.put(KvPut(name, b"1", 1))
+        await storage.machines.lease(A, ttl_s=60, until_ms=1)
+        await storage.machines.lease(B, ttl_s=60, until_ms=1)
+        yield Cluster(storage, session, claims)
+
+
+def belongs_to(found: str, row: str) -> bool:
+    """Whether something that is read is of the row, or what hangs on it."""
+    return row in found or (row == S2 and found.startswith("runner"))
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_whatever_is_in_a_column_the_neighbours_are_read(cluster: Cluster, hand: Hand, table: str) -> None:
+    column, row = TABLES[table]
+    values = SQLITE if isinstance(hand, SqliteHand) else POSTGRES
+    columns = await hand.columns(table)
+    if not columns:
+        pytest.skip("the other engine has it elsewhere")
+    expected = {found for found in await cluster.seen() if not belongs_to(found, row)}
+    assert await hand.run(f"create temp table kept as select * from {table} where \"{column}\" = '{row}'") is not None
+    tried = 0
+    for name, kind in columns:
+        if name == "cluster":
+            continue
+        for value in [*values[kind], "null"]:
+            if await hand.run(f'update {table} set "{name}" = {value} where "{column}" = \'{row}\'') is None:
+                continue  # the schema refuses it
+            tried += 1
+            try:
+                seen = await cluster.seen()
+            except Exception as error:
+                error.add_note(f"{table}.{name} = {value}")
+                raise
+            missing = {found for found in expected - seen if not belongs_to(found, value.strip("'"))}
+            assert not missing, f"{table}.{name} = {value}"
+            was = f"\"{column}\" = '{row}'"
+            await _restore(hand, table, name, where=f'"{column}" = {value} or {was}' if name == column else was)
+    assert tried > 2
+
+
+async def _restore(hand: Hand, table: str, name: str, *, where: str) -> None:
+    """Bring the row back: where it may be several, all of them; where others refer to it, in its place."""
+    if table in SEVERAL:
+        assert await hand.run(f"delete from {table} where {where}") is not None
+        assert await hand.run(f"insert into {table} select * from kept") is not None
+    else:
+        assert await hand.run(f'update {table} set "{name}" = (select "{name}" from kept) where {where}') is not None
+
+
+async def test_a_row_that_cannot_be_read_is_logged_once_counted_and_forgotten_when_it_is_mended(
+    cluster: Cluster, hand: Hand, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, logger="coterie")
+    counted = meters.UNREADABLE_ROWS.of("messages").value
+    await hand.run(f"update messages set errors = '1' where id = '{id_of(1)}'")
+    for _ in range(3):
+        assert [row.id for row in await cluster.storage.messages.look([id_of(1), id_of(2)])] == [id_of(2)]
+    assert meters.UNREADABLE_ROWS.of("messages").value == counted + 3
+    (row,) = unreadable.found()
+    assert str(row).startswith(f"row '{id_of(1)}' of table messages cannot be read: ValidationError: ")
+    assert [str(row) in record.getMessage() for record in caplog.records] == [True]
+    await hand.run(f"update messages set errors = '[]' where id = '{id_of(1)}'")
+    assert len(await cluster.storage.messages.look([id_of(1), id_of(2)])) == 2
+    assert unreadable.found() == ()
+
+
+async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: Hand) -> None:
+    """An odd seat, five kinds of odd runners and a message dated BC; settling, delayed messages and probes go on."""
+    app = coterie.Cluster(url, shards=2, listen="127.0.0.1:0")
+    told: list[str] = []
+
+    @app.entity
+    class Account(coterie.Entity):
+        @coterie.rpc(persisted=True)
+        async def note(self, what: str) -> None:
+            told.append(what)
+
+    async with app.connect():  # which makes the tables
+        pass
+    await _plant(hand)
+    async with asyncio.timeout(60), app:
+        await app.ready()
+        runner: Any = app._acting()
+        assert sorted(runner.seats) == ["shard:default:0", "shard:default:1"]
+        for number in range(4):
+            await app.send(app.ref(Account, f"{number}").note(f"{number}"), delay="1s")
+        if not isinstance(hand, SqliteHand):
+            await hand.run("update messages set due_at = '0044-03-15 00:00 BC' where entity_id = '0'")
+        while sorted(told) != ["0", "1", "2", "3"]:
+            await asyncio.sleep(0.01)
+        problems = [reason.problem for reason in await runner.gathering.readiness()]
+        assert problems == []
+        health = await app.health()
+        named = [reason.problem for reason in health.reasons if "cannot be read" in reason.problem]
+        assert any("'shard:default:odd' of table seats" in each for each in named)
+        assert sum("of table runners" in each for each in named) >= 4
+
+
+async def _plant(hand: Hand) -> None:
+    seat = "insert into seats (cluster, name, \"group\") values ('default', 'shard:default:odd', 'default')"
+    if isinstance(hand, SqliteHand):
+        seat = seat.replace(") values", ", effective_from_ns) values").replace("'default')", "'default', 1)")
+        odd = {"groups": "'[1'", "knows": "'[]'", "weight": "9e999", "address": "'nowhere'"}
+        plain = {"groups": "'[]'", "knows": "'{}'", "weight": "1.0", "address": "'h:1'"}
+    else:
+        odd = {
+            "groups": "'{null}'",
+            "knows": "'[]'",
+            "weight": "'NaN'",
+            "address": "'nowhere'",
+            "started_at": "'0044-03-15 00:00 BC'",
+        }
+        plain = {"groups": "'{}'", "knows": "'{}'", "weight": "1.0", "address": "'h:1'", "started_at": "now()"}
+    began, at_first = ("started_at_ns, ", "1, ") if isinstance(hand, SqliteHand) else ("", "")
+    assert await hand.run(seat) is not None
+    for number, (column, value) in enumerate(odd.items()):
+        row = {**plain, column: value}
+        names, values = ", ".join(row), ", ".join(row.values())
+        assert (
+            await hand.run(
+                f"insert into runners (id, cluster, name, host_id, version, {began}{names}) "
+                f"values ('{number:032x}', 'default', 'odd {column}', '', '', {at_first}{values})"
+            )
+            is not None
+        )
+        if not isinstance(hand, SqliteHand):
+            lease = "insert into leases (id, cluster, expires_at, counter) values"
+            await hand.run(f"{lease} ('{number:032x}', 'default', now() + interval '1h', 1)")
