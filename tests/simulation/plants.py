@@ -16,7 +16,7 @@ from coterie.storage.sqlite import leases, states
 from coterie.testing import run_simulation
 from coterie.testing.checkers import Violation
 
-from . import planted_crons, planted_flows, planted_leaders, planted_messages, planted_seats
+from . import planted_crons, planted_flows, planted_leaders, planted_messages, planted_seats, planted_tasks
 from .workloads import calls, fenced, kv
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ PLANTS = (
     Plant("deadline forgotten while waiting", _deadline_forgotten_while_nobody_is_found, calls.main, ("F8",)),
     *(
         Plant(*planted)
-        for room in (planted_seats, planted_messages, planted_leaders, planted_crons, planted_flows)
+        for room in (planted_seats, planted_messages, planted_leaders, planted_crons, planted_flows, planted_tasks)
         for planted in room.PLANTED
     ),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from . import planted_crons, planted_flows, planted_messages
+from . import planted_crons, planted_flows, planted_messages, planted_tasks
 from .plants import PLANTS, SEEDS_MOST, Plant
 
-SAMPLED = (planted_messages, planted_crons, planted_flows)
+SAMPLED = (planted_messages, planted_crons, planted_flows, planted_tasks)
 LONG = {name for room in SAMPLED for name, *_ in room.PLANTED if name not in room.SAMPLE}
 
 

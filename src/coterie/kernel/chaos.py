@@ -66,6 +66,11 @@ def saw(what: str, name: str) -> None:
         _source.saw(what, name)
 
 
+def source() -> Source | None:
+    """Who decides at the moment."""
+    return _source
+
+
 def install(source: Source | None) -> None:
     """Turn chaos on with a source, or off with None."""
     global _source, on

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading  # noqa: TID251 a lock only: the thread that closes a group is its engine's
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     Commit = Callable[["Group"], Awaitable[Sequence[Any]]]
     Member = tuple[Write, "Waiter"]
+
+log = logging.getLogger("coterie")
 
 _IN_A_ROW = 8
 """After so many groups of one the next write is begun at once. Where more come together it would only be the first one
@@ -254,8 +257,11 @@ class GroupWriter(Service):
                     del group.members[0]  # it has been told: should the next one be cut short, those are that are left
             else:
                 _fail(group, error)
-        except Exception as error:  # noqa: BLE001 a bug in an engine must not leave callers waiting for ever
-            _fail(group, error)
+        except Exception as error:
+            log.exception("a commit of %d writes was cut short; whether it happened is not known", len(group))
+            unknown = _cut_short(error)
+            unknown.__cause__ = error
+            _fail(group, unknown)
         else:
             self._count(results, self._time() - began_s)
             if self._queue and len(results) > 1:  # the next group comes first: to tell them takes a while

@@ -30,6 +30,7 @@ from coterie.testing.faults import (
     StorageCuts,
     StorageErrors,
     StorageRestarts,
+    TaskFailures,
 )
 from coterie.testing.probe import probe
 from coterie.testing.process import Process
@@ -63,6 +64,7 @@ __all__ = [
     "StorageCuts",
     "StorageErrors",
     "StorageRestarts",
+    "TaskFailures",
     "probe",
     "processes",
     "run_simulation",

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from coterie.testing.nodes import current_node
 from coterie.testing.seeds import stream
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ _DELAY, _FLIP = 0.1, 0.05
 _SHORT_S, _LONG_S = 0.01, 3.0
 _ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, AssertionError, RuntimeError)
 """What an unexpected error may be: of the machine, of data, of the program."""
+_TEST = "test"
+"""The node of the client for which the test acts, which never fails."""
+_SPARED_S = 10.0
+"""After a failure a task is left alone for so long: seven within a minute would give it up."""
 _POINT = re.compile(r"""chaos\.(?:point|flip)\(\s*["']([^"']+)["']""")
 
 
@@ -35,8 +40,10 @@ class SeededChaos:
         """How probable it is that a standing task raises where it goes on."""
         self.on_work: Callable[[str, str], object] = lambda _what, _name: None
         """Called with what of the program runs now, for the report."""
+        self._spared_until_s: dict[str, float] = {}
         self._seed = seed
         self._chance = stream(seed, "chaos")
+        self._strikes = stream(seed, "failures of standing tasks")
         self._enabled: dict[str, bool] = {}
 
     async def point(self, name: str, /) -> None:
@@ -47,10 +54,16 @@ class SeededChaos:
         return self._happens(name, _FLIP)
 
     def failure(self, task: str, /) -> Exception | None:
-        if self.quiet or not self.failures or self._chance.random() >= self.failures:
+        if self.quiet or not self.failures or self._strikes.random() >= self.failures:
             return None
+        if (node := current_node.get(None)) is None or node.name == _TEST:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._spared_until_s.get(task, 0.0):
+            return None
+        self._spared_until_s[task] = now_s + _SPARED_S
         self.taken[f"failure of {task}"] += 1
-        return self._chance.choice(_ERRORS)("thrown into a standing task by the simulator")
+        return self._strikes.choice(_ERRORS)("thrown into a standing task by the simulator")
 
     def saw(self, what: str, name: str, /) -> None:
         self.on_work(what, name)

@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coterie.kernel import chaos
 from coterie.kernel.tasks import Tasks
+from coterie.testing.chaos import SeededChaos
 from coterie.testing.seeds import Stream, stream
 
 if TYPE_CHECKING:
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from coterie.testing.database import Way
     from coterie.testing.simulated import Runner
     from coterie.testing.simulation import Simulation
+
+
+_FAILING_MOST = 0.05
+"""How probable a failure is at each place where a standing task goes on: a few errors in some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,19 @@ class StorageClockSteps(Fault):
         simulation.database.step_clock(random.choice((-10.0, 10.0)))
 
 
+class TaskFailures(Fault):
+    """For a while standing tasks of coterie raise errors that nobody expected, wherever they are."""
+
+    async def strike(self, simulation: Simulation, random: Stream) -> None:
+        """Let them fail now and then, wait, and let them be."""
+        del simulation
+        source = chaos.source()
+        if isinstance(source, SeededChaos):
+            source.failures = random.uniform(0.0, _FAILING_MOST)
+            await self._last(random)
+            source.failures = 0.0
+
+
 EVERYTHING: tuple[Fault, ...] = (
     Kills(),
     Stops(every_s=60),
@@ -180,6 +199,7 @@ EVERYTHING: tuple[Fault, ...] = (
     ClockSteps(every_s=40),
     StorageClockSteps(every_s=90),
     Blackouts(every_s=120),
+    TaskFailures(every_s=30, lasting_s=10),
 )
 """All faults, at rates at which a cluster is rarely whole and never dead for long."""
 
