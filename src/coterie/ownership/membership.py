@@ -54,6 +54,9 @@ _GRANTS_MOST = 500
 """Seats that are acquired in one statement: renewals wait for it, and so does the loop that occupies them."""
 
 
+_AGAIN_S = 0.1
+"""Until it is ready a runner reads the tables so often: others take their share without telling it first."""
+
 _SILENT_RENEWALS = 3
 """So many renewals without an answer, and the database is silent."""
 
@@ -179,6 +182,7 @@ class Membership(Service):
         self._waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
         self._missing = "it has not taken all of its seats yet"
+        self._again: asyncio.TimerHandle | None = None
         routes.take(Route.OWNERSHIP, self._talk)
 
     # Life
@@ -272,6 +276,8 @@ class Membership(Service):
 
     async def _stop(self) -> None:
         self._holdings.give_up("the runner stops")
+        if self._again is not None:
+            self._again.cancel()
         await self._evicting.stop()
         await self._keeping.close()
         await self._aside.stop()
@@ -319,6 +325,10 @@ class Membership(Service):
         """Something has changed: read the tables now."""
         self._stale = True
         self._wake.set()
+
+    def _look_again(self) -> None:
+        self._again = None
+        self._look()
 
     def _removed(self, _: str) -> None:
         """A runner is not there any more: its seats are free, for the others too."""
@@ -396,6 +406,8 @@ class Membership(Service):
         self._missing = self._plans.missing(self._evicting.met)
         if not self._missing:
             self._settled.set()
+        elif not self._settled.is_set() and self._again is None:
+            self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._look_again)
 
     def _learn(self, view: View, reading: int) -> None:
         self._stamp = view.stamp
