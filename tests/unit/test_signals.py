@@ -233,9 +233,13 @@ def test_a_start_that_fails_ends_with_its_error(tmp_path: Path) -> None:
 
 def test_whoever_stops_the_cluster_ends_run(tmp_path: Path) -> None:
     text = """
-async def stop_soon():
-    asyncio.get_running_loop().call_later(0.1, lambda: asyncio.ensure_future(cluster.stop()))
-setup(opening=stop_soon); cluster.run(); say("over")
+async def stop_when_ready():
+    await cluster.ready()
+    await cluster.stop()
+stopping = []
+async def begin():
+    stopping.append(asyncio.create_task(stop_when_ready()))
+setup(opening=begin); cluster.run(); say("over")
 """
     with program(tmp_path, text) as running:
         running.ends_with(0)
