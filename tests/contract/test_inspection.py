@@ -70,10 +70,12 @@ async def test_messages_that_have_ended_can_be_read_page_by_page(url: str) -> No
             )
         for number in range(2):
             await storage.messages.commit(Commit(claim, message=f"m{number}", reply=b"done"))
+        assert await storage.messages.cancel("m2", claim, reply=b"cancelled")
         found = await storage.inspection.endings(after="", most=10)
         assert [(each.id, each.seat, each.epoch) for each in found] == [
             ("m0", claim.seat, claim.epoch),
             ("m1", claim.seat, claim.epoch),
+            ("m2", claim.seat, 0),
         ]
-        assert [(each.is_dead, each.has_reply, each.attempts) for each in found] == [(False, True, 0)] * 2
-        assert await storage.inspection.endings(after="m0", most=1) == found[1:]
+        assert [(each.is_dead, each.has_reply, each.attempts) for each in found] == [(False, True, 0)] * 3
+        assert await storage.inspection.endings(after="m0", most=1) == found[1:2]

@@ -201,7 +201,8 @@ class Messages(Judge):
             what = f"message {each.id} ({each.entity_type}/{each.entity_id}.{each.method})"
             if not each.is_dead and not each.has_reply:
                 self.say("INV-D2", f"{what} is done and has no reply")
-            self.fence.saw(f"the end of {what}", seat=each.seat, epoch=each.epoch, at=each.at)
+            if each.epoch:  # a cancelled message ends in the name of no epoch
+                self.fence.saw(f"the end of {what}", seat=each.seat, epoch=each.epoch, at=each.at)
 
 
 def _given(row: TickRow) -> Given:

@@ -59,7 +59,7 @@ class Ending(msgspec.Struct, frozen=True):
     method: str
     seat: str
     epoch: int
-    """Of the holder that ended it."""
+    """Of the holder that ended it; 0: it was cancelled, in the name of no epoch."""
     at: datetime
     is_dead: bool
     has_reply: bool

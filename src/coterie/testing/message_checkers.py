@@ -23,14 +23,11 @@ class EverySendEnds:
     pending_allowed: bool = False
     _told: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _left: dict[str, Left] = field(default_factory=dict)
-    _cancelled: set[str] = field(default_factory=set)
 
     def see(self, event: Event) -> None:
         """Remember what was told, and what is there."""
         if isinstance(event, Sent):
             self._told[event.message].add(event.outcome)
-        elif isinstance(event, Cancelled):
-            self._cancelled.add(event.message)
         elif isinstance(event, Left):
             self._left[event.message] = event
 
@@ -38,7 +35,7 @@ class EverySendEnds:
         """Compare them."""
         for message, outcomes in self._told.items():
             left = self._left.get(message)
-            if "ok" in outcomes and left is None and message not in self._cancelled:
+            if "ok" in outcomes and left is None:
                 raise Violation("INV-D1", f"{message} was acknowledged and is not there")
             if outcomes == {"failed"} and left is not None:
                 raise Violation("INV-D6", f"{message} was said to have failed and is {left.status}")

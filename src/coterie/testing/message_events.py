@@ -11,7 +11,7 @@ but for `due_ns` and `by_clock_ns`, which are the database's.
     Revived(message), Cancelled(message)    committed: somebody wanted it so
     Counted(entity, value)                  committed: the entity's state, a number to which its messages add
     Replied(message, reply)                 what a caller was told, at any time
-    Left(message, status, …)                a row of the table when everything was over
+    Left(message, status, …)                a row of the table when everything was over; a cancelled one is left, too
     Disturbed(from_ns, until_ns)            something failed: what was on its way may come in another order
     Gauge(what, value, most)                how much there was of something that has a bound
 
@@ -99,7 +99,7 @@ class Revived(Event):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled(Event):
-    """A pending message was taken back."""
+    """A pending message was taken back: its row says so, in the name of no epoch."""
 
     message: str
 
@@ -126,7 +126,7 @@ class Left(Event):
     """A message as it was found when everything was over."""
 
     message: str
-    status: Status
+    status: Status | Literal["cancelled"]
     attempts: int = 0
     reply: object = None
     losses: int = 0

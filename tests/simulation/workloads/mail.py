@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from coterie.entities.envelopes import MARK
+from coterie.entities.outcomes import cancelled
 from coterie.testing.checkers import EpochsGrow, Event, Grant, NoStaleCommit, Saved, Violation, check
 from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, LossesBounded, OneMessagePerKey, OneReply
 from coterie.testing.message_events import Began, Cancelled, Completed, Counted, Died, Left, Replied, Sent
@@ -100,6 +101,13 @@ class Tried(Event):
 @dataclass(frozen=True, slots=True)
 class Asked(Event):
     """Somebody is about to take a message back."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed(Event):
+    """The row of a message was deleted."""
 
     message: str
 
@@ -198,7 +206,7 @@ class Mail:
         told = [Replied(ids.get(number, number), reply) for number, reply in self._told]
         sent = [Sent(ids.get(number, number), "", outcome=outcome) for number, outcome in self._outcomes]
         left = [
-            Left(id_, STATUSES[status], attempts, _reply_of(reply), losses)
+            Left(id_, "cancelled" if reply == cancelled(id_) else STATUSES[status], attempts, _reply_of(reply), losses)
             for id_, status, attempts, reply, losses in main.execute(
                 "select id, status, attempts, reply, losses from messages"
             )
@@ -250,7 +258,9 @@ class Books:
         elif isinstance(event, Asked):
             self._asked.add(event.message)
         elif isinstance(event, Cancelled) and event.message not in self._asked:
-            raise Violation("INV-D1", f"{self._named(event.message)} is gone, and nobody took it back")
+            raise Violation("INV-D1", f"{self._named(event.message)} was cancelled, and nobody took it back")
+        elif isinstance(event, Removed):
+            raise Violation("INV-D1", f"the row of {self._named(event.message)} is gone, long before its retention")
         elif isinstance(event, Effect):
             self._effects[event.number] = event.at_ns
         elif isinstance(event, Strange):
@@ -311,6 +321,8 @@ def _events(row: Noted) -> Iterator[Event]:
     elif row.what == "sent":
         number = msgspec.msgpack.decode(row.c)["number"]
         yield Stored(row.id, row.entity, row.a, number, row.b, row.at_ns)
+    elif row.what == "done" and row.c == cancelled(row.id):
+        yield Cancelled(row.id)  # in the name of no epoch: nobody has run it
     elif row.what == "done":
         reply = _reply_of(row.c)
         yield Saved(row.id, row.b, row.a, 0, ())
@@ -320,7 +332,7 @@ def _events(row: Noted) -> Iterator[Event]:
     elif row.what == "counted":
         yield Tried(row.id, row.a)
     elif row.what == "removed":
-        yield Cancelled(row.id)
+        yield Removed(row.id)
     elif row.what == "effect":
         yield Effect(row.id, row.at_ns)
     else:

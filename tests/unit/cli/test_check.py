@@ -192,6 +192,7 @@ def test_seats_are_where_their_grants_have_left_them(seat: tuple[str, int, str |
         pytest.param(1, 9.0, False, id="by the holder"),
         pytest.param(1, 11.0, True, id="by a former holder"),
         pytest.param(2, 11.0, False, id="by its successor"),
+        pytest.param(0, 11.0, False, id="cancelled, by no holder"),
     ],
 )
 def test_nothing_is_written_after_a_newer_grant(epoch: int, at_s: float, is_broken: bool) -> None:
