@@ -14,7 +14,7 @@ from coterie.ownership.directory import Directory
 from coterie.ownership.evicting import Evicting
 from coterie.ownership.liveness import Rule
 from coterie.ownership.watching import Watch
-from coterie.storage.interface import Presences
+from coterie.storage.interface import Presences, Sighting
 from tests.unit.ownership.rows import runner, view
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class World:
     """The dedicated session, the network, and what became of the runner that is called old."""
 
     address = "127.0.0.1:9"
+    directory: Directory
+    lose: Callable[[str, str], None]
 
     def __init__(self, found: Presences, presence: Presence = "silent") -> None:
         self.found = found
@@ -44,6 +46,8 @@ class World:
         self.probed: list[str] = []
         self.connections: list[str] = []
         self.unreachable = False
+        self.spares = False
+        self.lost = False
         self.evicted: list[tuple[str, int, bool]] = []
         self.gone: list[str] = []
         self.reached: list[str] = []
@@ -61,16 +65,18 @@ class World:
 
     async def presences(self, runners: Sequence[str]) -> Presences:
         self.looks.append(list(runners))
+        if self.lost:
+            raise PersistenceError(doing="test", problem="test", outcome="unreachable")
         return self.found
 
     async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
         self.evicted.append((victim, counter, expired))
-        return True
+        return not self.spares
 
     # The network
 
-    def on_lost(self, _: object) -> None:
-        pass
+    def on_lost(self, listener: Callable[[str, str], None]) -> None:
+        self.lose = listener
 
     async def probe(self, peer: PeerAddress) -> Presence:
         self.probed.append(peer.incarnation)
@@ -97,7 +103,7 @@ async def evicting(world: Any, *others: RunnerRow) -> AsyncIterator[Evicting]:
     async def read() -> Any:
         raise AssertionError("nobody asks")
 
-    directory = Directory(read)
+    directory = world.directory = Directory(read)
     directory.learn(view([runner("me"), *(others or (runner("old"),))], []))
     found = Evicting(
         "me",
@@ -264,3 +270,180 @@ async def test_one_of_many_that_answers_is_met_without_a_connection() -> None:
         await until(lambda: watching.met("r30"))
         assert "r30" not in world.connections
     assert not world.evicted
+
+
+# One that was met, and whose connection breaks: both witnesses must say that it is dead.
+
+
+@asynccontextmanager
+async def met(world: World, row: RunnerRow | None = None) -> AsyncIterator[Evicting]:
+    """Old was reached, its lock was seen, and its connection has just broken."""
+    world.found, world.presence = HELD, "present"
+    async with evicting(world, row or runner("old")) as watching:
+        await watching.look_around()
+        await until(lambda: world.reached and not watching._connecting)
+        world.connections.clear()
+        world.looks.clear()
+        world.probed.clear()
+        yield watching
+
+
+@pytest.mark.parametrize("presence", ["refused", "other"])
+async def test_two_witnesses_are_enough(presence: Presence) -> None:
+    world = World(HELD)
+    async with met(world):
+        world.found, world.presence = FREE, presence
+        world.lose("old", "reset")
+        await until(lambda: world.gone)
+    assert world.evicted == [("old", 7, False)]
+    assert len(world.looks) == 1
+
+
+@pytest.mark.parametrize("presence", ["silent", "stranger", "present"])
+async def test_an_address_that_does_not_refuse_is_no_witness(presence: Presence) -> None:
+    world = World(HELD)
+    async with met(world) as watching:
+        world.found, world.presence = FREE, presence
+        world.lose("old", "reset")
+        await until(lambda: len(world.probed) >= 3)
+        assert watching._suspects == {"old"}
+        assert not world.looks, "its lock is not even looked at"
+    assert not world.evicted
+
+
+async def test_a_lock_that_is_held_is_looked_at_again_until_it_is_free() -> None:
+    world = World(HELD)
+    async with met(world):
+        world.presence = "refused"
+        world.lose("old", "reset")
+        await until(lambda: len(world.looks) >= 3)
+        assert not world.evicted
+        world.found = FREE
+        await until(lambda: world.gone)
+    assert world.evicted == [("old", 7, False)]
+
+
+async def test_a_free_lock_on_another_start_of_the_server_proves_nothing() -> None:
+    world = World(HELD)
+    async with met(world):
+        world.found, world.presence = msgspec.structs.replace(FREE, server="start 2"), "refused"
+        world.lose("old", "reset")
+        await until(lambda: len(world.looks) >= 3)
+    assert not world.evicted
+
+
+async def test_one_whose_row_is_gone_already_is_not_evicted() -> None:
+    world = World(HELD)
+    async with met(world):
+        world.found, world.presence = Presences("start 1", frozenset(), {}), "refused"
+        world.lose("old", "reset")
+        await until(lambda: len(world.looks) >= 2)
+    assert not world.evicted
+
+
+async def test_one_that_comes_back_is_suspected_no_more() -> None:
+    world = World(HELD)
+    async with met(world) as watching:
+        world.found, world.presence = FREE, "silent"
+        world.lose("old", "reset")
+        await until(lambda: world.probed)
+        world.connections.append("old")
+        await until(lambda: not watching._suspects)
+        world.connections.clear()
+        world.presence = "refused"
+        world.lose("old", "reset once more")
+        await until(lambda: world.gone)
+    assert world.evicted == [("old", 7, False)]
+
+
+async def test_one_that_has_left_meanwhile_is_suspected_no_more() -> None:
+    world = World(HELD)
+    async with met(world) as watching:
+        world.presence = "silent"
+        world.lose("old", "reset")
+        await until(lambda: world.probed)
+        world.directory.learn(view([runner("me")], []))
+        await until(lambda: not watching._suspects)
+        probed = len(world.probed)
+        world.lose("old", "reset")
+        assert not watching._suspects, "nobody of that name is known"
+    assert len(world.probed) == probed
+    assert not world.evicted
+
+
+async def test_one_that_another_observer_evicted_is_work_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(HELD)
+    world.spares = True
+    async with met(world):
+        world.found, world.presence = FREE, "refused"
+        world.lose("old", "reset")
+        await until(lambda: world.gone)
+    assert not [each for each in caplog.records if "was evicted" in each.message], "it was not evicted by us"
+
+
+async def test_without_the_database_a_suspect_is_left_to_its_lease(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(HELD)
+    caplog.set_level("INFO", logger="coterie.ownership")
+    async with met(world) as watching:
+        world.presence, world.lost = "refused", True
+        world.lose("old", "reset")
+        await until(lambda: not watching._suspects)
+        assert "runner old is left to its lease" in caplog.text
+        assert len(world.looks) == 1
+    assert not world.evicted
+
+
+async def test_a_suspect_is_examined_once_at_a_time() -> None:
+    world = World(HELD)
+    async with met(world):
+        world.presence = None
+        for _ in range(3):
+            world.lose("old", "reset")
+        await until(lambda: world.probed)
+        assert len(world.probed) == 1
+
+
+async def test_the_refusal_of_one_that_was_never_reached_means_nothing() -> None:
+    world = World(HELD, "refused")
+    async with evicting(world) as watching:
+        world.lose("old", "reset")
+        assert not watching._suspects
+
+
+async def test_connections_that_break_while_we_stop_are_our_own_doing() -> None:
+    world = World(HELD)
+    async with met(world) as watching:
+        await watching.stop()
+        world.presence = "refused"
+        world.lose("old", "reset")
+        assert not watching._suspects
+
+
+async def test_one_met_by_its_renewals_alone_is_connected_to_and_then_reached() -> None:
+    world = World(HELD, "silent")
+    async with evicting(world) as watching:
+        watching._watch.saw([Sighting("old", 7, False, False)], sent_ns=1, got_ns=2)
+        watching._watch.saw([Sighting("old", 8, False, False)], sent_ns=3, got_ns=4)
+        assert watching.met("old")
+        await watching.look_around()
+        await until(lambda: world.connections and not watching._connecting)
+        assert not world.reached, "whoever answers there did not say that it is this incarnation"
+        world.connections.clear()
+        world.presence = "present"
+        await watching.look_around()
+        await until(lambda: world.reached == ["old"])
+
+
+# By the lease alone
+
+
+@pytest.mark.parametrize("spared", [False, True])
+async def test_one_whose_lease_has_run_out_is_evicted_unless_the_database_spares_it(spared: bool) -> None:
+    world = World(HELD)
+    world.spares = spared
+    async with evicting(world) as watching:
+        for second in range(0, 10_000, 1000):
+            watching._watch.saw([Sighting("old", 7, True, False)], sent_ns=second * MS, got_ns=second * MS)
+        await watching.evict_expired()
+    assert world.evicted == [("old", 7, True)]
+    assert world.gone == ([] if spared else ["old"]), "one that was spared is looked at again"
