@@ -99,3 +99,34 @@ async def test_cancelling_the_wait_cancels_the_work() -> None:
 async def test_it_must_be_started() -> None:
     with pytest.raises(NotStarted):
         await ThreadAside().run(lambda: asyncio.sleep(0))
+
+
+async def test_whoever_waits_for_work_is_told_when_the_thread_ends() -> None:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    aside = ThreadAside()
+    await aside.start()
+    waiting = asyncio.ensure_future(aside.run(wait))
+    await asyncio.sleep(0.01)
+    await aside.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_it_may_be_stopped_without_a_start() -> None:
+    await ThreadAside().stop()
+
+
+async def test_what_is_told_to_a_loop_that_is_closed_is_dropped() -> None:
+    there = asyncio.new_event_loop()
+    there.close()
+    aside = ThreadAside()
+    aside._here = there
+    aside.tell(lambda: pytest.fail("nobody runs it"))
+
+
+async def test_a_thread_that_is_not_there_any_more_has_no_stack() -> None:
+    aside = ThreadAside()
+    aside._here_id = -1
+    assert aside.stack() == ""

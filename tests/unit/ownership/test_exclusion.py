@@ -57,3 +57,20 @@ def test_what_is_refused_stays_refused_and_seats_do_not_matter_to_each_other() -
     assert not exclusions.applies("singleton:y", 0, has_others=True)
     exclusions.add("singleton:y", 0, cause="failed")
     assert set(exclusions.lasting(FIRST_NS)) == {SEAT}
+
+
+@pytest.mark.parametrize(("cause", "is_lifted"), [("resigned", True), ("failed", False), ("refused", False)])
+def test_only_what_was_resigned_is_lifted(cause: Cause, is_lifted: bool) -> None:
+    exclusions = Exclusions()
+    exclusions.add(SEAT, 0, cause=cause)
+    exclusions.lift(SEAT, 1)
+    assert exclusions.applies(SEAT, 1, has_others=True) is not is_lifted
+    exclusions.lift("singleton:never-excluded", 1)
+    assert "singleton:never-excluded" not in exclusions.lasting(0)
+
+
+def test_one_that_is_over_is_not_prolonged_by_lifting_it() -> None:
+    exclusions = Exclusions()
+    exclusions.add(SEAT, 0, cause="resigned")
+    exclusions.lift(SEAT, FIRST_NS + 10)
+    assert lasted(exclusions, FIRST_NS + GOOD_NS) == FIRST_NS, "the stretch is counted from its end, not from the lift"

@@ -23,6 +23,98 @@ class Told:
         self.said.append((peer, notices.decode(body)))
 
 
+class Heard:
+    """What a runner that is called a makes of what it is told."""
+
+    def __init__(self) -> None:
+        self.directory, self.told = Directory(never), Told()
+        self.offers: list[tuple[str, int]] = []
+        self.looks = 0
+        self.resigned: list[tuple[str, int]] = []
+        self.talk = Talk(
+            "a",
+            transport=cast("Any", self.told),
+            directory=self.directory,
+            offered=lambda *offer: self.offers.append(offer),
+            look=self._look,
+            wake=lambda _: None,
+            resign=self._resign,
+        )
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def _resign(self, seat: str, epoch: int) -> bool:
+        self.resigned.append((seat, epoch))
+        return epoch == 3
+
+    def hears(self, kind: notices.Kind, seats: list[tuple[str, int]] | None = None, *, peer: str = "b") -> None:
+        self.talk.on_notify(peer, 1, notices.encode(kind, seats), {})
+
+
+class Asked:
+    """A request, and what is answered."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.answer: Any = None
+        self.failure: tuple[Any, ...] = ()
+
+    def reply(self, body: bytes) -> None:
+        self.answer = notices.decode(body)
+
+    def fail(self, *failure: Any) -> None:
+        self.failure = failure
+
+
+def test_each_kind_of_notice_is_for_its_own_listener() -> None:
+    heard = Heard()
+    heard.directory.learn(view(seat("s", None, 2)))
+    heard.hears("offer", [("s", 3), ("t", 1)])
+    assert (heard.offers, heard.looks) == ([("s", 3), ("t", 1)], 0)
+    heard.hears("look")
+    assert (len(heard.offers), heard.looks) == (2, 1)
+    heard.hears("granted", [("s", 4)])
+    assert heard.directory.epoch("s") == 4
+    assert heard.directory.holder("s") == runner("b")
+    heard.hears("resign", [("s", 4)])
+    assert heard.resigned == [], "that is asked for, not told"
+    heard.talk.on_notify("b", 1, b"\xc1noise", {})
+    assert (len(heard.offers), heard.looks, heard.told.said) == (2, 1, [])
+
+
+def test_grants_of_one_that_nobody_knows_are_not_believed() -> None:
+    heard = Heard()
+    heard.directory.learn(view(seat("s", None, 2)))
+    heard.hears("granted", [("s", 4)], peer="stranger")
+    assert (heard.directory.epoch("s"), heard.directory.holder("s")) == (2, None)
+
+
+def test_all_means_all_but_ourselves() -> None:
+    heard = Heard()
+    heard.directory.learn(view(runners="abc"))
+    heard.talk.tell_all("granted", [("s", 4)])
+    notice = notices.Notice("granted", [("s", 4)])
+    assert heard.told.said == [(peer_of(runner("b")), notice), (peer_of(runner("c")), notice)]
+
+
+def test_who_is_asked_to_resign_says_which_seats_it_gives_up() -> None:
+    heard, asked = Heard(), Asked(notices.encode("resign", [("s", 3), ("t", 9)]))
+    heard.talk.on_request(cast("Any", asked))
+    assert heard.resigned == [("s", 3), ("t", 9)]
+    assert asked.answer == notices.Notice("resign", [("s", 0)])
+    heard.talk.on_cancel(cast("Any", asked))  # it has begun: nothing takes it back
+    assert asked.failure == ()
+
+
+@pytest.mark.parametrize("body", [b"\xc1noise", notices.encode("look")])
+def test_another_request_is_refused(body: bytes) -> None:
+    heard, asked = Heard(), Asked(body)
+    heard.talk.on_request(cast("Any", asked))
+    assert (asked.answer, heard.resigned) == (None, [])
+    assert "not known here" in str(asked.failure)
+
+
 @pytest.mark.parametrize(
     ("holder", "passed_on", "is_heard"),
     [("a", 0, True), ("b", 0, False), ("b", 1, True), (None, 0, True)],
