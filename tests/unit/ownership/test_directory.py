@@ -6,6 +6,8 @@ import asyncio
 import gc
 from datetime import UTC, datetime
 
+import pytest
+
 from coterie.ownership import notices
 from coterie.ownership.directory import Directory
 from coterie.storage.interface import RunnerRow, SeatRow, View
@@ -143,3 +145,46 @@ def test_a_runner_that_came_after_a_reading_had_begun_is_not_gone_by_it() -> Non
     directory.learn(view(runners="ab"))
     directory.learn(view(runners="a"), reading=reading)
     assert gone == []
+
+
+def test_who_listens_is_told_of_each_change() -> None:
+    told: list[int] = []
+    directory = Directory(never)
+    directory.on_change(lambda: told.append(directory.epoch("s")))
+    directory.learn(view(seat("s", "a", 3)))
+    directory.hear("b", [("s", 4)])
+    assert told == [3, 4]
+
+
+def test_names_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.ownership.directory._NAMES_MOST", 1)
+    directory = Directory(never)
+    directory.learn(view(runners="ab"))
+    directory.learn(view(runners="a"))
+    assert set(directory._names) == {"a"}
+    assert directory.name_of("b") == "b"
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_what_was_heard_of_an_epoch_that_is_not_newer_says_nothing(epoch: int) -> None:
+    directory = Directory(never)
+    directory.learn(view(seat("s", "a", 3)))
+    directory.hear("b", [("s", epoch)])
+    assert directory.holder("s") == runner("a")
+
+
+async def test_one_that_has_stopped_reads_no_more() -> None:
+    reading = asyncio.Event()
+
+    async def read() -> View:
+        reading.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    directory = Directory(read)
+    asking = asyncio.create_task(directory.refresh())
+    await reading.wait()
+    await directory.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert directory._refreshing is None

@@ -447,3 +447,59 @@ async def test_one_whose_lease_has_run_out_is_evicted_unless_the_database_spares
         await watching.evict_expired()
     assert world.evicted == [("old", 7, True)]
     assert world.gone == ([] if spared else ["old"]), "one that was spared is looked at again"
+
+
+async def test_one_that_is_reached_and_connected_is_left_in_peace() -> None:
+    world = World(HELD)
+    async with met(world) as watching:
+        world.connections.append("old")
+        await watching.look_around()
+        assert not watching._connecting
+        assert (world.probed, world.looks) == ([], [])
+
+
+async def test_one_thing_at_a_time_is_done_about_a_runner() -> None:
+    world = World(HELD)
+    world.presence = None
+    async with evicting(world) as watching:
+        await watching.look_around()
+        await until(lambda: world.probed)
+        await watching.look_around()
+        assert len(watching._tasks) == 1
+    assert world.probed == ["old"]
+
+
+async def test_a_connection_that_fails_is_tried_again_with_the_next_pass() -> None:
+    world = World(HELD)
+    async with met(world) as watching:
+        world.unreachable = True
+        await watching.look_around()
+        await until(lambda: not watching._connecting)
+        world.unreachable = False
+        await watching.look_around()
+        await until(lambda: world.connections)
+
+
+async def test_one_that_leaves_while_its_address_is_asked_is_left_alone() -> None:
+    world = World(FREE, "refused")
+
+    async def probe(peer: PeerAddress) -> Presence:
+        world.found = Presences("start 1", frozenset(), {})
+        return "refused"
+
+    world.probe = probe  # type: ignore[method-assign]
+    async with evicting(world) as watching:
+        await watching.look_around()
+        await until(lambda: not watching._connecting)
+    assert (world.evicted, world.gone) == ([], [])
+
+
+async def test_a_suspect_that_shows_no_sign_either_way_is_left_to_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.ownership.evicting._LOOKS_S", (0.0, 0.0, 0.0))
+    world = World(HELD)
+    async with met(world) as watching:
+        world.presence = "refused"
+        world.lose("old", "reset")
+        await until(lambda: not watching._suspects)
+        assert len(world.looks) == 3
+    assert not world.evicted

@@ -150,6 +150,27 @@ def test_a_seat_that_was_not_given_back_waits_for_its_takeover_delay() -> None:
     assert learned(target, lost).acquire([], 0) == [NIGHTLY]
 
 
+def test_the_delay_of_a_seat_that_was_defined_later_counts_too() -> None:
+    plan = plans("a")
+    plan.delay(NIGHTLY, 30 * S)
+    plan.learn(view([A], [nightly(clean=False)]), now_ns=0, renewals=0)
+    assert plan.acquire([], 30 * S - 1) == []
+    assert plan.acquire([], 30 * S) == [NIGHTLY]
+
+
+def test_a_leader_that_stands_free_does_not_keep_shards_from_its_target_m1() -> None:
+    """Why it is not taken may have to do with that one leader alone."""
+    target, other = lone([A, B], nightly())
+    plan = learned(other, view([A, B], [nightly()]))
+    plan.acquire([], 6 * S)
+    assert plan._shunned == {}
+    free = seat("shard:default:0")
+    target, other = lone([A, B], free)
+    plan = learned(other, view([A, B], [free]))
+    plan.acquire([], 6 * S)
+    assert set(plan._shunned) == {target}
+
+
 def test_a_refused_seat_is_never_taken_M8() -> None:
     plan = learned("a", view([A], [nightly()]))
     plan.exclude(NIGHTLY, 0, cause="refused")
