@@ -297,7 +297,7 @@ async def test_one_whose_loop_stands_still_says_where_and_then_gives_itself_up(
     stage = Stage(
         Times(ttl_ns=60_000 * MS, renew_ns=30_000 * MS, margin_ns=1_000 * MS, stall_ns=60 * MS, stack_ns=20 * MS)
     )
-    stage.keeping._pulse = lambda _: None  # type: ignore[method-assign]
+    stage.keeping._pulse = lambda since_ns: None  # type: ignore[method-assign]
     await stage.register()
     stage.session.errors = [trouble("refused")] if fails else []
     await asyncio.wait_for(stage.keeping.live(), 20)

@@ -23,6 +23,7 @@ from coterie.storage.interface import Grant, Presences, Renewal, Sighting, check
 from coterie.transport.routes import Routes
 from tests.unit.ownership.rows import runner, seat, view
 from tests.unit.ownership.test_evicting import until
+from tests.unit.ownership.test_holdings import fail
 from tests.unit.ownership.test_keeping import Here, trouble
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Stage:
             storage=self.database,  # type: ignore[arg-type] # a stand-in, as are the next
             transport=self.wires,  # type: ignore[arg-type]
             routes=Routes(),
-            aside=NearBy(),  # type: ignore[arg-type]
+            aside=NearBy(),
             clock=SystemClock(),
             directory=self.directory,
             definitions=definitions,
@@ -322,9 +323,9 @@ async def test_the_tables_are_read_again_if_a_renewal_shows_that_something_has_c
 async def test_what_a_renewal_meets_is_raised_by_the_next_pass_which_is_supervised() -> None:
     stage = Stage()
     async with stage.running() as membership:
-        membership._watch.saw = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
-        await until(lambda: membership._supervisor.failing or membership._trouble is not None)
-        del membership._watch.saw  # type: ignore[method-assign]
+        saw, membership._watch.saw = membership._watch.saw, fail  # type: ignore[method-assign]
+        await until(membership._supervisor.failing)
+        membership._watch.saw = saw  # type: ignore[method-assign]
         renewals = membership._renewals
         await until(lambda: membership._renewals > renewals + 2)
         assert holds(stage)
