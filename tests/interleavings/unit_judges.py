@@ -71,7 +71,8 @@ def one_life(run: Run) -> Problems:
     if not _goes_on(unit):
         return []
     came = [row for row in run.tables["deferreds"] if row["resolved_at"] is not None and not row["early"]]
-    problems = [f"of life {unit['life']}, and given what was meant for {row['life']}" for row in came]
+    others = [row["life"] for row in came if row["life"] != unit["life"]]
+    problems = [f"of life {unit['life']}, and given what was meant for {life}" for life in others]
     if unit["life"] == 2 and (told := run.a.rows("suspend")) and told[0]["told"] != unit["status"]:
         problems.append(f"told {told[0]['told']!r}, and {unit['status']} by a token of another life")
     return problems
