@@ -27,7 +27,11 @@ SQL: Mapping[str, str] = {
     **statements.load(_PACKAGE, "messages.sql"),
     **statements.load(_PACKAGE, "ticks.sql"),
     **statements.load(_PACKAGE, "units.sql"),
-    **{f"kv_{name}": sql for name, sql in statements.load(_PACKAGE, "kv.sql").items()},
+    **{
+        f"{part}_{name}": sql
+        for part in ("kv", "machines", "secrets")
+        for name, sql in statements.load(_PACKAGE, f"{part}.sql").items()
+    },
 }
 """The statements under test, by name; those of the key-value store as `kv_get` and so on."""
 
@@ -38,7 +42,10 @@ _TABLES = {
     "states": "select key, convert_from(value, 'UTF8') as value, version, epoch from coterie.states order by key",
     "state_history": "select key, convert_from(value, 'UTF8') as value from coterie.state_history order by key, slot",
     "executions": "select seat, epoch, leader, runs from coterie.executions order by seat",
-    "kv": "select key, convert_from(value, 'UTF8') as value, stamp from coterie.kv order by key",
+    "kv": (
+        "select key, convert_from(value, 'UTF8') as value, stamp, expires_at <= now() as expired"
+        " from coterie.kv order by key"
+    ),
     "messages": "select id, key, status, attempts, suspicion, losses, epoch, reply from coterie.messages order by id",
     "definitions": "select name, fingerprint, effective_from from coterie.seats order by name",
     "crons": "select * from coterie.crons order by name",
@@ -47,6 +54,8 @@ _TABLES = {
     "units": "select * from coterie.units order by unit",
     "steps": "select * from coterie.steps order by unit, branch, position",
     "deferreds": "select * from coterie.deferreds order by unit, name",
+    "machines": "select id, holder, expires_at > now() as leased, until_ms from coterie.machines order by id",
+    "secrets": "select value from coterie.secrets",
     "generations": "select generation from coterie.generations",
     "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
 }
@@ -54,7 +63,7 @@ _TABLES = {
 _EMPTIED = (
     *("messages", "seats", "states", "state_history", "executions", "kv", "leases", "runners"),
     *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
-    *("units", "steps", "deferreds"),
+    *("units", "steps", "deferreds", "machines", "secrets"),
 )
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)

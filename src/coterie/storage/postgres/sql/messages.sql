@@ -514,9 +514,11 @@ with chosen as materialized (
         and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
     order by cluster, id
     limit $2
-), gone as (
+), gone as ( -- each looked at again once it is locked: it may have been revived, and done since
     delete from coterie.messages
     where cluster = $1 and id = any(array(select id from chosen)) and completed_at is not null
+        and status = coalesce($3, status)
+        and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
     returning 1
 )
 select count(*) from gone;
@@ -530,9 +532,10 @@ with chosen as materialized (
         and method = coalesce($6, method)
         and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
     limit $2
-), gone as (
+), gone as ( -- each looked at again, as above
     delete from coterie.messages
-    where cluster = $1 and id = any(array(select id from chosen)) and completed_at is not null
+    where cluster = $1 and id = any(array(select id from chosen)) and status = $3
+        and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
     returning 1
 )
 select count(*) from gone;

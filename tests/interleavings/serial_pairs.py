@@ -1,0 +1,464 @@
+"""Statements that touch one table, each against each: in every order it ends as if one had come after the other.
+
+The judge of such a pair is the two serial orders themselves: what the sessions are told and what is in the tables must
+be as in one of them. So a statement that looks first and writes later without a second look is found without a judge of
+its own. Where rows are many, a third session holds one of them for a while: what one statement has seen of the others
+is old by the time it gets there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import combinations_with_replacement, product
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coterie.storage.executions import Stamp
+from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
+from coterie.storage.messages import Insert
+from coterie.storage.postgres import alone, folding, posting
+from coterie.testing.interleaving import Count, Pair, Script, Step, atomic, explore
+from tests.interleavings import stored_messages, stored_ticks, stored_units
+from tests.interleavings.ground import CLUSTER, THERE, defined, given
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from coterie.storage.interface import Write
+    from coterie.testing.interleaving import Run, Stage
+    from tests.interleavings.steps import Steps
+
+    Parts = Mapping[str, tuple[Step, ...]]
+
+MINE = Claim("a", "s1", 1)
+AGAIN = frozenset({"40001"})
+"""A statement that somebody was faster than comes to nothing, and is run again [M3]. A deadlock is never allowed."""
+_TURNS = 30
+_WALK = frozenset({"seen", "last", "young"})
+"""Columns that only say where the next page begins."""
+_TIMES = (datetime, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some transactions that can meet on the same rows.
+
+    Args:
+        name: What the rows are.
+        rows: How the tables begin.
+        parts: The transactions by name.
+        against: With whom they play; with each other and themselves if there is none.
+        held: A row that a third session holds for a while: table and condition.
+        apart: Pairs that need not end as in a serial order, each with the reason.
+    """
+
+    name: str
+    rows: str
+    parts: Parts
+    against: Parts | None = None
+    held: tuple[str, str] | None = None
+    apart: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def pairs(self) -> list[Pair]:
+        """Each against each."""
+        chosen = (
+            combinations_with_replacement(self.parts.items(), 2)
+            if self.against is None
+            else product(self.parts.items(), self.against.items())
+        )
+        return [self._pair(a, b) for a, b in chosen if not {(a[0], b[0]), (b[0], a[0])} & self.apart.keys()]
+
+    def _pair(self, a: tuple[str, tuple[Step, ...]], b: tuple[str, tuple[Step, ...]]) -> Pair:
+        scripts = [Script(name, steps, tries=4) for name, steps in (a, b)]
+        name = f"{self.name}: {a[0]} x {b[0]}"
+        return Pair(name, self.rows, scripts[0], scripts[1], lambda _: (), allows=AGAIN, c=self._holder())
+
+    def _holder(self) -> Script | None:
+        if self.held is None:
+            return None
+        table, where = self.held
+        hold = Step("hold", f"select from coterie.{table} where cluster = $1 and {where} for update", (CLUSTER,))
+        return Script("a row held", atomic(hold))
+
+
+async def explore_serially(stage: Stage, pair: Pair, *, order: str = "") -> Count:
+    """Play a pair in every order, or in one; each run is judged by the two in which one comes after the other.
+
+    A statement that skips what is locked may find nothing while the other one is at work: as if it had not come.
+    """
+    lone = replace(pair, c=None)
+    serial = [await stage.play(lone, None, side * _TURNS) for side in "AB"]
+    expected = [told_by(run) for run in serial]
+    skipped = {side: told_by(await stage.play(_without(lone, side)), but=side) for side in "AB" if _skips(lone, side)}
+
+    def judge(run: Run) -> Sequence[str]:
+        told = told_by(run)
+        if told in expected or any(told_by(run, but=side) == without for side, without in skipped.items()):
+            return ()
+        return [f"as in no serial order: {difference(told, expected)}"]
+
+    judged = replace(pair, judge=judge)
+    count = Count() if order else await explore(stage.play, judged)
+    if order:
+        count.add(await stage.play(judged, None, order))
+    for run in serial:
+        count.add(run)
+    return count
+
+
+def midway(pair: Pair) -> str:
+    """The order in which the first one is kept waiting for a row while the second one does all that it does."""
+    return f"CA{'B' * len(pair.b.steps)}C"
+
+
+def _skips(pair: Pair, side: str) -> bool:
+    steps = (pair.a if side == "A" else pair.b).steps
+    return any("skip locked" in step.sql for step in steps if isinstance(step.sql, str))
+
+
+def _without(pair: Pair, side: str) -> Pair:
+    nothing = Script("nothing", (Step("nothing", "select 1 as nothing"),))
+    return replace(pair, a=nothing) if side == "A" else replace(pair, b=nothing)
+
+
+def told_by(run: Run, *, but: str = "") -> dict[str, Any]:
+    """What the two, or one of them, were told, and what is in the tables, without times."""
+    both = {
+        f"{side} {step}": plain(rows)
+        for side in "AB"
+        if side != but
+        for step, rows in run.told[side].reads.items()  # type: ignore[index]  # both are sides
+    }
+    return both | {table: plain(rows) for table, rows in run.tables.items()}
+
+
+def plain(rows: Any) -> list[tuple[Any, ...]]:
+    """Rows without the times in them, but whether there is one."""
+    told = ([(name, _timeless(name, value)) for name, value in row.items() if name not in _WALK] for row in rows)
+    return sorted((tuple(each) for each in told), key=repr)
+
+
+def _timeless(name: str, value: Any) -> Any:
+    is_time = isinstance(value, _TIMES) or (
+        name == "stamp" and isinstance(value, str)
+    )  # that of all seats has one in it
+    return "a time" if is_time else value
+
+
+def difference(found: dict[str, Any], expected: list[dict[str, Any]]) -> str:
+    """Where a run differs from the serial orders."""
+    keys = [key for key in found if any(found[key] != each.get(key) for each in expected)]
+    return "; ".join(f"{key}: {found[key]}, serially {[each.get(key) for each in expected]}" for key in keys)
+
+
+def serial_pairs(s: Steps) -> dict[str, Pair]:
+    """All of them by name, over the right statements or some with a planted bug."""
+    groups = [*_keys(s), *_messages(s), *_states(s), *_crons(s), *_units(s), *_seats(s), *_others(s)]
+    pairs = [pair for group in groups for pair in group.pairs()]
+    assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"
+    return {pair.name: pair for pair in pairs}
+
+
+def single(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
+    """One statement as one transaction."""
+    return atomic(s.step(name, *values))
+
+
+def folded(s: Steps, write: Write, *, prefix: str = "") -> tuple[Step, ...]:
+    """A write as the engine folds it, with others or alone."""
+    shape = folding.shape_of(write)
+    return single(s, f"{prefix}{shape}", *folding.values(folding.Bucket(shape, [0]), [write]))
+
+
+# The key-value store
+
+
+def _keys(s: Steps) -> list[Group]:
+    fenced, expired = (
+        given(runners={"a": 6}, seats={"s1": "a"}),
+        ";update coterie.kv set expires_at = now() - interval '1 h'",
+    )
+    key, before = (
+        "; insert into coterie.kv values ('c', 'k', 'old', 1)",
+        "; insert into coterie.kv values ('c', 'i', 'old', 1)",
+    )
+    singles = {
+        "put": folded(s, KvPut("k", b"put", 2), prefix="kv_"),
+        "insert": folded(s, KvSwap("k", None, b"insert", 3), prefix="kv_"),
+        "replace": folded(s, KvSwap("k", 1, b"replace", 4), prefix="kv_"),
+        "discard": folded(s, KvSwap("k", 1, None, 5), prefix="kv_"),
+        "remove": folded(s, KvRemove("k"), prefix="kv_"),
+        "fenced put": folded(s, KvPut("k", b"fenced put", 6, claim=MINE)),
+        "fenced insert": folded(s, KvSwap("k", None, b"fenced insert", 7, claim=MINE)),
+        "fenced replace": folded(s, KvSwap("k", 1, b"fenced replace", 8, claim=MINE)),
+        "fenced discard": folded(s, KvSwap("k", 1, None, 9, claim=MINE)),
+        "fenced remove": folded(s, KvRemove("k", claim=MINE)),
+    }
+    several = {
+        "clear": single(s, "kv_clear", 10, "", "z"),
+        "clear from": single(s, "kv_clear_from", 10, ""),
+        "purge": single(s, "kv_purge", 10),
+    }
+    both = fenced + before + key
+    return [
+        Group("key", fenced + key, singles | several),
+        Group("expired key", fenced + key + expired, singles | several),
+        Group("keys, one held", both, several, singles, held=("kv", "key = 'i'")),
+        Group("expired keys, one held", both + expired, several, singles, held=("kv", "key = 'i'")),
+    ]
+
+
+# Messages
+
+
+def _messages(s: Steps) -> list[Group]:
+    rows, m = stored_messages.rows, stored_messages
+    inserted = m.message("n1", key="x")
+    fenced = {
+        "end": folded(s, m.ENDED),
+        "lone end": single(s, "end_message", *alone.values("end_message", m.ENDED)),
+        "commit": folded(s, m.LEFT),
+        "set back": folded(s, m.AGAIN),
+        "set aside": folded(s, m.DEAD),
+        "suspect": single(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
+        "mark": single(s, "mark_suspect", "a", "s1", 1, "m1", 2),
+        "cancel fenced": single(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
+    }
+    asked = {
+        "insert": single(s, "insert_messages", *posting.values("insert_messages", [Insert(inserted)])),
+        "lone insert": single(s, "insert_message", *alone.values("insert_message", Insert(m.message("n2", key="x")))),
+        "add": _adding(s),
+        "cancel": single(s, "cancel", "m1", b"cancelled"),
+        "revive": single(s, "revive", "m1"),
+    }
+    several = {
+        "revive all": single(s, "revive_all", "E", "e"),
+        "remove": single(s, "remove_messages", 10, None, None, None, None, 60.0),
+        "remove dead": single(s, "remove_dead", 10, 2, None, None, None, 60.0),
+        "discard dead": single(s, "discard_messages", ["m0", "m1"], 2),
+        "discard done": single(s, "discard_messages", ["m0", "m1"], 1),
+        "purge": single(s, "purge_messages", "", 10, 60.0, 60.0),
+    }
+    revived = {"revive and end": (*_once(s, "revive", "m1"), *folded(s, m.ENDED))}
+    everything = fenced | asked | several
+    unheld = {name: everything[name] for name in ("cancel", "insert", "lone insert", *several, "revive")}
+    held = ("messages", "id = 'm0'")
+    return [
+        Group("pending message", rows("m1", key="x"), everything),
+        Group("dead message", rows("m1", status=2, key="x"), everything),
+        Group("done message", rows("m1", status=1, key="x"), everything),
+        Group("message of a free seat", rows("m1", holder=None, key="x"), unheld),
+        Group("dead messages, one held", rows("m0", "m1", status=2), several, asked | revived, held=held),
+        Group("done messages, one held", rows("m0", "m1", status=1), several, asked, held=held),
+    ]
+
+
+def _once(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
+    return (s.step(name, *values, step=f"first {name}"),)
+
+
+def _adding(s: Steps) -> tuple[Step, ...]:
+    add = s.step("add_message", *alone.values("add_message", Insert(stored_messages.message("n3"))))
+    return (replace(add, nothing=THERE),)
+
+
+# States, their history, executions
+
+
+def _states(s: Steps) -> list[Group]:
+    begin = given(runners={"a": 6, "b": 6}, seats={"s1": "a"}, states={"k": "old"})
+    expired = (
+        ";update coterie.states set expires_at = now() - interval '1 day'"
+        ";insert into coterie.state_history (cluster, key, slot, version, epoch, runner, saved_at, value)"
+        f" values ('{CLUSTER}', 'k', 1, 1, 1, 'a', now(), 'old')"
+    )
+    execution = (
+        ";insert into coterie.executions (cluster, seat, epoch, leader, known_at, since_at, alive_at, runs) values"
+        f" ('{CLUSTER}', 's1', 1, 'a', now(), now(), now(), 1)"
+    )
+    parts = {
+        "write": folded(s, StateSave(MINE, "k", b"write", 1)),
+        "first write": folded(s, StateSave(MINE, "k", b"first write", 0)),
+        "save": folded(s, StateSave(MINE, "k", b"save", 1, 60.0, 20)),
+        "first save": folded(s, StateSave(MINE, "k", b"first save", 0, 60.0, 20)),
+        "lone save": single(s, "save_state", *alone.values("save_state", StateSave(MINE, "k", b"lone", 1, 60.0, 20))),
+        "claim": single(s, "claim_states", "a", ["s1"], [1], ["k"]),
+        "set aside": single(s, "set_aside", "a", ["s1"], [1], ["k"], ["odd"], 5),
+        "commit": folded(s, replace_message(stored_messages.LEFT)),
+        "purge": single(s, "purge_states", 10),
+    }
+    beginning = {
+        "begin": single(s, "begin_execution", "a", ["s1"], [1], ["a"], [None]),
+        "stamp": folded(s, Stamp(MINE, 7, 0.0, 0.0)),
+    }
+    aside = {("set aside", "purge"): "what was set aside just when its state expired stays: it is there for people"}
+    return [
+        Group("state", begin, parts),
+        Group("expired state", begin + expired, parts, apart=aside),
+        Group("execution", begin + execution, beginning),
+    ]
+
+
+def replace_message(commit: Any) -> Any:
+    """The same commit without a message: a transaction of a handler, which only changes its state."""
+    return msgspec.structs.replace(commit, message=None, sends=())
+
+
+# Crons
+
+
+def _crons(s: Steps) -> list[Group]:
+    t = stored_ticks
+    running_at = t.AT - 5 * t.LATER
+    old = (t.tick(second=-9, ended=True), t.tick(second=-8, ended=True))
+    pause = (
+        f";insert into coterie.cron_pauses (cluster, name, since_at, until_at) values ('{CLUSTER}', 'c',"
+        " now() - interval '2 day', now() - interval '1 day')"
+    )
+    parts = {
+        "claim": folded(s, t.CLAIM),
+        "end": folded(s, replace_at(t.END, running_at)),
+        "try again": folded(s, replace_at(t.AGAIN, running_at)),
+        "take": single(s, "take_crons", "a", ["s1"], [1], ["c"], ["{}"]),
+        "trigger": single(s, "trigger_tick", "s1", "c", t.AT),
+        "pause": single(s, "pause_cron", "s1", "c"),
+        "resume": single(s, "resume_cron", "s1", "c"),
+        "purge": single(s, "purge_ticks", 60.0, 10),
+    }
+    running = t.tick(second=-5)
+    triggered = t.tick(kind="manual", second=-5, seq=1, epoch=0)
+    return [
+        Group("cron", t.rows(running, triggered, *old), parts),
+        Group("paused cron", t.rows(running, *old, pause) + t.PAUSED, parts),
+    ]
+
+
+def replace_at(note: Any, at: datetime) -> Any:
+    """The same note about another tick."""
+    return msgspec.structs.replace(note, at=at)
+
+
+# Durable work
+
+
+def _units(s: Steps) -> list[Group]:
+    u = stored_units
+    tick = ("c", "manual", u.CLAIMED, 1, u.CLAIMED)
+    step, lone = u._steps(s), u._lone(s)
+    parts: dict[str, tuple[Step, ...]] = {
+        "end": u._end(s).steps,
+        "failure": u._end(s, write=u.FAILED).steps,
+        "open": u._open(s).steps,
+        "start": single(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
+        "suspend": u._suspend(s).steps,
+        "wake": single(s, "wake_due_units", "a", ["s1"], [1]),
+        "resolve": single(s, "resolve_deferred", "u", "d", b"1", None, 0, *tick),
+        "interrupt": single(s, "interrupt_unit", "u"),
+        "resume": single(s, "resume_unit", "u"),
+        "children": single(s, "interrupt_children", ["s1"], 10),
+        "forget": single(s, "forget_children", ["s1"], 10),
+        "purge": single(s, "purge_units", 60.0, 10),
+        "steps": step.steps,
+        "lone step": lone.steps,
+    }
+    family = (
+        u.unit(status="failed") + ";update coterie.units set interrupts_children = true" + u.unit("child", parent="u")
+    )
+    bear = {"bear": single(s, "start_unit", "child", "n", "i", "s1", b"p", b"p", "", "u", "d", 0)}
+    return [
+        Group("unit", u.rows(u.unit(), u.deferred()), parts | bear),
+        Group("unit that waits", u.rows(u.DUE, u.deferred()), parts),
+        Group("unit that is over", u.rows(u.OLD), parts),
+        Group("unit of a leader", u.rows(u.LEADER, u.deferred()), parts),
+        Group("unit that left a child", u.rows(family), parts | bear),
+    ]
+
+
+# Ownership
+
+
+def _seats(s: Steps) -> list[Group]:
+    """What takes seats away or defines them, against what is written in their name and is nowhere else played so."""
+    begin = given(runners={"a": -1, "b": 6}, seats={"s1": "a"}, states={"k": "old"}, kv={"k": "old"}) + defined(
+        "s1", "v1"
+    )
+    message = stored_messages.rows("m1", left_s=-1).split("states values", 1)[-1].split(";", 1)[1]
+    unit = stored_units.DUE + stored_units.deferred()
+    moves = {
+        "evict": s.evicting("a"),
+        "release": single(s, "release", "a", "s1", 1),
+        "take": single(s, "acquire", "b", ["s1"]),
+        "define": atomic(*s.defining("v3")),
+        "declare": single(s, "declare", ["s1"], ["default"], ["v3"]),
+    }
+    written = {
+        "verify": single(s, "verify", "a", ["s1"], [1]),
+        "write": folded(s, StateSave(MINE, "k", b"write", 1)),
+        "save": folded(s, StateSave(MINE, "k", b"save", 1, 60.0, 20)),
+        "lone save": single(s, "save_state", *alone.values("save_state", StateSave(MINE, "k", b"lone", 1, 60.0, 20))),
+        "claim": single(s, "claim_states", "a", ["s1"], [1], ["k"]),
+        "set aside": single(s, "set_aside", "a", ["s1"], [1], ["k"], ["odd"], 5),
+        "put": folded(s, KvPut("k", b"put", 2, claim=MINE)),
+        "swap": folded(s, KvSwap("k", 1, b"swap", 2, claim=MINE)),
+        "remove": folded(s, KvRemove("k", claim=MINE)),
+        "begin": single(s, "begin_execution", "a", ["s1"], [1], ["a"], [None]),
+        "stamp": folded(s, Stamp(MINE, 7, 0.0, 0.0)),
+        "end message": folded(s, stored_messages.ENDED),
+        "lone end": single(s, "end_message", *alone.values("end_message", stored_messages.ENDED)),
+        "commit": folded(s, stored_messages.LEFT),
+        "set back": folded(s, stored_messages.AGAIN),
+        "suspect": single(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
+        "mark": single(s, "mark_suspect", "a", "s1", 1, "m1", 2),
+        "cancel": single(s, "cancel", "m1", b"cancelled"),
+        "cancel fenced": single(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
+        "take crons": single(s, "take_crons", "a", ["s1"], [1], ["c"], ["{}"]),
+        "claim ticks": folded(s, stored_ticks.CLAIM),
+        "note tick": folded(s, stored_ticks.END),
+        "steps": stored_units._steps(s).steps,
+        "lone step": stored_units._lone(s).steps,
+        "end unit": stored_units._end(s).steps,
+        "open unit": stored_units._open(s).steps,
+        "wake units": single(s, "wake_due_units", "a", ["s1"], [1]),
+        "suspend": stored_units._suspend(s).steps,
+    }
+    people = {
+        "renew": (*atomic(s.renew("a")),),
+        "leaving": single(s, "leaving", "a"),
+        "learn": single(s, "learn", "a", '{"s1": "v3"}'),
+        "learn another": single(s, "learn", "a", '{"s2": "v4"}'),
+        "evict": s.evicting("a"),
+        "evict by witnesses": s.evicting("a", by="lock_still_lease"),
+        "leave": s.leaving("a"),
+        "register": s.registering("d", "v3"),
+    }
+    rows = begin + ";" + message + unit + stored_ticks.KNOWN + stored_ticks.tick()
+    return [
+        Group("seat", rows, written, moves),
+        Group("seat and its moves", rows, moves),
+        Group("runner", begin, people, apart={("register", "register"): "an incarnation is registered once"}),
+    ]
+
+
+def _others(s: Steps) -> list[Group]:
+    """Machine ids of snowflakes, and the secret of a cluster."""
+    begin = "".join(
+        f";insert into coterie.machines (cluster, id, holder, expires_at, until_ms) values"
+        f" ('{CLUSTER}', {machine}, '{holder}', {until}, 5)"
+        for machine, holder, until in ((1, "a", "now() - interval '1 h'"), (2, "", "'-infinity'"))
+    )
+    full = begin.replace("'-infinity'", "now() + interval '1 h'")
+    parts = {
+        "lease": single(s, "machines_lease", "b", 60.0, 7),
+        "extend": single(s, "machines_extend", 1, "a", 60.0, 9),
+        "give back": single(s, "machines_give_back", 1, "a"),
+    }
+    stock = {"stock": single(s, "machines_stock")}
+    draws = {f"draw {value}": single(s, "secrets_draw", value.encode() * 16) for value in ("11", "22")}
+    # One of the two is free: of two that are, who finds the first one locked gets the second, as in no serial order.
+    return [
+        Group("machine", full, parts),
+        Group("machines of a new cluster", "", stock | parts),
+        Group("secret", "", draws),
+    ]

@@ -1,0 +1,47 @@
+"""Planted bugs of one shape: a statement looks first and writes later, and nobody looks a second time."""
+
+from __future__ import annotations
+
+from tests.interleavings.planting import Plant, swapped
+
+_SAYS = "as in no serial order"
+_AGE = (
+    "        and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))\n    returning 1"
+)
+
+SERIAL_PLANTS = (
+    Plant(
+        "live keys purged",
+        "K1",
+        "expired key: put x purge",
+        _SAYS,
+        swapped(
+            ("kv_purge",),
+            ("where cluster = $1 and expires_at <= clock_timestamp() and key", "where cluster = $1 and key"),
+        ),
+    ),
+    Plant(
+        "what was revived and done removed with the dead",
+        "m17",
+        "dead messages, one held: remove dead x revive and end",
+        _SAYS,
+        swapped(("remove_dead",), (" and status = $3\n" + _AGE, " and completed_at is not null\n    returning 1")),
+    ),
+    Plant(
+        "what was revived removed as ended",
+        "m17",
+        "dead message: revive x remove",
+        _SAYS,
+        swapped(
+            ("remove_messages",),
+            (" and completed_at is not null\n        and status = coalesce($3, status)\n" + _AGE, "\n    returning 1"),
+        ),
+    ),
+    Plant(
+        "one machine id for two",
+        "M15",
+        "machine: lease x lease",
+        _SAYS,
+        swapped(("machines_lease",), ("    for update skip locked\n", "")),
+    ),
+)

@@ -1,0 +1,83 @@
+"""No order of two statements on the same rows ends as in neither of the two serial orders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.interleavings.ground import SQL, stage
+from tests.interleavings.serial_pairs import explore_serially, midway, serial_pairs
+from tests.interleavings.serial_plants import SERIAL_PLANTS
+from tests.interleavings.steps import Steps
+
+if TYPE_CHECKING:
+    from coterie.testing.interleaving import Count, Pair
+    from tests.interleavings.planting import Plant
+
+pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
+
+PAIRS = serial_pairs(Steps(SQL))
+GROUPS = sorted({name.partition(":")[0] for name in PAIRS})
+DAILY = [
+    "expired key: put x purge",
+    "expired key: insert x purge",
+    "expired key: fenced insert x purge",
+    "expired key: clear x purge",
+    "expired keys, one held: purge x put",
+    "key: replace x discard",
+    "pending message: cancel fenced x revive all",
+    "dead message: revive x remove",
+    "dead message: revive x discard dead",
+    "dead message: revive all x remove dead",
+    "dead messages, one held: remove dead x revive and end",
+    "dead messages, one held: remove x revive and end",
+    "done message: lone insert x purge",
+    "message of a free seat: cancel x cancel",
+    "expired state: lone save x purge",
+    "expired state: claim x purge",
+    "cron: end x purge",
+    "paused cron: resume x purge",
+    "unit of a leader: purge x steps",
+    "unit that left a child: children x forget",
+    "seat: cancel x take",
+    "seat: begin x evict",
+    "seat: suspect x evict",
+    "runner: learn x evict",
+    "runner: learn x learn another",
+    "machine: lease x extend",
+    "machine: lease x lease",
+    "secret: draw 11 x draw 22",
+]
+"""Enough for every change: each purge, and what only here has a pair of its own."""
+
+
+@pytest.mark.parametrize("name", DAILY)
+async def test_two_statements_end_as_one_after_the_other(name: str, url: str) -> None:
+    pair = PAIRS[name]
+    async with stage(url) as on:
+        _require_well(await explore_serially(on, pair, order=midway(pair) if pair.c else ""), pair)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("group", GROUPS)
+async def test_all_statements_of_a_group_end_as_one_after_the_other(group: str, url: str) -> None:
+    """Each against each."""
+    async with stage(url) as on:
+        for name, pair in PAIRS.items():
+            if name.partition(":")[0] == group:
+                _require_well(await explore_serially(on, pair), pair)
+
+
+@pytest.mark.parametrize("plant", SERIAL_PLANTS, ids=lambda plant: plant.name.replace(" ", "-"))
+async def test_a_statement_without_a_second_look_is_found(plant: Plant, url: str) -> None:
+    pair = serial_pairs(plant.steps())[plant.found_by]
+    async with stage(url) as on:
+        count = await explore_serially(on, pair, order=midway(pair) if pair.c else "")
+    assert any(plant.says in problem for run in count.failed for problem in run.problems)
+
+
+def _require_well(count: Count, pair: Pair) -> None:
+    assert not count.failed, "\n\n".join(map(str, count.failed[:3]))
+    assert not count.failures.keys() - pair.allows, f"refusals: {count.failures}"
