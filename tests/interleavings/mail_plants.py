@@ -7,6 +7,10 @@ from tests.interleavings.planting import Plant, swap, swapped
 
 WRITES = ("end_messages", "commit_handlers", "set_back")
 
+_OLD_ENOUGH = (
+    "        and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))\n    returning 1"
+)
+
 MAIL_PLANTS = (
     Plant(
         "messages ended without the fence",
@@ -151,7 +155,8 @@ MAIL_PLANTS = (
         {
             "remove_dead": swap(
                 SQL["remove_dead"],
-                ("any(array(select id from chosen)) and completed_at is not null", "any(array(select id from chosen))"),
+                ("any(array(select id from chosen)) and status = $3", "any(array(select id from chosen)) and $3 = $3"),
+                (_OLD_ENOUGH, "    returning 1"),
             )
         },
     ),
