@@ -295,7 +295,8 @@ async def held_by(cluster: Cluster, runner: str) -> str:
 async def take_away(winner: Cluster, victim: Cluster) -> None:
     """Have a living runner evicted by another one, as if its lease had run out."""
     keeping: Any = winner._acting()._life.membership._keeping  # type: ignore[attr-defined] # a Runner
-    await keeping.ask(lambda session: evict(session, victim._acting().incarnation))
+    incarnation = victim._acting().incarnation
+    await keeping.ask(lambda session: evict(session, incarnation))
 
 
 # Room

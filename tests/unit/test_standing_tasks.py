@@ -104,6 +104,7 @@ NOT_STANDING = {
     "ownership/ids.py::Ids._begin_raising": _ASKED,
     "ownership/keeping.py::Keeping._keep": "one renewal: the keeper raises its error",
     "ownership/membership.py::Membership._asked_to_resign": "gives up one seat",
+    "ownership/membership.py::Membership._settle": "a timer that only wakes the pass",
     "ownership/membership.py::Membership._begin_move": "one move: what fails is owed, and given back by the next pass",
     "runner.py::Life._start": "waits for the first settling",
     "runner.py::Runner._end_by_itself": "one stop",

@@ -68,7 +68,7 @@ async def test_a_name_that_cannot_be_stored_fails_the_run(
     async with cluster:
         for number in range(len(NAMES)):
             run = await cluster.start_workflow(work, str(number), id=str(number))
-            with pytest.raises(WorkflowFailed, match=r"(ValueError|UnicodeEncodeError): ") as caught:
+            with pytest.raises(WorkflowFailed, match=r"(InvalidArgument|ValueError|UnicodeEncodeError): ") as caught:
                 await run.result(timeout="10s")
             assert isinstance(caught.value.__cause__, Exception)
             assert await run.status() == "failed"

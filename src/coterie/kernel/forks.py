@@ -32,7 +32,7 @@ class Origin:
     def set(self) -> None:
         """It is opened now, here: what was merely made in the parent may be opened by a child."""
         self._pid = _here
-        self._loop = asyncio.get_running_loop()
+        self._loop = _running_loop()
         self._thread = threading.current_thread().name
 
     def require_same(self) -> None:

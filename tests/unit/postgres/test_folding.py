@@ -220,7 +220,7 @@ def test_what_a_note_says_of_errors_can_be_stored_whatever_they_say() -> None:
     assert given[11] == ["nul \N{REPLACEMENT CHARACTER} ? 'quoted'", None, None, None]
     assert given[12:] == [
         *([None] * 3 + [0.5], [None] * 3 + [1.5], ["", "", "half\N{REPLACEMENT CHARACTER}", ""]),
-        *([None] * 3 + [1], [None] * 3 + [2]),
+        *([None] * 3 + [1], [None] * 3 + [2], [""] * 4),
     ]
 
 
