@@ -49,7 +49,7 @@ class Shelf:
         tenure: By which right it runs them.
     """
 
-    __slots__ = ("blocked", "early", "is_read", "is_suspected", "later", "left", "mark", "tenure", "works")
+    __slots__ = ("blocked", "early", "is_read", "is_suspected", "later", "left", "mark", "rounds", "tenure", "works")
 
     def __init__(self, tenure: Tenure) -> None:
         self.tenure = tenure
@@ -62,6 +62,8 @@ class Shelf:
         self.early: deque[Delivery | Handover] = deque()
         self.mark: Mark | None = None
         """How far the present round of sweeps has come."""
+        self.rounds = 0
+        """How many rounds have seen all that was pending."""
         self.left: set[tuple[str, str]] = set()
         """Entities of which a message was left in storage: later ones are left too, until a round caught up [M5]."""
         self.blocked: set[tuple[str, str]] = set()
@@ -73,6 +75,8 @@ class Shelf:
         """Let a hand-over wait for the first read. There is room for some; the others are found by a sweep."""
         if len(self.early) < _EARLY_MOST:
             self.early.append(delivery)
+        else:  # those behind it must not overtake it [M5]
+            self.later.add((delivery.entity_type, delivery.entity_id))
 
     def leaves(self, address: tuple[str, str]) -> bool:
         """Whether messages of an entity stay in storage for now."""
@@ -86,4 +90,5 @@ class Shelf:
     def caught_up(self) -> None:
         """A round has seen all that was pending."""
         self.mark = None
+        self.rounds += 1
         self.left, self.blocked, self.later = self.blocked | self.later, set(), set()

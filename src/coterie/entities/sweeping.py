@@ -69,7 +69,6 @@ class Sweeping:
         self._tasks = Tasks("entities/sweep")
         self._asked = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
-        self._round = 0
         self._swept = asyncio.Condition()
         self._next_ahead_s = 0.0
         self.sweeps = 0
@@ -82,13 +81,12 @@ class Sweeping:
 
     async def poll(self) -> None:
         """Look now; return when all that was pending when this was asked has been seen (K6)."""
-        if not self._deliveries.shelves:
-            return
-        wanted = self._round + 2  # the sweep that runs now may have asked before
-        self.wake()
-        async with self._swept:
-            while self._round < wanted:
+        # The round of a shard that is under way may have asked before.
+        wanted = {seat: (shelf, shelf.rounds + 2) for seat, shelf in self._held().items()}
+        while any(self._held().get(seat) is shelf and shelf.rounds < most for seat, (shelf, most) in wanted.items()):
+            if len(self._deliveries.inbox) < MEMORY_MOST:
                 self.wake()
+            async with self._swept:
                 await self._swept.wait()
 
     async def stop(self) -> None:
@@ -101,7 +99,11 @@ class Sweeping:
         return self._host.deliveries
 
     async def _sweep_on(self) -> None:
+        asked = False
         while True:
+            asked = self._is_half_way() and (
+                asked or self._asked.is_set()
+            )  # the round may have passed what it is about
             self._asked.clear()
             try:
                 behind = await self._sweep()
@@ -110,12 +112,18 @@ class Sweeping:
                 await asyncio.sleep(self._chance.between(_AWAY_S / 2, _AWAY_S))
                 continue
             self.sweeps += 1
-            self._round += 1
             async with self._swept:
                 self._swept.notify_all()
             await asyncio.sleep(_SOON_S)
-            if not behind:
+            if not (behind or (asked and not self._is_half_way())):
                 await self._pause()
+
+    def _is_half_way(self) -> bool:
+        """Whether a round of sweeps has not yet come to its end."""
+        return any(shelf.mark is not None for shelf in self._held().values())
+
+    def _held(self) -> dict[str, Shelf]:
+        return {seat: shelf for seat, shelf in self._deliveries.shelves.items() if shelf.tenure.held}
 
     async def _pause(self) -> None:
         try:
@@ -129,7 +137,7 @@ class Sweeping:
     async def _sweep(self) -> bool:
         """Whether a backlog is left that there was no time for."""
         deliveries = self._deliveries
-        shelves = {seat: shelf for seat, shelf in deliveries.shelves.items() if shelf.tenure.held}
+        shelves = self._held()
         if not shelves:
             return False
         await self._suspect(shelves)

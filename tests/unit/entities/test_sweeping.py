@@ -57,6 +57,36 @@ async def test_mbox_11_one_poll_reads_all_pages(monkeypatch: pytest.MonkeyPatch)
         assert len(ground.messages.asked["due"]) - asked < 8, "two sweeps, of three pages and of one"
 
 
+@pytest.mark.parametrize("backlog", [0, 3, 4, 5, 7, 8, 9, 50])
+async def test_k6_a_poll_returns_when_all_is_seen_however_many_sweeps_that_takes(
+    monkeypatch: pytest.MonkeyPatch, backlog: int
+) -> None:
+    monkeypatch.setattr(sweeping, "_PAGE", 2)
+    monkeypatch.setattr(sweeping, "_PAGES_MOST", 2)
+    async with stored(Diary) as ground:
+        sent = [ground.put("a", "note", number) for number in range(backlog)]
+        await ground.sweeping.poll()
+        await asyncio.sleep(0)
+        assert ground.status(*sent) == ["done"] * backlog
+
+
+async def test_k6_a_poll_returns_though_the_rounds_of_two_shards_never_end_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweeping, "_PAGE", 1)
+    monkeypatch.setattr(sweeping, "_PAGES_MOST", 1)
+    async with stored(Diary, resident_entities=1) as ground:
+        ground.put("resident", "wait", 0)
+        seats = {ground.message(str(who), "note", 0).seat: str(who) for who in range(100)}
+        one, other, *_ = seats.values()
+        ground.put(one, "note", 1)  # there is no room for these: each round sees them again
+        await ground.sweeping.poll()
+        ground.put(other, "note", 2)
+        async with asyncio.timeout(60):
+            await ground.sweeping.poll()
+        Diary.gate.set()
+
+
 async def test_mbox_12_what_is_in_progress_does_not_hide_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "_PAGE", 2)
     async with stored(Diary) as ground:
