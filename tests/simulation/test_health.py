@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie import Cluster, Entity, PersistenceError, rpc
+from coterie import Cluster, Entity, PersistenceError, RemoteError, rpc
 from coterie.kernel import chaos
 from coterie.testing.running import current_loop
 from coterie.testing.simulation import Simulation, simulate
@@ -123,6 +123,56 @@ async def test_h2_the_loss_of_a_runner_is_seen_and_its_replacement_too() -> None
             assert [what for what in whats(await seen_by(sim)) if "shard" in what] == []
             await sim.advance(0.1)
         await leaving
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_a_type_whose_calls_all_fail_is_seen_until_one_succeeds() -> None:
+    """All runners are well and every handler raises: at once if none has ever succeeded, else after a minute."""
+    cluster, is_broken = Cluster("sqlite://", shards=6), True
+
+    @cluster.entity
+    class Account(Entity):
+        @rpc
+        async def touch(self) -> int:
+            if is_broken:
+                raise KeyError("a secret")
+            return 1
+
+        @rpc(errors=[ValueError])
+        async def refuse(self) -> int:
+            raise ValueError("no money")
+
+    async def fail(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(RemoteError):
+                await cluster.ref(Account, "anna").touch()
+
+    async with simulate(cluster, runners=2) as sim:
+        await sim.wait_until(lambda: is_well(sim))
+        owner = sim.owner(cluster.ref(Account, "anna"))
+        await fail(4)
+        assert whats(await seen_by(sim)) == []
+        await fail(1)
+        for looks in (None, *sim.runners):
+            health = await seen_by(sim, looks)
+            (reason,) = [each for each in health.reasons if each.what == "entity Account"]
+            assert (health.status, reason.runner) == ("degraded", owner.name)
+            assert reason.problem.startswith(f"all its calls fail on {owner.name}, 5 within ")
+            assert reason.problem.endswith(": KeyError")
+        is_broken = False
+        assert await cluster.ref(Account, "anna").touch() == 1
+        assert whats(await seen_by(sim)) == []
+        is_broken = True
+        await fail(5)
+        assert whats(await seen_by(sim)) == []
+        await sim.advance("61s")
+        assert whats(await seen_by(sim)) == ["entity Account"]
+        with pytest.raises(ValueError, match="no money"):
+            await cluster.ref(Account, "anna").refuse()
+        assert whats(await seen_by(sim)) == []
+        await fail(5)
+        await sim.advance("6m")
+        assert whats(await seen_by(sim)) == [], "nobody knows whether they still fail"
 
 
 @pytest.mark.simulated(seeds=2)

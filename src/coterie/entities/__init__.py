@@ -19,8 +19,8 @@ On a runner, without any network:
 
 In which order to read: `entity` (the class users derive from) and `rpcs` (`@rpc`); `annotations`, `payloads` and
 `declared` (types, arguments and errors of one rpc), `keys` (which calls are the same call), `counting` (what is counted
-of one rpc); `definitions` (all of a class); `references` and `calls` (the caller's side); `failures` (errors on their
-way back); `options` (how definitions refuse).
+of one rpc), `defects` (calls of a type that fail in a row); `definitions` (all of a class); `references` and `calls`
+(the caller's side); `failures` (errors on their way back); `options` (how definitions refuse).
 
 Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a runner), `residents` and `mailbox`
 (one entity), `handling`, `serving`, `driving`, `prompt` and `spares` (how handlers run), `answers`, `streams`,

@@ -218,7 +218,7 @@ class Committing:
         if work.is_stored:
             work.is_open = False
             if write.reply and write.reply[0] == MARK:
-                meters.MESSAGES.of(work.entity_type, work.method, "declared").value += 1
+                work.rpc.counted.done_declared.value += 1
             else:
                 work.rpc.counted.done.value += 1
             work.reply(write.reply)

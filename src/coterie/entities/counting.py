@@ -15,7 +15,7 @@ class Counted:
         persisted: Whether its calls are messages.
     """
 
-    __slots__ = ("declared", "done", "failed", "ok", "sent", "took")
+    __slots__ = ("declared", "done", "done_declared", "failed", "ok", "sent", "took")
 
     def __init__(self, entity_type: str, rpc: str, *, persisted: bool) -> None:
         self.ok = meters.CALLS.of(entity_type, rpc, "ok")
@@ -24,4 +24,10 @@ class Counted:
         self.took = meters.CALL_DURATION.spread(entity_type, rpc)
         self.sent = meters.MESSAGES_SENT.of(entity_type, rpc) if persisted else Series()
         self.done = meters.MESSAGES.of(entity_type, rpc, "ok") if persisted else Series()
+        self.done_declared = meters.MESSAGES.of(entity_type, rpc, "declared") if persisted else Series()
         assert self.took.bounds is SECONDS, "the hot path counts by them"
+
+    @property
+    def successes(self) -> float:
+        """Calls and messages that have ended by a result, or by an error that the rpc declares."""
+        return self.ok.value + self.declared.value + self.done.value + self.done_declared.value

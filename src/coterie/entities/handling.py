@@ -280,6 +280,7 @@ class Handlers:
         """Nobody knows what state its instance is in: it is dropped. A stored message is tried again by its policy."""
         self._committing.undo(work)
         report_defect(work, error)
+        work.resident.hosted.defects.see(error, now_s=self._time())
         if work.is_stored:
             cast("StoredWork", work).set_back(error)
         else:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from coterie.cluster import Cluster
+    from coterie.entities.defects import DefectStreak
     from coterie.entities.definitions import EntityType
     from coterie.entities.work import Work
     from coterie.kernel.chance import Chance
@@ -189,6 +190,12 @@ class Host:
     def failing(self) -> dict[str, dict[str, int]]:
         """How many entities of each type could not begin when they were called last, by the type of the error."""
         return {name: dict(Counter(each.failing.values())) for name, each in self._hosted.items() if each.failing}
+
+    def defects(self) -> dict[str, DefectStreak]:
+        """Of each type the calls that failed since one succeeded."""
+        now_s = self._loop.time()
+        streaks = {name: hosted.defects.streak(now_s=now_s) for name, hosted in self._hosted.items()}
+        return {name: each for name, each in streaks.items() if each is not None}
 
     def queued(self) -> tuple[int, int]:
         """How many calls wait in mailboxes, and how many run. Looks at each resident: not for each call."""

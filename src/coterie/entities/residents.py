@@ -7,6 +7,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coterie.entities.defects import Defects
 from coterie.entities.entity import Entity
 from coterie.entities.ledgers import has_ended, ledger_of
 from coterie.entities.resources import Resources
@@ -76,6 +77,7 @@ class Hosted:
         """How many of those have left."""
         self.failing: dict[str, str] = {}
         """By id, the type of the error by which an entity could not begin when it was called last."""
+        self.defects = Defects(entity_type)
         self.leaving: dict[str, asyncio.Future[Any]] = {}
         """Former lives whose farewell still runs, by id."""
         name = entity_type.name

@@ -31,6 +31,20 @@ class ExcludedSeat(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class FailingCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of an entity type that failed on a runner, and none succeeded since the first of them."""
+
+    calls: int
+    error: str
+    """The type of the last error."""
+    for_s: float
+    """Since the first of them."""
+    ago_s: float
+    """Since the last of them."""
+    is_first: bool = False
+    """No call of the type has succeeded on this runner before."""
+
+
 class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What one runner knows of itself. Crosses the wire by names: later versions may add fields, with defaults."""
 
@@ -51,6 +65,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Resident ones, by type."""
     failing_entities: dict[str, dict[str, int]] = {}
     """By type, how many entities could not begin when they were called last, by the type of the error."""
+    failing_calls: dict[str, FailingCalls] = {}
+    """By type, the calls that failed since one succeeded, by errors that no rpc declares."""
     waiting: int = 0
     """Calls in mailboxes."""
     running: int = 0

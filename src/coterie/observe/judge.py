@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cron.standing import CronInfo
-    from coterie.observe.facts import ClusterFacts, ExcludedSeat, LocalFacts, Overdue
+    from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls, LocalFacts, Overdue
     from coterie.observe.health import Status
     from coterie.singletons.standing import SingletonInfo
     from coterie.storage.interface import RunnerRow, SeatRow
@@ -55,6 +55,12 @@ class Bounds:
     """An answer of the database that takes longer is slow."""
     failover_s: float = 3600.0
     """For so long it is said that a failover may have lost work."""
+    failing_calls: int = 5
+    """A type of which so many calls failed, and none succeeded since, …"""
+    failing_s: float = 60.0
+    """… for so long, or since its runner started, …"""
+    failing_ago_s: float = 300.0
+    """… the last of them not longer ago, fails all its calls."""
     clock_s: float = 1.0
     """A clock that differs by more is wrong."""
     unpruned_s: float = 600.0
@@ -73,6 +79,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
         *_failovers(facts, bounds),
         *_shards(facts, bounds),
         *_entities(facts),
+        *_calls(facts, bounds),
         *(reason for _, reason in _singletons(facts, bounds)),
         *(reason for _, reason in _crons(facts, bounds)),
         *_messages(facts, facts.overdue, bounds),
@@ -276,6 +283,33 @@ def _entities(facts: ClusterFacts) -> Iterator[Reason]:
             hint=_ACTIVATION_HINTS.get(error, f"the log of {where} has the stack of the first one"),
             runner=next(iter(runners)) if len(runners) == 1 else None,
         )
+
+
+def _calls(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
+    """Types of which all calls fail, by errors of the program's own."""
+    found: dict[tuple[str, str], dict[str, FailingCalls]] = defaultdict(dict)
+    for row in facts.view.runners:
+        told = facts.runners.get(row.id)
+        for name, failing in ({} if told is None else told.failing_calls).items():
+            if _fails_all(failing, bounds):
+                found[name, failing.error][row.name] = failing
+    for (name, error), runners in sorted(found.items()):
+        where, calls = _named(sorted(runners)), sum(each.calls for each in runners.values())
+        for_s = max(each.for_s for each in runners.values())
+        yield Reason(
+            status="degraded",
+            what=f"entity {name}",
+            problem=f"all its calls fail on {where}, {calls} within {for_s:.0f}s: {error}",
+            hint=f"the log of {where} has their stacks",
+            runner=next(iter(runners)) if len(runners) == 1 else None,
+        )
+
+
+def _fails_all(failing: FailingCalls, bounds: Bounds) -> bool:
+    """Whether so many failures without a success are more than a bad moment, and not long over."""
+    if failing.calls < bounds.failing_calls or failing.ago_s > bounds.failing_ago_s:
+        return False
+    return failing.is_first or failing.for_s >= bounds.failing_s
 
 
 # What runs on seats

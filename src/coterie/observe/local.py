@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.kernel import meters
-from coterie.observe.facts import ExcludedSeat, LocalFacts
+from coterie.observe.facts import ExcludedSeat, FailingCalls, LocalFacts
 from coterie.storage import unreadable
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def facts_of(
         excluded=() if membership is None else _excluded(membership),
         entities={} if host is None else host.census(),
         failing_entities={} if host is None else host.failing(),
+        failing_calls={} if host is None else _failing_calls(host),
         waiting=waiting,
         running=running,
         calls=0 if host is None else host.counts.replied + host.counts.failed + host.counts.stored,
@@ -99,6 +100,10 @@ def _excluded(membership: Membership) -> tuple[ExcludedSeat, ...]:
         ExcludedSeat(seat=seat, cause=each.cause, times=each.times, left_s=left_s, error=each.error)
         for seat, (each, left_s) in sorted(membership.excluded().items())
     )
+
+
+def _failing_calls(host: Host) -> dict[str, FailingCalls]:
+    return {name: FailingCalls(**streak._asdict()) for name, streak in host.defects().items()}
 
 
 def _memory_bytes() -> int:

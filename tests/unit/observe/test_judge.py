@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.supervisor import FailingTask
-from coterie.observe.facts import ClusterFacts, ExcludedSeat
+from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls
 from coterie.observe.judge import BOUNDS, judge, liveness, readiness
 
 from .clusters import NOW, ago, cluster, cron, local, overdue, row, seat, shards, singleton
@@ -200,6 +200,26 @@ def test_entities_that_cannot_begin_are_told_by_their_type_with_the_error_and_wh
         "the log of web-1 has the stack of the first one",
         "a newer program wrote their state: roll the program forward, or add a migration",
     ]
+
+
+def failing(**facts: Any) -> dict[str, FailingCalls]:
+    return {"Account": FailingCalls(**{"calls": 5, "error": "KeyError", "for_s": 60.0, "ago_s": 300.0, **facts})}
+
+
+def test_a_type_whose_calls_all_fail_is_told_with_their_number_and_error() -> None:
+    reason = only(cluster(local(failing_calls=failing()), local("web-2")))
+    assert (reason.status, reason.runner) == ("degraded", "web-1")
+    assert str(reason) == "entity Account: all its calls fail on web-1, 5 within 60s: KeyError"
+    assert reason.hint == "the log of web-1 has their stacks"
+    both = cluster(local(failing_calls=failing()), local("web-2", failing_calls=failing(calls=7, for_s=90.0)))
+    assert told(both) == [("degraded", "entity Account: all its calls fail on web-1, web-2, 12 within 90s: KeyError")]
+    assert only(both).runner is None
+
+
+def test_few_failures_a_bad_moment_and_what_is_long_over_are_no_reason() -> None:
+    for facts in ({"calls": 4}, {"for_s": 59.0}, {"ago_s": 301.0}, {"calls": 4, "is_first": True}):
+        assert told(cluster(local(failing_calls=failing(**facts)))) == []
+    assert only(cluster(local(failing_calls=failing(for_s=1.0, is_first=True)))).status == "degraded"
 
 
 # Singletons
