@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie import Cluster, Entity, rpc
+from coterie import Cluster, Entity, Tick, Workflow, rpc
 from coterie.testing import simulate
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def seconds(sim: Simulation) -> float:
 async def test_an_idle_hour_costs_next_to_nothing_and_changes_nothing() -> None:
     """Line 27: it took 11 to 19 s of real time."""
     cluster, account, _ = program()
-    async with simulate(cluster, runners=3, skip_idle=True) as sim:
+    async with simulate(cluster, runners=3) as sim:
         await sim.advance("30s")
         held, incarnations = seats(sim), [runner.incarnation for runner in sim.runners]
         steps, began_s = sim.loop.steps, seconds(sim)
@@ -68,10 +69,46 @@ async def test_an_idle_hour_costs_next_to_nothing_and_changes_nothing() -> None:
         assert await cluster.ref(account, "alice").balance() == 1
 
 
+@pytest.mark.simulated(seeds=1)
+async def test_without_it_every_second_is_lived() -> None:
+    cluster, _, _ = program()
+    async with simulate(cluster, runners=3, skip_idle=False) as sim:
+        await sim.advance("30s")
+        steps = sim.loop.steps
+        await sim.advance("5m")
+        assert sim.loop.steps - steps > STEPS_MOST / 2
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_skipped_time_is_idle_for_programs_with_crons_and_workflows_too() -> None:
+    """Their sweeps are routine; a tick is in time all the same."""
+    cluster, _, seen = program()
+
+    @cluster.cron("hourly", "0 * * * *")
+    async def hourly(tick: Tick) -> None:
+        seen.append(("tick", simulations[-1].now()))
+
+    @cluster.workflow
+    async def bill(workflow: Workflow, cents: int) -> int:
+        return cents
+
+    async with simulate(cluster, runners=2) as sim:
+        simulations.append(sim)
+        await sim.advance("30s")
+        steps, began_at = sim.loop.steps, sim.now()
+        await sim.advance("3h")
+        assert sim.loop.steps - steps < STEPS_MOST
+        assert [what for what, _ in seen] == ["tick"] * 3
+        assert all(at.minute == 0 and at.second < 2 for _, at in seen)
+        assert sim.now() - began_at >= timedelta(hours=3)
+        assert await (await cluster.start_workflow(bill, 1, id="one")).result(timeout="1m") == 1
+    simulations.clear()
+
+
 @pytest.mark.simulated(seeds=3)
 async def test_after_an_idle_hour_a_lost_runner_is_replaced_as_ever() -> None:
     cluster, account, _ = program()
-    async with simulate(cluster, runners=3, skip_idle=True) as sim:
+    async with simulate(cluster, runners=3) as sim:
         await sim.advance("1h")
         for befall in ("kill", "freeze"):
             victim = sim.owner(cluster.ref(account, "alice"))
@@ -85,7 +122,7 @@ async def test_after_an_idle_hour_a_lost_runner_is_replaced_as_ever() -> None:
 async def test_what_becomes_due_in_idle_time_happens_in_its_time() -> None:
     """A message that is only in the database, an entity that leaves, a key that expires."""
     cluster, account, seen = program()
-    async with simulate(cluster, runners=2, skip_idle=True) as sim:
+    async with simulate(cluster, runners=2) as sim:
         simulations.append(sim)
         await sim.advance("30s")
         began_at = sim.now()

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from coterie.testing.simulated import Runner
     from coterie.testing.simulation import Simulation
 
-_ROUTINES: Final = ("/keep the lease", "/sweep messages", "/end with trust", "/purge messages")
+_ROUTINES: Final = (
+    "/keep the lease",
+    "/end with trust",
+    "/sweep messages",
+    "/sweep crons",
+    "/sweep workflows",
+    "/prune",
+    "/watch calls",
+)
 """The tasks whose timers are routine, by the ends of their names. Of what is not named here every timer is kept."""
 _QUIET_NS: Final = 20_000_000_000
 """For so long nothing must have been written: longer than a lease and a takeover."""
@@ -70,7 +78,7 @@ class IdleTime:
         """Whether everybody is well, nothing was written for a while, and nothing that is stored waits."""
         database, runners = self._simulation.database, self._simulation.runners
         is_well = database.is_well and self._simulation.network.is_well
-        if not runners or not is_well or not all(runner.is_well for runner in runners):
+        if not is_well or not all(runner.is_well for runner in runners):
             self._changes = -1
             return False
         changes = database.main.total_changes()

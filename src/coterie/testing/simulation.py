@@ -243,7 +243,7 @@ async def simulate(
     start_at: datetime | None = None,
     faults: Sequence[Fault] = (),
     without: Sequence[str] = (),
-    skip_idle: bool = False,
+    skip_idle: bool = True,
     body: Body | None = None,
     occupy: Occupants = nobody,
     definitions: Sequence[Definition] = (),
@@ -257,7 +257,7 @@ async def simulate(
         faults: What breaks by itself, as the seed decides; none by default, the verbs are yours.
         without: What is left out, by name: faults of `faults` by their class ("Kills"), singletons and crons of the
             program by theirs ("pulse").
-        skip_idle: Whether idle time passes at once: an hour of it costs milliseconds.
+        skip_idle: Whether idle time passes at once, an hour of it in milliseconds, or second by second.
         body: Executed by each runner once it is up, and again after each restart.
         occupy: Who sits on the seats of a runner; nobody by default.
         definitions: Seats besides shards that each runner's program knows, and the cluster does not define.
