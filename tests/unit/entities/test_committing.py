@@ -35,6 +35,7 @@ class Purse(Entity[Balance]):
     ran: ClassVar[list[int]] = []
     sends: ClassVar[list[Message]] = []
     lives: ClassVar[list[str]] = []
+    blocks: ClassVar[list[Any]] = []
 
     async def on_activate(self) -> None:
         self.lives.append(self.id)
@@ -56,6 +57,25 @@ class Purse(Entity[Balance]):
         self.ran.append(cents)
         self.state.cents += cents
         return self.state.cents
+
+    @rpc(errors=[Overdrawn])
+    async def take_quickly(self, cents: int) -> int:
+        self.state.cents -= cents
+        raise Overdrawn(cents)
+
+    @rpc(persisted=True)
+    async def close(self) -> int:
+        self.state.cents += 1
+        await self.forget()
+        return 7
+
+    @rpc(persisted=True)
+    async def record_and_hide(self) -> int:
+        """Leaves what ends its transaction to a task that outlives it."""
+        block = self.transaction()
+        await block.__aenter__()
+        self.blocks.append(block)
+        return 1
 
     @rpc(persisted=True, errors=[Overdrawn])
     async def record(self, how: str = "well") -> int:
@@ -244,7 +264,60 @@ class Vast(Entity[list[str]]):
         self.state.append("x" * size)
 
 
+async def test_m7_a_declared_error_of_a_volatile_call_takes_back_the_state_and_commits_nothing() -> None:
+    async with stored(QUICK) as ground:
+        await ground.call("a", "put_quickly", 5)
+        commits = len(ground.messages.asked["commit"])
+        with pytest.raises(Overdrawn):
+            await ground.call("a", "take_quickly", 3)
+        assert len(ground.messages.asked["commit"]) == commits
+        assert await ground.call("a", "put_quickly", 1) == 6, "its place is free, and nothing was taken"
+
+
+async def test_a_state_that_is_forgotten_is_removed_with_the_reply_and_the_instance_goes() -> None:
+    async with stored(QUICK) as ground:
+        ground.send("a", "put", 5)
+        await passed()
+        sent = ground.send("a", "close")
+        await passed()
+        assert ground.told[sent] == [b"\x07"]
+        change = ground.messages.asked["commit"][-1].state
+        assert (change.value, change.version) == (None, 1)
+        assert await ground.call("a", "put_quickly", 1) == 1, "it begins anew"
+        assert Purse.lives == ["a", "a"]
+
+
+async def test_what_is_refused_after_it_was_unknown_is_a_failed_attempt() -> None:
+    async with stored(QUICK) as ground:
+        ground.messages.failing["commit"] = [unknown, unknown, refused]
+        sent = ground.send("a", "put", 5)
+        await passed(5)
+        assert ground.told[sent] == [b"\x05"]
+        assert Purse.ran == [5, 5]
+        assert len(ground.messages.asked["setback"]) == 1
+        assert state(ground) == (5, 1)
+
+
+async def test_a_bug_of_an_engine_ends_the_instance_and_the_message_is_found_again() -> None:
+    async with stored(QUICK) as ground:
+        ground.messages.failing["commit"] = [KeyError("x")]
+        with pytest.raises(RunnerUnavailable, match="could not be saved: KeyError"):
+            await ground.call("a", "put_quickly", 5)
+        assert await ground.call("a", "put_quickly", 1) == 1
+        assert Purse.lives == ["a", "a"], "what it had in memory was not what is stored"
+
+
 # Transactions of users
+
+
+async def test_one_that_ends_inside_of_its_transaction_is_a_failed_attempt() -> None:
+    async with stored((Purse, {"retry": Retry(attempts=1)})) as ground:
+        sent = ground.send("a", "record_and_hide")
+        await passed(1)
+        assert ground.status(sent) == ["dead"]
+        assert "has ended inside of its transaction" in ground.messages.rows[sent].errors[0].error
+        assert [each.ended for each in ground.storage.transactions] == ["rolled back"]
+        assert ground.messages.asked["commit"] == []
 
 
 async def test_a_transaction_is_committed_with_the_rest_and_rolled_back_with_an_error() -> None:
