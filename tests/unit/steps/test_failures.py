@@ -102,3 +102,10 @@ def test_of_an_error_that_is_too_large_its_text_is_stored(kind: str) -> None:
     assert isinstance(found, RemoteError)
     assert "xxx" in str(found)
     assert failures.text_of(data).startswith(type(error).__name__)
+
+
+def test_of_our_own_error_with_facts_that_are_no_data_the_text_is_stored() -> None:
+    error = MalformedMessage(what=object(), problem="y")
+
+    found = failures.unpack(failures.pack(error))
+    assert str(error) in str(found)

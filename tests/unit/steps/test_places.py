@@ -171,3 +171,71 @@ def test_a_name_is_plain_text_whatever_class_it_has() -> None:
 
     found = named(Name("a"), "a step")
     assert (found, type(found)) == ("a", str)
+
+
+async def test_a_mark_of_another_name_is_something_else_that_is_stored() -> None:
+    """Two changes of the same code, one after the other: the first one's mark says nothing of the second."""
+    places = Places("u")
+    places.begin()
+    _, mark = places.patched("first")
+    assert mark is not None
+    again = Places("u")
+    again.learn([row(mark)])
+    again.begin()
+    assert again.patched("second") == (False, None)
+    assert again.patched("first") == (True, None), "its place was not taken by the other"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "taken"),
+    [("child", "old", "old"), ("child", "other", "new"), ("step", "old", "new"), (None, "", "new")],
+    ids=["former", "another", "no-child", "nothing"],
+)
+async def test_a_child_goes_by_its_former_name_only_where_that_is_stored(
+    kind: str | None, name: str, taken: str
+) -> None:
+    places = Places("u")
+    if kind is not None:
+        places.learn([row(Place("", 0, kind, name))])  # type: ignore[arg-type] # of a test
+    places.begin()
+    assert places.take_child("new", formerly="old") == Place("", 0, "child", taken)
+    assert places.take("step", "next").position == 1
+    assert places.has_children is (kind == "child")
+
+
+async def test_what_undoes_something_has_places_of_its_own_in_each_branch() -> None:
+    places, found = Places("u"), []
+
+    async def branch() -> None:
+        found.extend([places.take_undo("a", b"1"), places.take_undo("b", b"2")])
+
+    places.begin()
+    await branch()
+    await asyncio.gather(branch())
+    assert [(each.branch, each.position, each.name) for each in found] == [
+        ("undo", 0, "a"), ("undo", 1, "b"), ("undo 0", 0, "a"), ("undo 0", 1, "b"),
+    ]  # fmt: skip
+    assert places.take("step", "s").position == 0, "places of steps are not used up"
+
+
+async def test_inside_of_a_step_nothing_is_undone_either() -> None:
+    places = Places("u")
+    places.begin()
+    with places.inside(), pytest.raises(RuntimeError, match="steps do not nest"):
+        places.take_undo("a", b"")
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "diverges"),
+    [(b"1", b"1", False), (b"1", b"2", True), (b"", b"2", False), (b"1", b"", False), (b"", b"", False)],
+)
+async def test_arguments_differ_only_where_both_are_known(stored: bytes, given: bytes, diverges: bool) -> None:
+    places = Places("u")
+    places.learn([row(Place("", 0, "step", "s", stored))])
+    places.begin()
+    place = places.take("step", "s", given)
+    if diverges:
+        with pytest.raises(StepDiverged, match="with other arguments"):
+            places.stored(place)
+    else:
+        assert places.stored(place) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket  # noqa: TC003 results look it up
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial, wraps
@@ -116,3 +117,15 @@ def test_a_digest_is_of_what_is_given_and_empty_if_that_is_no_data() -> None:
     different = [((1,), {}), ((2,), {}), (("1",), {}), ((1, 1), {}), ((), {"a": 1}), ((), {"b": 1}), (([1],), {})]
     assert len({results.digest(args, kwargs) for args, kwargs in different}) == len(different)
     assert results.digest((), {"a": 1, "b": 2}) == results.digest((), {"b": 2, "a": 1})
+
+
+def test_a_type_that_cannot_be_stored_counts_as_none_told() -> None:
+    """The result itself then says whether it can be read again."""
+
+    async def odd() -> socket.socket:
+        raise AssertionError
+
+    data, value = results.encoded(odd, 7, what="x")
+    assert (value, results.decoded(odd, data, what="x")) == (7, 7)
+    with pytest.raises(MalformedMessage, match="returned object"):
+        results.encoded(odd, object(), what="x")
