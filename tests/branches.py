@@ -77,8 +77,8 @@ def shares(report: dict[str, Any]) -> dict[str, Share]:
     for path, each in _files(report):
         for area, parts in AREAS.items():
             if path.startswith(parts):
-                taken, all = each["summary"]["covered_branches"], each["summary"]["num_branches"]
-                totals[area] = Share(totals[area].taken + taken, totals[area].all + all)
+                taken, every = each["summary"]["covered_branches"], each["summary"]["num_branches"]
+                totals[area] = Share(totals[area].taken + taken, totals[area].all + every)
     return totals
 
 

@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from coterie.errors import NotStarted, Outcome, PersistenceError, ShuttingDown
 from coterie.kernel import chaos
-from coterie.storage.groups import Group, GroupWriter
+from coterie.storage.groups import Group, GroupWriter, fenced
 from coterie.storage.interface import KvPut, Write
 
 if TYPE_CHECKING:
@@ -565,3 +566,40 @@ async def test_stopping_during_a_rerun_tells_nobody_twice() -> None:
         while not told:
             await asyncio.sleep(0)
     assert told == [("a", "A"), ("b", "PersistenceError"), ("bad", "PersistenceError")]
+
+
+class Told(msgspec.Struct):
+    """A result that tells more than a word."""
+
+    told: str
+
+
+@pytest.mark.parametrize(
+    ("results", "count"),
+    [
+        (["fenced"], 1),
+        (["written"], 0),
+        ([Told("fenced")], 1),
+        ([Told("written")], 0),
+        ([7], 0),
+        (["fenced", "written", "fenced", 7, None], 2),
+        (["fenced", Told("fenced"), Told("written"), 7], 2),
+        ([], 0),
+    ],
+)
+def test_those_that_were_fenced_are_counted_however_they_are_told(results: list[Any], count: int) -> None:
+    assert fenced(results) == count
+
+
+async def test_one_that_has_left_is_not_told_of_a_failure_and_its_neighbours_are() -> None:
+    engine = Engine()
+    engine.outcome = "unknown"
+    engine.open.clear()
+    async with writing(engine) as writer:
+        left, stays = writer.submit(put("bad1")), writer.submit(put("bad2"))
+        await turns()
+        left.cancel()
+        engine.open.set()
+        with pytest.raises(PersistenceError):
+            await stays
+        assert left.cancelled()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from coterie.errors import PersistenceError
 from coterie.kernel.chance import Chance
@@ -29,6 +29,10 @@ class Units:
         self.looks = 0
         self.is_away = False
         self.written: list[StepWrite] = []
+        self.steps: tuple[StepRow, ...] = ()
+        self.troubles: list[PersistenceError] = []
+        self.tells: Literal["written", "over", "fenced"] = "written"
+        self.is_gone = False
         self.answers = asyncio.Event()
         self.answers.set()
 
@@ -39,6 +43,8 @@ class Units:
         self.values.append(DeferredRow(name, codec_for(int).checked(value), None))
 
     async def step(self, write: StepWrite) -> Stepped:
+        if self.troubles:
+            raise self.troubles.pop(0)
         self.written.append(write)
         due_at = None if write.due_s is None else self.now() + timedelta(seconds=write.due_s)
         row = StepRow(
@@ -51,7 +57,7 @@ class Units:
             error=write.error,
             due_at=due_at,
         )
-        return Stepped("written", row, self.now())
+        return Stepped(self.tells, row, self.now())
 
     async def load(self, *_: object) -> Any:
         self.looks += 1
@@ -59,8 +65,10 @@ class Units:
             raise PersistenceError(doing="read", problem="it is away", outcome="unreachable")
         read = tuple(self.values)
         await self.answers.wait()
+        if self.is_gone:
+            return None
         row: Any = SimpleNamespace(life=0)
-        return Loaded(row, (), read, self.now())
+        return Loaded(row, self.steps, read, self.now())
 
 
 class Ground:
@@ -69,7 +77,8 @@ class Ground:
     def __init__(self) -> None:
         self.units = Units()
         self.tasks = Tasks("test")
-        tenure: Any = SimpleNamespace(held=True, claim=Claim(runner="r", seat="s", epoch=1), seat="s", epoch=1)
+        tenure: Any
+        self.tenure = tenure = SimpleNamespace(held=True, claim=Claim(runner="r", seat="s", epoch=1), seat="s", epoch=1)
         units: Any = self.units
         tokens: Any = None
         self.work = DurableWork(

@@ -105,7 +105,7 @@ def test_of_an_error_that_is_too_large_its_text_is_stored(kind: str) -> None:
 
 
 def test_of_our_own_error_with_facts_that_are_no_data_the_text_is_stored() -> None:
-    error = MalformedMessage(what=object(), problem="y")
+    error = MalformedMessage(what=object(), problem="y")  # type: ignore[arg-type] # of a test
 
     found = failures.unpack(failures.pack(error))
     assert str(error) in str(found)
