@@ -35,7 +35,7 @@ log = logging.getLogger("coterie.workflows")
 _SWEEP_S = 5.0
 """About how often a runner looks at all its shards: what is new is told at once, but hints get lost."""
 _MORE = 500
-"""How many runs of one shard are begun at once, beyond those in memory."""
+"""How many runs of one shard one look begins, beyond those in memory; if there are so many, it looks again."""
 _CHILDREN = 500
 """How many children are interrupted by one statement."""
 _AWAY_S = 0.2
@@ -258,8 +258,11 @@ class ShardWorkflows:
         self._desk.dial.hear(taken.now)
         if not self.is_open:
             return
+        before = len(self.runs)
         for row in taken.rows:
             self._begin(row)
+        if len(self.runs) - before >= _MORE:  # a full page is not the last one
+            self._wake.set()
         strange = sum(row.name not in self._known for row in taken.rows)
         if strange > self._strange:
             self._wake.set()

@@ -111,6 +111,14 @@ def test_only_runners_of_the_group_that_stay_count_as_others() -> None:
     assert ground.routing.others("special", than="c") == []
 
 
+@pytest.mark.parametrize("groups", [("special", "default"), ("default", "special"), ("a", "special", "b", "default")])
+def test_a_runner_of_several_groups_counts_in_each_of_them(groups: tuple[str, ...]) -> None:
+    ground = Ground()
+    ground.directory.learn(view([runner("a"), runner("b", groups=groups), runner("c", groups=("a",))], []))
+    assert [row.id for row in ground.routing.others("default", than="a")] == ["b"]
+    assert [row.id for row in ground.routing.others("special", than="a")] == ["b"]
+
+
 @pytest.mark.simulated(seeds=3)
 async def test_all_who_wait_share_readings_with_pauses_that_grow() -> None:
     ground = Ground()
