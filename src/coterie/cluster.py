@@ -13,7 +13,7 @@ from coterie.durable.keyvalue import KeyValueStore, claim_here
 from coterie.entities.calls import require_call
 from coterie.entities.mail import Messages
 from coterie.entities.options import refusal, require_name
-from coterie.entities.outcomes import refuse_commit_of_its_own
+from coterie.entities.outcomes import refuse_commit_of_its_own, transaction_here
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
 from coterie.errors import Forked, NotStarted
@@ -648,6 +648,8 @@ class Cluster:
     async def start_workflow(self, workflow: WorkflowFn[A, T], payload: A, *, id: str) -> WorkflowHandle[T]:
         """Start a run, once for each id: whoever comes later gets the handle of the one that is there.
 
+        While the work that runs here has a transaction open, the run is part of its commit: there with it, or never.
+
         Args:
             workflow: A function that `cluster.workflow` knows.
             payload: What it is given.
@@ -656,7 +658,13 @@ class Cluster:
         Raises:
             KeyConflict: There is a run of this id with another payload.
         """
-        await self._start_workflow(workflow, payload, id)
+        transaction = None if self._is_elsewhere() else transaction_here()
+        if transaction is None:
+            await self._start_workflow(workflow, payload, id)
+        else:
+            from coterie.workflows.standing import start_within
+
+            await start_within(transaction, self._acting(), self._workflow_room.of(workflow), payload, id)
         return self.workflow_handle(workflow, id)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> WorkflowHandle[T]:

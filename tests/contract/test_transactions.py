@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.errors import PersistenceError, ShuttingDown, TransactionTimeout
+from coterie.errors import KeyConflict, PersistenceError, ShuttingDown, TransactionTimeout
 from coterie.storage.interface import Claim, KvPut, StateLoaded
 from coterie.storage.messages import Commit
+from coterie.storage.units import UnitStart
 from tests.contract.conftest import opened
 from tests.contract.messages import S1, A, change, id_of, joined, message, statuses, take
 
@@ -102,6 +104,64 @@ async def test_anything_but_written_has_rolled_back_everything(
     assert await storage.states.load(claim, "k") == StateLoaded(None, 0)
     with pytest.raises(PersistenceError, match="it has ended"):
         await transaction.execute("insert into orders values (2, 'late', null)")
+
+
+def run(number: int, digest: bytes = b"d") -> UnitStart:
+    return UnitStart(unit=f"workflow:w/{number}", name="w", id=f"{number}", seat=S1, payload=b"", digest=digest)
+
+
+async def started(storage: Storage, *numbers: int) -> list[bool]:
+    return [await storage.units.get(run(number).unit) is not None for number in numbers]
+
+
+async def test_workflows_are_started_with_the_rows(storage: Storage, claim: Claim, orders: None) -> None:
+    """B3: once each, and those are told of it that wait for the commit."""
+    await storage.units.start(run(1))
+    then: list[int] = []
+    transaction = storage.transaction(limit_s=LONG_S)
+    await transaction.execute("insert into orders values (1, 'mine', null)")
+    for number in (3, 2, 1, 2):
+        transaction.start(run(number), then=partial(then.append, number))
+    assert (await started(storage, 1, 2, 3), then) == ([True, False, False], [])
+    assert await transaction.commit(Commit(claim)) == "written"
+    assert (await started(storage, 1, 2, 3), then) == ([True, True, True], [3, 2, 1, 2])
+    assert await found(storage) == [(1, "mine")]
+    with pytest.raises(PersistenceError, match="it has ended"):
+        transaction.start(run(4), then=then.clear)
+
+
+async def test_a_transaction_that_only_starts_a_workflow_has_a_commit(storage: Storage, claim: Claim) -> None:
+    transaction = storage.transaction(limit_s=LONG_S)
+    transaction.start(run(1), then=int)
+    assert await transaction.commit(Commit(claim, state=change("k", b"state"))) == "written"
+    assert await started(storage, 1) == [True]
+    assert await storage.states.load(claim, "k") == StateLoaded(b"state", 1)
+
+
+@pytest.mark.parametrize("sql", [True, False], ids=["with rows", "alone"])
+@pytest.mark.parametrize("why", ["fenced", "conflict", "rolled back"])
+async def test_a_transaction_that_is_not_committed_starts_no_workflow(
+    storage: Storage, claim: Claim, orders: None, why: str, sql: bool
+) -> None:
+    """C1, B3: what came first with another payload ends it."""
+    then: list[int] = []
+    await storage.units.start(run(2, b"other"))
+    transaction = storage.transaction(limit_s=LONG_S)
+    if sql:
+        await transaction.execute("insert into orders values (1, 'mine', null)")
+    transaction.start(run(1), then=lambda: then.append(1))
+    with pytest.raises(KeyConflict, match="workflow 'w'"):
+        transaction.start(run(1, b"other"), then=lambda: then.append(1))
+    if why == "fenced":
+        assert await transaction.commit(Commit(Claim(A, S1, claim.epoch + 1))) == "fenced"
+    elif why == "rolled back":
+        await transaction.rollback()
+    else:
+        transaction.start(run(2), then=lambda: then.append(2))
+        with pytest.raises(KeyConflict, match="workflow 'w'"):
+            await transaction.commit(Commit(claim))
+    assert (await started(storage, 1), then) == ([False], [])
+    assert await found(storage) == []
 
 
 async def test_a_commit_that_was_done_before_is_told_by_messages(storage: Storage, claim: Claim, orders: None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost
-from coterie.kernel.context import transacting
+from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.texts import countable
 from coterie.steps.unit import Steps
 from coterie.storage.messages import Commit
@@ -100,7 +100,7 @@ class Tick(Steps):
         if not self._tenure.held:
             raise self._lost()
         transaction = self._storage.transaction(limit_s=self._transaction_limit_s)
-        token = transacting.set(f"cron {self.name!r}")
+        token = transacting.set(OpenTransaction(f"cron {self.name!r}", transaction))
         try:
             yield transaction
         except BaseException:

@@ -10,7 +10,7 @@ from coterie.entities.keys import shown_key
 from coterie.entities.work import handling
 from coterie.errors import InvalidArgument, KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
 from coterie.kernel.clock import require_instant
-from coterie.kernel.context import refuse_in_transaction
+from coterie.kernel.context import refuse_in_transaction, transacting
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie.entities.definitions import EntityType
     from coterie.entities.rpcs import Rpc
     from coterie.entities.work import Work
-    from coterie.storage.messages import Message, MessageRow, Receipt
+    from coterie.storage.messages import Message, MessageRow, Receipt, Transaction
 
 _DELAY_MOST_S = 36_525 * 86_400.0
 """A century ahead: not every database can count much further."""
@@ -100,6 +100,16 @@ def refuse_commit_of_its_own(what: str, *, instead: str = "or after the rpc") ->
     if outer is not None:
         refuse_inside_transaction(what, outer, instead=instead)
     refuse_in_transaction(what)
+
+
+def transaction_here() -> Transaction | None:
+    """The transaction that the work that runs here has open: an rpc until it ends, a leader or a tick in its block."""
+    outer = handling.get()
+    if outer is not None and outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
+        mine: Transaction = outer.ledger.transaction
+        return mine
+    opened = transacting.get()
+    return None if opened is None else opened.transaction
 
 
 def refuse_inside_transaction(what: str, outer: Work, *, instead: str = "or give it to cluster.send(…)") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from coterie.errors import ClusterContextRequired
 
@@ -77,8 +77,17 @@ class Source(Protocol):
 
 _current: ContextVar[ClusterContext | Source] = ContextVar("coterie_context")
 
-transacting: ContextVar[str | None] = ContextVar("coterie_transacting", default=None)
-"""Who has a transaction open here whose block must end before anything else is committed; None: nobody."""
+
+class OpenTransaction(NamedTuple):
+    """A transaction whose block must end before anything else is committed."""
+
+    who: str
+    """Has it open."""
+    transaction: Any
+
+
+transacting: ContextVar[OpenTransaction | None] = ContextVar("coterie_transacting", default=None)
+"""The transaction that a leader or a tick has open here; None: there is none."""
 
 
 def current() -> ClusterContext:
@@ -116,11 +125,11 @@ def refuse_in_transaction(what: object) -> None:
 
     `what` is made text only then.
     """
-    who = transacting.get()
-    if who is not None:
+    opened = transacting.get()
+    if opened is not None:
         raise RuntimeError(
-            f"{what} needs a commit of its own, and {who} has a transaction open, which holds locks until its block "
-            f"ends: do it before or after the block"
+            f"{what} needs a commit of its own, and {opened.who} has a transaction open, which holds locks until its "
+            f"block ends: do it before or after the block"
         )
 
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic
 
 from coterie.errors import MalformedMessage, NewerVersion, PersistenceError, SchemaDecodeFailed, StatePersistFailed
-from coterie.kernel.context import transacting
+from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.texts import storable
 from coterie.kernel.versions import MigrationFailed
 from coterie.singletons.definitions import S
@@ -194,7 +194,7 @@ class LeaderState(Generic[S]):
             self._row.require_held()
             transaction = self._storage.transaction(limit_s=limit_s)
             self._turn.in_transaction = True
-            token = transacting.set(f"singleton {self._singleton.name!r}")
+            token = transacting.set(OpenTransaction(f"singleton {self._singleton.name!r}", transaction))
             try:
                 yield transaction
             except BaseException:

@@ -19,10 +19,11 @@ import msgspec
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from coterie.storage.groups import Waiter
     from coterie.storage.interface import Claim
+    from coterie.storage.units import UnitStart
 
 Status = Literal["pending", "done", "dead"]
 
@@ -276,11 +277,23 @@ class Transaction(Protocol):
         """The rows, by the names of their columns."""
         ...
 
+    def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
+        """Have a workflow started by its commit; `then` is called after that.
+
+        Raises:
+            KeyConflict: It starts one of this id already, with another payload.
+        """
+        ...
+
     async def commit(self, write: Commit) -> Committed:
         """Commit it with the handler's own writes; anything but "written" has rolled back.
 
-        The fence and the messages are the last statements before the commit [M3]. A commit whose outcome is unknown
-        raises; asking again with `Messages.commit` tells: "gone" of a message that this commit ended is "written".
+        The workflows, the fence and the messages are the last statements before the commit [M3]. A commit whose
+        outcome is unknown raises; asking again with `Messages.commit` tells: "gone" of a message that this commit ended
+        is "written".
+
+        Raises:
+            KeyConflict: There is a run with the id of a workflow that it starts, and another payload.
         """
         ...
 

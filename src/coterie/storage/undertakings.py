@@ -3,7 +3,7 @@
 new ──a statement──▶ open ──commit──▶ ended
  │                    ├──an error, rollback──▶ ended, nothing of it is written
  │                    └──the limit──▶ late: rolled back, whatever the user's code waits for
- └──commit──▶ ended: there was no SQL, so the handler's writes go with a group like any others
+ └──commit──▶ ended: there was no SQL and no workflow to start, so the handler's writes go with a group like any others
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from coterie.errors import PersistenceError, TransactionTimeout
 from coterie.kernel import meters
+from coterie.storage.units import require_same
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.tasks import Tasks
     from coterie.storage.messages import Commit, Committed
+    from coterie.storage.units import UnitStart
 
 T = TypeVar("T")
 
@@ -46,11 +48,12 @@ class Ground(Protocol):
         """The rows of a statement."""
         ...
 
-    async def commit(self, write: Commit) -> Committed:
-        """Add the handler's writes and commit; anything but "written" has rolled back.
+    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        """Add the workflows and the handler's writes and commit; anything but "written" has rolled back.
 
         Raises:
             TimeoutError: It was over before the commit had begun.
+            KeyConflict: There is a run with the id of one of the workflows, and another payload.
         """
         ...
 
@@ -97,6 +100,16 @@ class Undertaking:
         self._open = False
         self._ended = ""
         self._late = False
+        self._starts: dict[str, UnitStart] | None = {}
+        self._then: list[Callable[[], object]] = []
+
+    def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
+        """Have a workflow started by its commit; `then` is called after that."""
+        self._require_open()
+        if self._starts is None:
+            raise PersistenceError(doing=self._doing, problem=_ENDED, hint=_HINTS[_ENDED])
+        require_same(start, self._starts.setdefault(start.unit, start).digest)
+        self._then.append(then)
 
     async def execute(self, sql: str, /, *params: Any) -> int:
         """How many rows it changed."""
@@ -108,6 +121,15 @@ class Undertaking:
 
     async def commit(self, write: Commit) -> Committed:
         """Commit it with the handler's own writes; anything but "written" has rolled back."""
+        starts, self._starts = self._starts or {}, None
+        if starts and self._began is None:
+            await self._run(_nothing)
+        told = await self._commit(write, [starts[unit] for unit in sorted(starts)])  # in one order [M3]
+        for then in self._then if told == "written" else ():
+            then()
+        return told
+
+    async def _commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
         async with self._turn:
             self._require_open()
             if self._began is None:
@@ -115,7 +137,7 @@ class Undertaking:
                 return await self._alone(write)
             self._stop_the_clock()  # from here on the ground looks at it: a commit under way must not be cut off
             try:
-                told = await self._ground.commit(write)
+                told = await self._ground.commit(write, starts)
                 meters.FENCED.of().value += told == "fenced"
                 return told
             except TimeoutError as error:
@@ -201,3 +223,7 @@ class Undertaking:
 
     def _time(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _nothing() -> None:
+    """A transaction that only starts workflows is opened by this."""

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from coterie.errors import KeyConflict
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -148,6 +150,8 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     """How many are done."""
     life: int = 0
     """Drawn where it began; 0: by a program that drew none."""
+    digest: bytes = b""
+    """Of the payload, for a workflow."""
 
 
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +176,16 @@ class Started(msgspec.Struct, frozen=True):
 
     told: Literal["started", "there", "conflict"]
     row: UnitRow
+
+
+def require_same(start: UnitStart, digest: bytes) -> None:
+    """Refuse a start where there is a run of its id with another payload.
+
+    Raises:
+        KeyConflict: There is.
+    """
+    if start.digest != digest:
+        raise KeyConflict(target=f"workflow {start.name!r}", key=start.id, message_id=start.unit)
 
 
 class ParentEnded(Exception):

@@ -13,7 +13,6 @@ from coterie.entities.work import handling
 from coterie.errors import (
     AlreadyResolved,
     DeferredMismatch,
-    KeyConflict,
     MalformedMessage,
     PersistenceError,
     WorkflowEnded,
@@ -28,16 +27,17 @@ from coterie.kernel.durations import seconds_or_none
 from coterie.kernel.texts import require_text, storable
 from coterie.steps import failures
 from coterie.steps.unit import new_life
-from coterie.storage.units import UnitStart
+from coterie.storage.units import UnitStart, require_same
 from coterie.workflows.definitions import require_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
     from coterie.connection import Connection
     from coterie.kernel.durations import Duration
     from coterie.steps.tokens import TokenParts
+    from coterie.storage.messages import Transaction
     from coterie.storage.units import Started, UnitRow, UnitStatus
     from coterie.workflows.definitions import WorkflowType
 
@@ -219,47 +219,75 @@ class Workflows:
 async def start(
     here: Connection, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
 ) -> Started:
-    """Store a run, and tell whoever will run it; as `_start`, in a span where there are some."""
-    if not tracing.on:
-        return await _start(here, kind, payload, id, parent, waited_as)
-    facts = {"coterie.workflow": kind.name, "coterie.workflow_id": id}
-    told = (here, kind, payload, id, parent, waited_as)
-    started: Started = await sent("cluster.start_workflow", "PRODUCER", facts, _start, *told)
-    return started
-
-
-async def _start(
-    here: Connection, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str
-) -> Started:
     """Store a run, and tell whoever will run it.
 
     Raises:
         KeyConflict: There is a run of this id with another payload.
         MalformedMessage: The payload does not fit, or is too large.
     """
+    started: Started = await _in_span(_start, here, kind, payload, id, parent, waited_as)
+    return started
+
+
+async def start_within(transaction: Transaction, here: Connection, kind: WorkflowType, payload: Any, id: str) -> None:
+    """Have a run stored by the commit of a transaction, and then tell whoever will run it.
+
+    Raises:
+        KeyConflict: There is a run of this id with another payload. One that is stored before the commit is found
+            by that, which raises this, too.
+        MalformedMessage: The payload does not fit, or is too large.
+    """
+
+    async def enlist(here: Connection, kind: WorkflowType, payload: Any, id: str) -> None:
+        unit = _new(here, kind, payload, id, None, "")
+        there = await here.storage.units.get(unit.unit)
+        if there is not None:
+            require_same(unit, there.digest)
+        transaction.start(
+            unit, then=lambda: here.tasks.spawn(here.wake(unit.seat, about=unit.unit), name=f"wake {unit.unit}")
+        )
+
+    await _in_span(enlist, here, kind, payload, id)
+
+
+async def _in_span(
+    work: Callable[..., Coroutine[Any, Any, Any]], here: Connection, kind: WorkflowType, *told: Any
+) -> Any:
+    """Await it, in a span where there are some. The first that it is told is the payload, the second the id."""
+    if not tracing.on:
+        return await work(here, kind, *told)
+    facts = {"coterie.workflow": kind.name, "coterie.workflow_id": told[1]}
+    return await sent("cluster.start_workflow", "PRODUCER", facts, work, here, kind, *told)
+
+
+async def _start(
+    here: Connection, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str
+) -> Started:
+    unit = _new(here, kind, payload, id, parent, waited_as)
+    started = await here.storage.units.start(unit)
+    require_same(unit, started.row.digest)
+    if started.row.status == "running":
+        await here.wake(started.row.seat, about=started.row.unit)
+    return started
+
+
+def _new(here: Connection, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str) -> UnitStart:
     what = f"payload of workflow {kind.name!r}"
     data = kind.payload.checked(payload, what=what)
     require_small(data, what=what, most_bytes=here.settings.frame_limit)
     trace = trace_of(handling.get())  # not in the digest: the same start, from elsewhere, is no other one
-    started = await here.storage.units.start(
-        UnitStart(
-            unit=kind.unit(require_id(id)),
-            name=kind.name,
-            id=id,
-            seat=kind.seat(id, here.settings.shards),
-            payload=tracing.stamped(data, trace),
-            digest=kind.payload.canonical(payload, what=what),
-            version=kind.version,
-            parent=parent,
-            waited_as=waited_as,
-            life=new_life(here.calling.chance),
-        )
+    return UnitStart(
+        unit=kind.unit(require_id(id)),
+        name=kind.name,
+        id=id,
+        seat=kind.seat(id, here.settings.shards),
+        payload=tracing.stamped(data, trace),
+        digest=kind.payload.canonical(payload, what=what),
+        version=kind.version,
+        parent=parent,
+        waited_as=waited_as,
+        life=new_life(here.calling.chance),
     )
-    if started.told == "conflict":
-        raise KeyConflict(target=f"workflow {kind.name!r}", key=id, message_id=started.row.unit)
-    if started.row.status == "running":
-        await here.wake(started.row.seat, about=started.row.unit)
-    return started
 
 
 async def settle(here: Connection, token: str, *, value: Any = None, error: str | None = None) -> None:

@@ -86,7 +86,7 @@ async def test_a_transaction_is_committed_at_the_end_of_its_block_under_the_fenc
     async with tick.transaction() as sql:
         begun: Any = sql
         assert begun is storage.transactions[0]
-        assert transacting.get() == "cron 'x'"
+        assert transacting.get() == ("cron 'x'", begun)
         assert not storage.transactions[0].ended
     assert (storage.transactions[0].ended, storage.limits) == ("written", [2.5])
     assert storage.committed == [stage.tenure.claim]

@@ -248,7 +248,7 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
     async def nothing(*_: Any) -> Any:
         raise AssertionError("not used")
 
-    ground = PostgresGround(storage.pool, storage._connector, limits=storage._limits, written=nothing)
+    ground = PostgresGround(storage.pool, storage._connector, limits=storage._limits, started=nothing, written=nothing)
     async with stranger(postgres_url) as other:
         await other.execute("create table orders (id integer); insert into orders values (1)")
         await ground.begin(over=deadline(1.0))

@@ -125,6 +125,7 @@ class PostgresStorage(Storage):
             limits=self._limits,
             chance=chance,
             tasks=self.tasks,
+            started=self.units.require_started,
             written=self._committer.write,
             alone=self.writer.write,
         )

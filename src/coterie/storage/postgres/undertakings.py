@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from coterie.storage.messages import Commit, Committed
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.sessions import Session
+    from coterie.storage.units import UnitStart
 
     Fetch = Callable[..., Awaitable[Any]]
+    Started = Callable[[Fetch, Sequence[UnitStart]], Awaitable[None]]
     Written = Callable[[Fetch, Commit], Awaitable[Committed]]
 
 # Our sessions have them set for our own statements.
@@ -67,6 +69,7 @@ class Undertakings:
         limits: How long what may take.
         chance: For the pool.
         tasks: Where transactions are rolled back while nobody waits for it.
+        started: Stores workflows with what it is given to fetch with.
         written: Runs the statements of a handler's writes with what it is given to fetch with; the result.
         alone: Commits a handler's writes without a transaction of the user's.
     """
@@ -79,6 +82,7 @@ class Undertakings:
         limits: Limits,
         chance: Chance,
         tasks: Tasks,
+        started: Started,
         written: Written,
         alone: Callable[[Commit], Awaitable[Committed]],
     ) -> None:
@@ -86,12 +90,15 @@ class Undertakings:
         self._connector = connector
         self._limits = limits
         self._tasks = tasks
+        self._started = started
         self._written = written
         self._alone = alone
 
     def open(self, *, limit_s: float) -> Undertaking:
         """A transaction, not begun yet."""
-        ground = PostgresGround(self.pool, self._connector, limits=self._limits, written=self._written)
+        ground = PostgresGround(
+            self.pool, self._connector, limits=self._limits, started=self._started, written=self._written
+        )
         what = self._connector.address
         return Undertaking(ground, what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
 
@@ -102,10 +109,11 @@ class PostgresGround:
     A session on which anything was cut short is dropped, never used again.
     """
 
-    def __init__(self, pool: Pool, connector: Connector, *, limits: Limits, written: Written) -> None:
+    def __init__(self, pool: Pool, connector: Connector, *, limits: Limits, started: Started, written: Written) -> None:
         self._pool = pool
         self._connector = connector
         self._limits = limits
+        self._started = started
         self._written = written
         self._lent = AsyncExitStack()
         self._session: Session | None = None
@@ -137,10 +145,10 @@ class PostgresGround:
         rows, _ = await self._run(sql, params)
         return [dict(row) for row in rows]
 
-    async def commit(self, write: Commit) -> Committed:
-        """The fence and the messages are the last statements before the commit [M3]."""
+    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        """The workflows, the fence and the messages are the last statements before the commit [M3]."""
         async with asyncio.timeout_at(self._over):
-            told = await self._write(write)
+            told = await self._write(write, starts)
         if told == "written":
             with self._told(lost="unknown"):
                 await self._open.execute("commit", over=self._patience())
@@ -184,14 +192,17 @@ class PostgresGround:
             raise PersistenceError(doing=self._doing, problem="the statement ended the transaction", outcome="unknown")
         return answer
 
-    async def _write(self, write: Commit) -> Committed:
+    async def _write(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
         session = self._open
         ours = local_settings("writer", application=session.name, limits=self._limits)
         with self._told():
             # The role too: the user may have taken another one for a while.
             script = f"set local role to default; {ours}; set local statement_timeout = {self._left_ms()}"
             await session.execute(script, over=self._over)
-            return await self._written(partial(session.fetch, over=self._over), write)
+            fetch = partial(session.fetch, over=self._over)
+            if starts:  # before the fence: who starts the same one waits without the seat's lock
+                await self._started(fetch, starts)
+            return await self._written(fetch, write)
 
     async def _renew(self, session: Session) -> None:
         over = self._patience()

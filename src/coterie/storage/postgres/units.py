@@ -18,11 +18,12 @@ from coterie.storage.units import (
     UnitRow,
     UnitsPurged,
     claimed_at_of,
+    require_same,
     tick_of_unit,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from typing import Literal
 
     import asyncpg
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Claim
     from coterie.storage.postgres.pool import Pool
     from coterie.storage.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
+
+    Fetch = Callable[..., Awaitable[Sequence[asyncpg.Record]]]
 
 
 class PostgresUnits:
@@ -109,18 +112,17 @@ class PostgresUnits:
 
     async def start(self, start: UnitStart) -> Started:
         """Store a workflow, to be run by whoever holds its seat."""
-        while True:
-            given = (start.unit, start.name, start.id, start.seat, start.payload, start.digest, start.version)
-            begun = await self._read("start_unit", *given, start.parent, start.waited_as, start.life)
-            if begun:
-                return Started("started", _unit(begun[0]))
-            there = await self._read("get_unit", start.unit)
-            if there:  # else it was purged meanwhile
-                same = there[0]["digest"] == start.digest
-                return Started("there" if same else "conflict", _unit(there[0]))
-            parent = None if start.parent is None else await self.get(start.parent)
-            if start.parent is not None and (parent is None or parent.ended_at is not None):
-                raise ParentEnded(start.parent)
+        self._check()
+        return await _started(self._pool.read, self._cluster, start)
+
+    async def require_started(self, fetch: Fetch, starts: Sequence[UnitStart]) -> None:
+        """Store workflows inside of somebody else's transaction, which `fetch` uses: those that are not there.
+
+        Raises:
+            KeyConflict: There is a run of one of the ids with another payload.
+        """
+        for start in starts:
+            require_same(start, (await _started(fetch, self._cluster, start)).row.digest)
 
     async def resolve(self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None) -> Resolved:
         """Store what a deferred of one life of a unit gives, once."""
@@ -181,6 +183,21 @@ class PostgresUnits:
     def _check(self) -> None:
         self._origin.require_same()
         self._writer.require_running()
+
+
+async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> Started:
+    while True:
+        given = (start.unit, start.name, start.id, start.seat, start.payload, start.digest, start.version)
+        begun = await fetch(SQL["start_unit"], cluster, *given, start.parent, start.waited_as, start.life)
+        if begun:
+            return Started("started", _unit(begun[0]))
+        there = await fetch(SQL["get_unit"], cluster, start.unit)
+        if there:  # else it was purged meanwhile
+            row = _unit(there[0])
+            return Started("there" if row.digest == start.digest else "conflict", row)
+        parent = [] if start.parent is None else await fetch(SQL["get_unit"], cluster, start.parent)
+        if start.parent is not None and (not parent or parent[0]["ended_at"] is not None):
+            raise ParentEnded(start.parent)
 
 
 def _unit(row: asyncpg.Record) -> UnitRow:

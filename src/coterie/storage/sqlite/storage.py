@@ -11,7 +11,7 @@ from coterie.storage.executions import Stamp
 from coterie.storage.groups import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
 from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.sqlite import claiming, completions, leading, secrets, stepping, together
+from coterie.storage.sqlite import claiming, completions, leading, secrets, stepping, together, units
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.inspecting import SqliteInspection
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.ownership import SqliteOwnership
     from coterie.storage.sqlite.witness import Witness
     from coterie.storage.undertakings import Undertaking
+    from coterie.storage.units import UnitStart
 
 _GROUP_MOST = 200
 """Writes of one transaction. Processes take turns: while one of them commits, others work on what it has committed
@@ -118,7 +119,7 @@ class SqliteStorage(Storage):
             UnitEnd: lambda c, scope, write: stepping.end(c, scope, [write], audit=audit)[0],
         }
         self._undertakings = Undertakings(
-            self._main, tasks=self.tasks, written=lambda c, write: self._run(c, [write])[0], alone=self.write
+            self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
         self.schema = self._schema = SqliteSchema(self._main, package=f"{__package__}.migrations", clock=clock)
 
@@ -215,6 +216,11 @@ class SqliteStorage(Storage):
     def _run(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any]:
         scope = Scope(self._settings.name, self._clock.wall_ns())
         return [self._handlers[type(write)](connection, scope, write) for write in group]
+
+    def _run_in_transaction(self, connection: apsw.Connection, write: Write, starts: Sequence[UnitStart]) -> Any:
+        """What a user's transaction is committed with."""
+        units.require_started(connection, Scope(self._settings.name, self._clock.wall_ns()), starts)
+        return self._run(connection, [write])[0]
 
     def _run_together(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any] | None:
         """The same for those that are alike at once; None: one of them is refused, and nothing was written."""

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.database import Database
     from coterie.storage.sqlite.transactions import Patience
     from coterie.storage.sqlite.visitors import Step
+    from coterie.storage.units import UnitStart
 
-    Written = Callable[[apsw.Connection, Commit], Committed]
+    Written = Callable[[apsw.Connection, Commit, Sequence[UnitStart]], Committed]
 
 AT_ONCE = 4
 """Transactions at once: only one can write, so more would mostly wait; each has a thread and a connection."""
@@ -36,7 +37,7 @@ class Undertakings:
     Args:
         database: Where.
         tasks: Where transactions are rolled back while nobody waits for it.
-        written: Runs a handler's writes inside a transaction.
+        written: Starts workflows and runs a handler's writes inside a transaction.
         alone: Commits a handler's writes without a transaction of the user's.
     """
 
@@ -124,9 +125,9 @@ class FileGround:
         """The rows, by the names of their columns."""
         return mappings(await self._run(sql, params))
 
-    async def commit(self, write: Commit) -> Committed:
-        """Commit it with the handler's writes, under the lock."""
-        return await self._thread.run(lambda draft: draft.commit(lambda c: self._written(c, write)))
+    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        """Commit it with the workflows and the handler's writes, under the lock."""
+        return await self._thread.run(lambda draft: draft.commit(lambda c: self._written(c, write, starts)))
 
     async def close(self) -> None:
         """Roll back what is open. The thread is kept for the next one."""
@@ -171,11 +172,11 @@ class MemoryGround:
         """The rows, by the names of their columns."""
         return mappings(await self._run(sql, params))
 
-    async def commit(self, write: Commit) -> Committed:
-        """Do all of it, with the handler's writes, in one transaction."""
+    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        """Do all of it, with the workflows and the handler's writes, in one transaction."""
         rehearsal, written = self._rehearsal, self._written
         return await self._database.transact(
-            lambda c: rehearsal.commit(c, lambda c: written(c, write)), doing=self._doing
+            lambda c: rehearsal.commit(c, lambda c: written(c, write, starts)), doing=self._doing
         )
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ from coterie.storage.units import (
     UnitRow,
     UnitsPurged,
     life_of_tick,
+    require_same,
     tick_of_unit,
 )
 
@@ -152,6 +153,18 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Star
     return Started(told, _unit(row))
 
 
+def require_started(connection: apsw.Connection, scope: Scope, starts: Sequence[UnitStart]) -> None:
+    """Store workflows, those that are not there.
+
+    Raises:
+        KeyConflict: There is a run of one of the ids with another payload.
+    """
+    for start in starts:
+        told = started(connection, scope, start)
+        assert told is not None, "it has no parent"
+        require_same(start, told.row.digest)
+
+
 def resolve(
     connection: apsw.Connection,
     scope: Scope,
@@ -257,7 +270,7 @@ def _ago_ns(scope: Scope, seconds: float) -> int:
 
 def _unit(row: Sequence[Any]) -> UnitRow:
     unit, kind, name, own_id, seat, status, payload, version, interrupting, parent, value, error, *rest = row
-    started_at_ns, changed_at_ns, ended_at_ns, wake_at_ns, steps, life, _ = rest
+    started_at_ns, changed_at_ns, ended_at_ns, wake_at_ns, steps, life, digest = rest
     return UnitRow(
         unit=unit,
         kind=kind,
@@ -277,6 +290,7 @@ def _unit(row: Sequence[Any]) -> UnitRow:
         wake_at=_instant(wake_at_ns),
         steps=steps,
         life=life,
+        digest=digest,
     )
 
 
