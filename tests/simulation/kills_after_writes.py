@@ -1,0 +1,266 @@
+"""A program that writes in every way there is, and a kill just after any one of its commits: before the next one.
+
+`PROCEDURES` names what makes two or more commits in a row. What must hold wherever it is cut in two is judged while it
+runs: a step that was ever stored runs never again, also after its unit is over; and at the end, when all work is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from coterie import AlreadyResolved, Cluster, CoterieError, Entity, Leader, PersistenceError, Tick, Workflow, rpc
+from coterie.kernel.addresses import Seat
+from coterie.storage.sqlite import ownership, transactions
+from coterie.storage.sqlite.storage import SqliteStorage
+from coterie.storage.units import StepWrite, UnitEnd
+from coterie.testing.database import SimulatedDatabase
+from coterie.testing.simulation import Simulation, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROCEDURES = {
+    "a runner appears: its lease, then its row": ("agree on settings", "register runner lease", "register runner"),
+    "a runner is deleted: its row, then its lease": ("delete runner", "delete runner lease"),
+    "a runner leaves: its seats, then itself": ("release seat", "delete runner", "delete runner lease"),
+    "a runner takes seats": ("acquire seats", "look after crons", "begin to lead"),
+    "a tick is claimed, stepped, ends, and then its steps go": (
+        "TickClaim",
+        "open",
+        "StepWrite of a cron",
+        "TickNote",
+        "UnitEnd of a cron",
+    ),
+    "a leader introduces itself, loads its state, saves it": ("begin to lead", "load", "StateSave", "Stamp"),
+    "a unit of a leader begins, is stepped and ends": ("open", "StepWrite of a singleton", "UnitEnd of a singleton"),
+    "a message is done, and what it sends": ("Commit",),
+    "a workflow is stepped, starts a child, is suspended, ends": (
+        "StepWrite of a shard",
+        "start",
+        "suspend",
+        "UnitEnd of a shard",
+    ),
+}
+"""What one procedure commits in a row, by labels (`label`): the kinds of writes that share a group, or what is done.
+
+A commit by a client (a message stored, a workflow started, a deferred resolved) is one by itself; what follows is a
+hint, which may be lost. A renewal is one, too.
+"""
+ALONE = {"renew the lease"}
+DEPOSITS = 4
+
+
+@dataclass
+class Ledger:
+    """What happened in one run.
+
+    Attributes:
+        labels: What was committed, in order, by runners.
+        stored: Steps that were ever stored, by name.
+        again: Steps that ran after that.
+    """
+
+    labels: list[str] = field(default_factory=list)
+    stored: set[str] = field(default_factory=set)
+    again: list[str] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    async def do(self, name: str) -> str:
+        """A step."""
+        self.ran.append(name)
+        if name in self.stored:
+            self.again.append(name)
+        return name
+
+
+@dataclass
+class Account:
+    """What an entity keeps."""
+
+    total: int = 0
+
+
+@dataclass
+class Progress:
+    """What a leader keeps."""
+
+    n: int = 0
+
+
+def new_program(ledger: Ledger) -> tuple[Cluster, Any, Any]:
+    """A cron, a singleton, an entity and workflows; all steps have names of their own."""
+    cluster = Cluster("sqlite://", shards=2, drain="3s")
+
+    @cluster.cron("bell", "@every 5s", catch_up="all")
+    async def ring(tick: Tick) -> None:
+        for part in ("first", "second"):
+            name = f"bell {tick.scheduled_at:%H:%M:%S} {part}"
+            await tick.step(name, ledger.do, name)
+
+    @cluster.singleton("clerk", state=Progress)
+    async def lead(leader: Leader[Progress]) -> None:
+        if ledger.saved and leader.state.n < ledger.saved[-1]:
+            ledger.lost.append(f"saved {ledger.saved[-1]}, loaded {leader.state.n}")
+        while True:
+            async with leader.update() as state:
+                state.n += 1
+            ledger.saved.append(leader.state.n)
+            async with leader.unit(f"page {leader.state.n}") as unit:
+                name = f"clerk {leader.state.n}"
+                await unit.step(name, ledger.do, name)
+            await asyncio.sleep(3)
+
+    @cluster.entity
+    class Teller(Entity[Account]):
+        @rpc(persisted=True, key="number")
+        async def deposit(self, number: str, to: str) -> int:
+            self.state.total += 1
+            if to:
+                await cluster.send(cluster.ref(Teller, to).deposit(number, ""))
+            return self.state.total
+
+        @rpc
+        async def total(self) -> int:
+            return self.state.total
+
+    @cluster.workflow
+    async def leaf(workflow: Workflow, run: str) -> str:
+        return await workflow.step(f"leaf {run}", ledger.do, f"leaf {run}")
+
+    @cluster.workflow
+    async def trunk(workflow: Workflow, run: str) -> str:
+        await workflow.step(f"trunk {run}", ledger.do, f"trunk {run}")
+        await workflow.child(leaf, run, id=run)
+        go = workflow.deferred("go", str)
+        ledger.tokens[run] = go.token
+        await go.wait()
+        return await workflow.step(f"end {run}", ledger.do, f"end {run}")
+
+    return cluster, Teller, trunk
+
+
+class Killer:
+    """Kills the runner that has just made a commit of one label, the n-th of them, before it is told."""
+
+    def __init__(self, ledger: Ledger, sim: Simulation, at: tuple[str, int] | None) -> None:
+        self._ledger = ledger
+        self._sim = sim
+        self._kind, self._left = at or ("", 0)
+        self._host = ""
+        self._kinds = ""
+        self.killed = ""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While it is, every commit of a runner is seen."""
+        execute, run, together = SimulatedDatabase._execute, SqliteStorage._run, SqliteStorage._run_together
+
+        def executed(database: SimulatedDatabase, request: Any) -> Any:
+            self._host, self._kinds = request.executor.host, ""
+            return execute(database, request)
+
+        def one_by_one(storage: SqliteStorage, connection: Any, group: Any) -> Any:
+            self._kinds = "+".join(sorted({kind_of(write) for write in group}))
+            return run(storage, connection, group)
+
+        def at_once(storage: SqliteStorage, connection: Any, group: Any) -> Any:
+            self._kinds = "+".join(sorted({kind_of(write) for write in group}))
+            return together(storage, connection, group)
+
+        with (
+            patch.object(SimulatedDatabase, "_execute", executed),
+            patch.object(SqliteStorage, "_run", one_by_one),
+            patch.object(SqliteStorage, "_run_together", at_once),
+            patch.object(transactions, "commit", self._commit),
+            patch.object(ownership, "commit", self._commit),
+        ):
+            yield
+
+    def _commit(self, connection: Any, *, doing: str, right: Any = transactions.commit) -> None:
+        database = self._sim.database
+        right(connection, doing=doing)
+        self._ledger.stored |= {name for (name,) in database.main.execute("select name from steps where done")}
+        runner = next((each for each in self._sim.runners if each.alive and each.name == self._host), None)
+        if runner is None:
+            return
+        said = self._kinds or label(doing)
+        if connection is database.leases and said != "renew the lease":
+            said += " lease"
+        self._ledger.labels.append(said)
+        if self._kind in said.split("+"):
+            self._left -= 1
+            if self._left == 0:
+                self.killed = runner.name
+                runner.kill()
+                raise PersistenceError(doing=doing, problem="its process was killed", outcome="unknown")
+
+
+def kind_of(write: Any) -> str:
+    """The kind of a write; of durable work, whose it is."""
+    name = type(write).__name__
+    return f"{name} of a {Seat.split(write.claim.seat)[0]}" if isinstance(write, StepWrite | UnitEnd) else name
+
+
+def label(doing: str) -> str:
+    """What a commit is about, without the names in it."""
+    plain = re.sub(r"['\"].*", "", doing).strip()
+    return re.sub(
+        r"^(register runner|delete runner|release seat|extend machine id|give back machine id) .*", r"\1", plain
+    )
+
+
+async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
+    """Run the program to the end of all its work, with one kill; at most, if there are not so many such commits."""
+    ledger = Ledger()
+    cluster, teller, trunk = new_program(ledger)
+
+    async def deposit(number: str) -> None:
+        await cluster.send(cluster.ref(teller, "a").deposit(number, "b"))
+
+    async with simulate(cluster, runners=0) as sim:
+        killer = Killer(ledger, sim, at)
+        with killer.installed():
+            await sim.start(3)
+            await sim.advance(1)
+            sim.runners[2].kill()
+            handles = [await cluster.start_workflow(trunk, run, id=run) for run in ("1", "2")]
+            for number in range(DEPOSITS):
+                await _insist(partial(deposit, str(number)))
+            for run in ("1", "2"):
+                await sim.wait_until(partial(ledger.tokens.__contains__, run), within="60s")
+                await sim.advance(3)  # it is suspended meanwhile
+                await _insist(partial(cluster.resolve, ledger.tokens[run], "go"))
+            await sim.advance(8)
+            await sim.start(1)
+            await next(runner for runner in sim.runners if runner.alive).stop()
+            results = [await handle.result(timeout="60s") for handle in handles]
+            await sim.advance(10)
+            totals = [await cluster.ref(teller, who).total() for who in ("a", "b")]
+            ticks = await cluster.crons.history("bell")
+    assert at is None or at_most or killer.killed, f"nothing was killed at {at}: {sorted(set(ledger.labels))}"
+    assert ledger.again == [], "a step that was stored ran again"
+    assert ledger.lost == []
+    assert results == ["end 1", "end 2"]
+    assert totals == [DEPOSITS, DEPOSITS]
+    assert {tick.outcome for tick in ticks if tick.outcome} == {"ran"}
+    return ledger
+
+
+async def _insist(ask: Any) -> None:
+    while True:
+        try:
+            await ask()
+            return
+        except AlreadyResolved:
+            return
+        except CoterieError:
+            await asyncio.sleep(0.1)
