@@ -44,4 +44,11 @@ SERIAL_PLANTS = (
         _SAYS,
         swapped(("machines_lease",), ("    for update skip locked\n", "")),
     ),
+    Plant(
+        "a pause that ends twice",
+        "C7",
+        "paused cron: resume x resume",
+        _SAYS,
+        swapped(("resume_cron",), (" for no key update", "")),
+    ),
 )
