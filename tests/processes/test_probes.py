@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 PROBED = Path(__file__).with_name("probed.py")
+FAILING_TASK = Path(__file__).with_name("failing_task.py")
 PATIENCE_S = 10.0
 """More than any answer takes, on however busy a machine."""
 SOON_S = 1.0
@@ -179,6 +180,28 @@ async def test_f6_a_drain_is_seen_at_once_and_answered_until_its_end(sqlite_url:
         log = "\n".join(runner.log)
         assert "5 of 5 seats given back" in log
         assert "Traceback" not in log
+
+
+async def test_a_runner_whose_own_task_keeps_failing_says_so_and_ends_with_code_1(sqlite_url: str) -> None:
+    """Not ready, and alive but degraded, until it gives up: then whoever supervises the process starts another one."""
+    env = {"COTERIE_SHARDS": "4", **STEADY}
+    async with processes(FAILING_TASK, runners=1, url=sqlite_url, env=env, ready=url_of) as cluster:
+        (runner,) = cluster.runners
+        await says(cluster, runner, UNREADY)
+
+        async def is_named() -> bool:
+            reasons = (await ask(runner, "ready")).json()["reasons"]
+            return any("its task 'prune' keeps failing, 3 times within a minute" in each["problem"] for each in reasons)
+
+        await cluster.wait_until(is_named)
+        live = (await ask(runner, "live")).json()
+        assert live["status"] == "degraded"
+        assert "'prune' keeps failing" in live["reasons"][0]["problem"]
+        runner.send(signal.SIGUSR1)
+        await cluster.wait_until(lambda: runner.exit_code is not None)
+        assert runner.exit_code == 1
+        (line,) = [each for each in runner.log if " ends: " in each]
+        assert "its standing task 'prune' failed 7 times within a minute, OSError: no such disk" in line
 
 
 async def test_the_default_port_moves_and_a_chosen_one_is_refused(sqlite_url: str) -> None:

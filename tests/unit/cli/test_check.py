@@ -11,12 +11,14 @@ import apsw
 import pytest
 
 from coterie.cli.judging import Audit, Fence, Holders, Messages, States, Ticks
+from coterie.storage import unreadable
 from coterie.storage.inspection import AuditRow, Ending, StateMark
 from coterie.storage.interface import RunnerRow, SeatRow, View
 from coterie.storage.ticks import TickRow
 from tests.unit.cli.running import Served, coterie, require_golden, serving, transcript
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 T0 = datetime(2026, 3, 27, 12, tzinfo=UTC)
@@ -50,6 +52,40 @@ def planted(recorded: Served, tmp_path: Path) -> tuple[str, apsw.Connection]:
     source.execute("vacuum into ?", (str(file),))
     source.close()
     return f"sqlite:///{file}", apsw.Connection(str(file))
+
+
+@pytest.fixture
+def _forgets() -> Iterator[None]:
+    """What this process could not read is known until it is read."""
+    unreadable._known.clear()
+    yield
+    unreadable._known.clear()
+
+
+@pytest.mark.usefixtures("_forgets")
+@pytest.mark.parametrize("command", ["check", "doctor"])
+def test_a_row_that_cannot_be_read_is_named(
+    planted: tuple[str, apsw.Connection],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setenv("COTERIE_HTTP_LISTEN", "off")
+    url, file = planted
+    assert not rows_named(capsys, command, url)
+    file.execute(f"update seats set name = 'shard:default:odd' where name = '{SHARD}'")
+    (found,) = rows_named(capsys, command, url)
+    assert found["says"].startswith("row 'shard:default:odd' of table seats cannot be read: ")
+    assert "mend or delete it with SQL" in found["hint"]
+
+
+def rows_named(capsys: pytest.CaptureFixture[str], command: str, url: str) -> list[dict[str, Any]]:
+    """The rows that a command names; it ends with 1 if there are any."""
+    said = coterie(capsys, command, "--url", url, "--json")
+    found = [each for each in json.loads(said.out)["checks"] if each["check"] == "rows"]
+    if found:
+        assert said.code == 1
+    return found
 
 
 def test_without_audit_it_says_so_and_checks_the_rest(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
