@@ -91,6 +91,8 @@ async def own(url: str, *leases: str) -> None:
             say(_obey(order, url.removeprefix("sqlite:///")))
 
 
+UNPRIVILEGED = 65534
+"""The user and group nobody."""
 _HELD: list[apsw.Connection] = []
 
 
@@ -130,8 +132,8 @@ async def unprivileged(url: str) -> None:
     """Start as a user whom file permissions bind, and say what came of it."""
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
     try:
         async with opened(url):
             say("started")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -13,6 +14,7 @@ import pytest
 from coterie.errors import ConfigurationError
 from coterie.storage.sqlite import connection as opening
 from coterie.storage.sqlite.connection import open_file, open_memory, require_library
+from tests.unit.sqlite.child import UNPRIVILEGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,6 +124,8 @@ def test_a_read_only_file_is_refused(public: Path, child: Callable[..., Child]) 
     open_file(file).close()
     public.chmod(0o777)
     file.chmod(0o444)
+    if os.geteuid() == 0:
+        os.chown(file, UNPRIVILEGED, UNPRIVILEGED)  # else its owner would be the reason
     said = child("unprivileged", f"sqlite:///{file}").line()
     assert said.startswith("ConfigurationError")
     assert "the file is not writable" in said
