@@ -7,6 +7,7 @@ from dataclasses import dataclass
 FILES = {
     "audit.sql": "adds rows only, of which nobody changes or deletes one",
     "inspection.sql": "reads only",
+    "pruning.sql": "reads only: the deletions stand with their tables",
     "server.sql": "reads, and the list of migrations, which one process at a time changes under a lock",
 }
 """Files of statements that take no part in the interleavings."""
