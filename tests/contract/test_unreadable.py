@@ -133,10 +133,12 @@ async def hand_on(url: str) -> AsyncIterator[Hand]:
 
 
 @pytest.fixture
-async def hand(url: str) -> AsyncIterator[Hand]:
+async def hand(url: str, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
     if url == "sqlite://":
         pytest.skip("memory has one hand only")
-    async with hand_on(url) as found:
+    # Past the pooler: it needs one session, for its search path and its temporary table.
+    direct: str = url if url.startswith("sqlite") else request.getfixturevalue("migrated_url")
+    async with hand_on(direct) as found:
         yield found
 
 
