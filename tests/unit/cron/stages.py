@@ -212,14 +212,22 @@ class FakeTicks:
 
 
 class FakeUnits:
-    """No tick has stored a step."""
+    """The steps of all ticks, of which there are none unless a test says so."""
+
+    def __init__(self) -> None:
+        self.stored: Sequence[Any] = ()
+        self.asked: list[str] = []
+        self.failing: list[Exception] = []
+        self.ended: list[str] = []
 
     async def end(self, write: Any) -> None:
-        """There is nothing to end."""
+        self.ended.append(write.unit)
 
     async def steps(self, unit: str) -> Sequence[Any]:
-        del unit
-        return ()
+        self.asked.append(unit)
+        if self.failing:
+            raise self.failing.pop(0)
+        return self.stored
 
 
 @dataclass
@@ -242,7 +250,8 @@ class Stage:
         self.trust.extend(self.clock.steady_ns() + 10**15)
         self.trust.connected = True
         self.tenure = Tenure(Claim("a" * 32, cron.seat, 7), clean=True, trust=self.trust)
-        fake: Any = FakeStorage(self.ticks, FakeUnits())
+        self.units = FakeUnits()
+        fake: Any = FakeStorage(self.ticks, self.units)
         anything: Any = None
         loop = asyncio.get_running_loop()
         self.resigned: list[str] = []
@@ -258,8 +267,8 @@ class Stage:
             resign=self.resigned.append,
         )
 
-    def running(self, row: TickRow) -> Running:
-        return Running(self.cron, row, self.tenure, self.desk)
+    def running(self, row: TickRow, *, cut_off: bool = False) -> Running:
+        return Running(self.cron, row, self.tenure, self.desk, cut_off=cut_off)
 
     def holding(self) -> Holding:
         return Holding(self.cron, self.tenure, self.desk, copy_context())

@@ -308,6 +308,76 @@ async def test_a_body_that_learns_that_its_seat_is_lost_has_not_failed() -> None
     assert not stage.ticks.notes
 
 
+async def test_a_body_that_learns_that_another_seat_is_lost_has_failed() -> None:
+    """It called a leader that has just moved."""
+
+    async def body(tick: Tick) -> None:
+        raise LeadershipLost(seat="singleton:other", epoch=2)
+
+    stage = Stage(cron(body=body))
+    assert await stage.running(row()).run() == "failed"
+    (note,) = stage.ticks.notes
+    assert "LeadershipLost" in (note.errors or ("",))[0]
+
+
+# What was cut off
+
+
+@pytest.mark.parametrize(
+    ("age_s", "has_steps", "outcome", "asked"),
+    [(30, False, "ran", 0), (90, False, "skipped", 1), (90, True, "ran", 1)],
+    ids=["young", "old", "old-with-steps"],
+)
+async def test_what_was_cut_off_and_is_too_old_is_skipped_unless_a_step_of_it_is_stored(
+    age_s: int, has_steps: bool, outcome: str, asked: int
+) -> None:
+    began: list[int] = []
+
+    async def body(tick: Tick) -> None:
+        began.append(tick.attempt)
+
+    stage = Stage(cron(body=body, skip_if_older_than="60s"))
+    stage.units.stored = (object(),) if has_steps else ()
+    found = row(noon(0), attempt=2)
+    stage.ticks.rows["scheduled", noon(0), 0] = found
+    await asyncio.sleep(age_s)
+    assert await stage.running(found, cut_off=True).run() == outcome
+    (note,) = stage.ticks.notes
+    assert (note.outcome, note.reason) == (outcome, "cut off and too old" if outcome == "skipped" else "")
+    assert began == ([2] if outcome == "ran" else [])
+    assert len(stage.units.asked) == asked, "storage is asked only if it matters"
+    assert len(stage.units.ended) == 1, "a former attempt may have begun its unit"
+
+
+async def test_one_that_was_not_cut_off_runs_however_old_it_is() -> None:
+    """When it was claimed it was young enough."""
+    stage = Stage(cron(skip_if_older_than="60s"))
+    await asyncio.sleep(90)
+    assert await stage.running(row(noon(0))).run() == "ran"
+    assert (stage.units.asked, stage.units.ended) == ([], [])
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+async def test_whether_a_step_is_stored_is_asked_until_the_database_answers_or_the_seat_is_gone(is_held: bool) -> None:
+    stage = Stage(cron(skip_if_older_than="60s"))
+    stage.units.failing = [unreachable] * (3 if is_held else 1000)
+    found = row(noon(0), attempt=2)
+    stage.ticks.rows["scheduled", noon(0), 0] = found
+    await asyncio.sleep(90)
+    task = asyncio.create_task(stage.running(found, cut_off=True).run())
+    await asyncio.sleep(0.01)
+    stage.tenure.ended = not is_held
+    assert await task == ("skipped" if is_held else None)
+    assert len(stage.ticks.notes) == is_held
+
+
+async def test_a_hint_before_the_body_has_begun_is_for_nobody() -> None:
+    stage = Stage(cron())
+    running = stage.running(row(noon(0)))
+    running.hint()
+    assert await running.run() == "ran"
+
+
 # Heartbeats
 
 
