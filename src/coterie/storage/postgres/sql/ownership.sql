@@ -176,10 +176,11 @@ from free cross join era;
 -- name: release
 -- Give one seat back. It waits for writes in flight under its fence [C1]. No row: it was not mine any more. It does not
 -- wait for the disk: whoever acquires the seat does, and so does the farewell. A release that a crash of the server takes
--- back is found by its holder, which gives it back again.
+-- back is found by its holder, which gives it back again. The holder is compared in a way that no index serves: on a table
+-- without statistics the planner would walk all seats of the holder instead of looking up one name.
 update coterie.seats
 set holder = null, released_epoch = epoch
-where cluster = $1 and name = $3 and holder = $2 and epoch = $4
+where cluster = $1 and name = $3 and holder is not distinct from $2 and epoch = $4
 returning name, set_config('synchronous_commit', 'off', true);
 
 -- name: lock_expired_lease
