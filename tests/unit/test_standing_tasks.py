@@ -141,6 +141,7 @@ NOT_STANDING = {
     "workflows/room.py::Holdings._new_desk": "one hint, or gives up one seat",
     "workflows/room.py::ShardWorkflows._begin": "one run: after an error the shard takes again, and finds it",
     "workflows/room.py::ShardWorkflows._ring_in": _TIMER_ONCE,
+    "workflows/standing.py::start_within.enlist": "one hint: without it a sweep finds the run",
 }
 """Everything else that is started, and why an error may end it."""
 
