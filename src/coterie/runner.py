@@ -342,12 +342,13 @@ class Runner(Connection):
                 last.push_async_callback(each)
             if self._life is not None:
                 last.push_async_callback(self._life.stop)
-                await self._leave(self._life.membership)
+                await self._leave(self._life)
 
-    async def _leave(self, membership: Membership) -> None:
+    async def _leave(self, life: Life) -> None:
+        """Hand over what this life holds. One that lost its place is being stopped already, and holds nothing."""
         try:
-            if membership.state is State.RUNNING and self.lost is None:
-                await membership.leave()
+            if life.state is life.membership.state is State.RUNNING and self.lost is None:
+                await life.membership.leave()
         finally:
             self.left_behind = self.seats
 

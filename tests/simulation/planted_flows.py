@@ -63,7 +63,7 @@ def _timers_forgotten() -> AbstractContextManager[Any]:
 
 
 def _two_winners() -> AbstractContextManager[Any]:
-    return _swapped("resolve", "do nothing", "do update set value = excluded.value, error = excluded.error")
+    return _swapped("resolve", "where deferreds.life <> excluded.life", "where true")
 
 
 def _nobody_woken() -> AbstractContextManager[Any]:

@@ -150,6 +150,9 @@ class Leadership:
     # From the grant on
 
     async def _lead(self) -> None:
+        if self._has_become and not self._has_begun:
+            self._give_up_half_begun()
+            return
         try:
             if not self._has_begun:  # else an error nobody expected ended the lead before, not the body
                 await self._begin()
@@ -205,6 +208,12 @@ class Leadership:
                 await asyncio.sleep(pause_s)
             else:
                 return
+
+    def _give_up_half_begun(self) -> None:
+        """Give up the seat: an unexpected error ended the lead while the hook ran, which runs once in a term."""
+        problem = "it was interrupted by an unexpected error while on_become_leader ran"
+        log.error("singleton %r is left to other runners: %s", self.singleton.name, problem)
+        self._post.resign(self.tenure.seat, cause="failed", error=problem)
 
     def _cannot_begin(self, error: Exception) -> None:
         """Give up the seat: another runner may be able to begin.
