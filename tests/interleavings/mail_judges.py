@@ -68,6 +68,9 @@ def counted_if_pending(run: Run) -> Problems:
         problems.append(f"B made {told[0]['count']} suspects of {dict(before)}")
     if (told[0]["id"] is not None) != (is_pending and was_alone):
         problems.append(f"B counted a loss of {told[0]['id']}, and had read {dict(before)}")
+    mine = run.a.rows("write")
+    if run.pair.a.name == "set back" and mine and mine[0]["outcome"] == "written" and told[0]["id"] is not None:
+        problems.append(f"B counted a loss of {told[0]['id']}, whose failed attempt its process had survived")
     return problems
 
 
