@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 FAST = {**QUICK, "COTERIE_HTTP_LISTEN": "127.0.0.1:0"}
 """Freezing takes as long as a lease lasts: by default that is six seconds."""
 MOVED = re.compile(r"(\d+) shards moved(?: to (.*?))?; 0 messages lost, 0 doubled")
-LEADS = re.compile(r"★ importer leads on (demo-\d), epoch (\d+), continues after row ([\d,]+) +took ([\d.]+)s")
+LEADS = re.compile(r"★ importer leads on (demo-\d), epoch (\d+), continues after row ([\d,]+) +took ([\d.]+)m?s")
 
 
 def test_f2_f3_f6_the_script_kills_freezes_and_deploys_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
