@@ -64,6 +64,7 @@ async def scene(*, runners: int = 3) -> AsyncIterator[Scene]:
         yield here
         await sim.calm()
         await here.saves(within="60s")
+        stage.note_survivors()
     leaders.judge(stage, least=2)
 
 

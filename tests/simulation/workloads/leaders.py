@@ -65,6 +65,8 @@ class Stage:
     cluster: Cluster
     notes: list[tuple[int, Event]] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
+    outlived: list[str] = field(default_factory=list)
+    """Processes that were alive when all were told to stop: the end of the simulation takes all of them away."""
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     in_transaction: set[int] = field(default_factory=set)
     watches: list[int] = field(default_factory=list)
@@ -77,6 +79,10 @@ class Stage:
         main.create_scalar_function("virtual_ns", lambda *_: sim.loop.now_ns, 0)
         main.execute(HISTORY)
         main.execute(ENTRIES)
+
+    def note_survivors(self) -> None:
+        """Before all are told to stop."""
+        self.outlived = [label for label, node in self.nodes.items() if node.alive]
 
     def note(self, event: Event) -> None:
         """Something happened after all that is committed now."""
@@ -191,6 +197,7 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
         noted, watched = len(stage.notes), len(stage.watches)
         await sim.wait_until(lambda: has_saved(stage, since=noted), within="60s")
         await sim.wait_until(lambda: len(stage.watches) > watched, within="60s")
+        stage.note_survivors()
     return judge(stage)
 
 
@@ -203,7 +210,7 @@ def judge(stage: Stage, *, least: int = 10) -> int:
     """After everybody has left; the number of events. Raises `Violation`."""
     history = stage.history()
     final = next((event.value for event in reversed(history) if isinstance(event, Saved)), ())
-    survivors = [Outlived(label) for label, node in stage.nodes.items() if node.alive]
+    survivors = [Outlived(label) for label in stage.outlived]
     judged = check(
         [*history, Final(KEY, final), *survivors],
         EpochsGrow(),
