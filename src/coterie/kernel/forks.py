@@ -45,8 +45,7 @@ class Origin:
 
         Without a running loop nothing can be awaited: what needs none may be asked anywhere.
         """
-        if self._pid != _here:
-            raise Forked(what=self._what, parent=self._pid, child=_here)
+        self.require_same()
         if self._loop is not (running := _running_loop()) and running is not None and self._loop is not None:
             raise WrongLoop(what=self._what, owner=self._thread, here=threading.current_thread().name)
 
