@@ -70,6 +70,8 @@ _RANDOM_BITS = 64
 _IDS_PER_READING = 256
 _WATCH_S = 1.0
 """How often a client looks whether calls wait for which it should read the picture."""
+_FAREWELL_S = 1.0
+"""How long the last answers of a runner that left the cluster may be on their way."""
 
 
 class Here(Protocol):
@@ -174,9 +176,12 @@ class Calling:
                 self.routing.doubt()
 
     def _drop(self, runner: str) -> None:
-        """A runner is no member any more: what waits for it ends now, and not at its deadline."""
+        """A runner is no member any more: what waits for it ends soon, and not at its deadline.
+
+        Not at once: one that leaves in order is no member any more when it still answers the last calls.
+        """
         if self.wires is not None:
-            self.wires.drop(runner, "it is no member of the cluster any more")
+            self._loop.call_later(_FAREWELL_S, self.wires.drop, runner, "it is no member of the cluster any more")
 
     async def stop(self) -> None:
         """End all that is under way here."""

@@ -187,7 +187,7 @@ class Deliveries:
         elif shelf.is_read:
             self._take(delivery, shelf, swept=False, is_due=is_due, arrived_s=arrived_s)
         else:
-            shelf.wait(delivery)
+            shelf.wait(delivery, is_due=is_due)
 
     def leave(self, message_id: str, waiter: Waiter) -> None:
         """Whoever waited has left. The message stays."""
@@ -197,11 +197,11 @@ class Deliveries:
             if not waiting:
                 del self._waiters[message_id]
 
-    def arrived(self, delivery: Delivery | Handover, *, swept: bool = False) -> None:
+    def arrived(self, delivery: Delivery | Handover, *, swept: bool = False, is_due: bool = False) -> None:
         """A message that may be in memory already, handed over a while ago or read from storage."""
         shelf = self.shelves.get(delivery.seat)
         if shelf is not None and not self.knows(delivery.id):
-            self._take(delivery, shelf, swept=swept, is_due=False)
+            self._take(delivery, shelf, swept=swept, is_due=is_due)
 
     def _take(
         self, delivery: Delivery | Handover, shelf: Shelf, *, swept: bool, is_due: bool, arrived_s: float = 0.0
@@ -235,7 +235,8 @@ class Deliveries:
         shelf.caught_up()
         shelf.is_read = True
         while shelf.early:
-            self.arrived(shelf.early.popleft())
+            delivery, is_due = shelf.early.popleft()
+            self.arrived(delivery, is_due=is_due)
 
     def _work(self, delivery: Delivery | Handover, shelf: Shelf) -> StoredWork:
         work = StoredWork(

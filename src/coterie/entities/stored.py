@@ -59,7 +59,8 @@ class Shelf:
         """Whether a sweep has seen all that was pending when the seat was taken: hand-overs queue behind [M5]."""
         self.is_suspected = tenure.clean
         """Whether what the holder before may have died of was counted [C5]."""
-        self.early: deque[Delivery | Handover] = deque()
+        self.early: deque[tuple[Delivery | Handover, bool]] = deque()
+        """Hand-overs that wait for the first read, with whether they were due when they were stored."""
         self.mark: Mark | None = None
         """How far the present round of sweeps has come."""
         self.rounds = 0
@@ -71,10 +72,10 @@ class Shelf:
         self.later: set[tuple[str, str]] = set()
         """The same, of hand-overs since the present round began, which it may have missed."""
 
-    def wait(self, delivery: Delivery | Handover) -> None:
+    def wait(self, delivery: Delivery | Handover, *, is_due: bool) -> None:
         """Let a hand-over wait for the first read. There is room for some; the others are found by a sweep."""
         if len(self.early) < _EARLY_MOST:
-            self.early.append(delivery)
+            self.early.append((delivery, is_due))
         else:  # those behind it must not overtake it [M5]
             self.later.add((delivery.entity_type, delivery.entity_id))
 

@@ -213,6 +213,21 @@ async def test_l3_reg_02_a_new_method_and_a_new_type_wait_for_the_deploy(url: st
         assert await asyncio.gather(*calls) == [0, "used"]
 
 
+async def test_the_last_answers_of_a_runner_that_left_in_order_still_count(url: str) -> None:
+    """The others may read that it is no member any more before its last answers have arrived."""
+    anna, bert = program(url, "anna"), program(url, "bert")
+    async with anna, bert:
+        await shared(anna, bert)
+        calling = anna._acting().calling
+        assert calling.wires is not None
+        adding = asyncio.create_task(anna.ref(Account, ids_on(bert)[0]).add())
+        async with asyncio.timeout(30):
+            while not calling.wires.is_waited_for:
+                await asyncio.sleep(0)
+        calling._drop(bert._acting().incarnation)
+        assert await adding == 1
+
+
 async def test_a_program_without_entities_refuses_as_one_that_does_not_know_them(url: str) -> None:
     bare, client = Cluster(url, runner_name="bare", shards=SHARDS), program(url, "client")
     async with bare, client.connect():

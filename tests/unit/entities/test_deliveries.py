@@ -354,6 +354,21 @@ async def test_what_was_due_when_it_was_stored_runs_at_once_whatever_is_believed
             assert message.is_immediate
 
 
+async def test_m5_what_came_before_the_first_read_is_not_overtaken_though_our_clock_is_behind() -> None:
+    async with stored(Diary) as ground:
+        messages = [ground.message("a", "note", number) for number in (1, 2)]
+        shelf = ground.deliveries.shelves[messages[0].seat]
+        shelf.is_read = False
+        ground.deliveries.set_clock(now_at().timestamp() - 1)  # a second behind
+        for message in messages:
+            delivery = delivery_of(message, ground.messages.add(message).due_at.timestamp())
+            ground.deliveries.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=True)
+            if not shelf.is_read:
+                ground.deliveries.read(shelf)
+        await passed(2)
+        assert numbers() == [1, 2]
+
+
 # Suspects
 
 

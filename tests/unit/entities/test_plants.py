@@ -52,9 +52,9 @@ def _full_page_taken_for_the_last() -> Iterator[None]:
 
 
 def _early_one_without_room_forgotten() -> AbstractContextManager[Any]:
-    def wait(self: Shelf, delivery: Delivery | Handover) -> None:
+    def wait(self: Shelf, delivery: Delivery | Handover, *, is_due: bool) -> None:
         if len(self.early) < stored._EARLY_MOST:
-            self.early.append(delivery)
+            self.early.append((delivery, is_due))
 
     return patch.object(Shelf, "wait", wait)
 
