@@ -10,12 +10,10 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from coterie.kernel.addresses import Seat
-from coterie.testing.checkers import EpochsGrow, Grant, Violation, check
-from coterie.testing.cron_checkers import EachTickOnce
-from coterie.testing.cron_events import Given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,10 +38,6 @@ class Judge:
         """A promise is broken."""
         self.broken.append((promise, problem))
 
-    def judged(self, violation: Violation) -> None:
-        """The same, as a history checker says it."""
-        self.say(violation.promise, str(violation).removeprefix(f"{violation.promise}: "))
-
 
 @dataclass
 class Audit(Judge):
@@ -53,7 +47,6 @@ class Audit(Judge):
     is_dated: bool = True
     """Whether its instants can be compared with others."""
     _grants: dict[str, list[tuple[int, datetime, str]]] = field(default_factory=lambda: defaultdict(list))
-    _grow: EpochsGrow = field(default_factory=EpochsGrow)
     _last_at: datetime | None = None
 
     def see(self, rows: Sequence[AuditRow]) -> None:
@@ -98,10 +91,8 @@ class Audit(Judge):
         if grants and grants[-1][0] == epoch:
             self.say("INV-F1", f"seat {seat}: epoch {epoch} was granted twice, to {grants[-1][2]} and to {row.runner}")
             return
-        try:
-            self._grow.see(Grant(seat, epoch, row.runner))
-        except Violation as violation:
-            self.judged(violation)
+        if grants and grants[-1][0] > epoch:
+            self.say("INV-F1", f"seat {seat}: epoch {epoch} was granted after {grants[-1][0]}")
             return
         grants.append((epoch, row.at, row.runner))
 
@@ -174,10 +165,10 @@ class Ticks(Judge):
         """All that is kept of a cron."""
         self.rows += len(rows)
         scheduled = sorted((row for row in rows if row.kind == "scheduled"), key=lambda row: row.at)
-        try:
-            check((_given(row) for row in scheduled), EachTickOnce())
-        except Violation as violation:
-            self.judged(violation)
+        for before, row in pairwise(scheduled):
+            if row.at <= before.until:
+                what = f"scheduled tick {row.at:%H:%M:%S.%f} of {cron}"
+                self.say("INV-C1", f"{what} was decided after {before.until:%H:%M:%S} was")
         for row in rows:
             self.open += row.outcome is None
             what = f"{row.kind} tick {row.at:%Y-%m-%dT%H:%M:%SZ} of {cron}"
@@ -203,7 +194,3 @@ class Messages(Judge):
                 self.say("INV-D2", f"{what} is done and has no reply")
             if each.epoch:  # a cancelled message ends in the name of no epoch
                 self.fence.saw(f"the end of {what}", seat=each.seat, epoch=each.epoch, at=each.at)
-
-
-def _given(row: TickRow) -> Given:
-    return Given(row.name, row.at, row.until, row.count, row.reason, row.epoch, row.attempt, row.claimed_at, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.bringing import SLICE_S
 from coterie.entities.envelopes import LOOK
 from coterie.entities.handovers import Kind, delivery_of, pack
 from coterie.entities.outcomes import dead, read_reply, too_late
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Storage
     from coterie.storage.messages import Message, MessageRow
 
+SLICE_S = 0.5
+"""How long to wait for an owner before storage is asked: it may have frozen or be cut off, and another one may have
+answered since. Most answers come sooner, and cost no look."""
 _MESSAGE = int(Route.MESSAGE)
 _SLICE_MOST_S = 2.0
 """How long to wait for an owner later, after the first slice."""

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from coterie.entities.awaiting import SLICE_S
 from coterie.entities.handovers import Kind, pack
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
     from coterie.storage.messages import Message, Receipt
-
-SLICE_S = 0.5
-"""How long to wait for an owner before storage is asked: it may have frozen or be cut off, and another one may have
-answered since. Most answers come sooner, and cost no look."""
 
 _MESSAGE, _NEW = int(Route.MESSAGE), int(Kind.NEW)
 

@@ -162,9 +162,9 @@ class DurableWork(WaitingWork):
                         require_small(data, what=self._what(place), most_bytes=self._most_bytes)
             except (LeadershipLost, StepDiverged) as reason:
                 raise self.halt(reason) from None
-            except Exception as failure:
-                log.info("%s has failed for good", self._what(place), exc_info=failure)
-                data, value, error = None, _UNREAD, failures.pack(failure)
+            except Exception as raised:
+                log.info("%s has failed for good", self._what(place), exc_info=raised)
+                data, value, error = None, _UNREAD, failures.pack(raised)
             if chaos.on:
                 chaos.saw("step", f"{place.name} of {self.unit}")
                 await chaos.point("workflows.before_step")
