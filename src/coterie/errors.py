@@ -133,7 +133,7 @@ class CoterieError(_Declared):
         if kind is not None:
             try:
                 return _rebuild(kind, kind._known_of(facts))  # noqa: SLF001 a subclass of ours
-            except (TypeError, ValueError, LookupError):
+            except (AttributeError, TypeError, ValueError, LookupError):
                 pass  # facts are missing, or of types that the text cannot show
         told = facts.get("message")
         return RemoteError(type_name=code, problem=told if isinstance(told, str) else "", remote_traceback="")

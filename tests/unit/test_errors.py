@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coterie import errors
@@ -353,6 +353,7 @@ WIRE = st.none() | st.integers() | st.floats() | st.text() | st.lists(st.integer
 NAMES = st.sampled_from([*FACTS, "hint", "message"]) | st.text()
 
 
+@example("leadership_lost", {"seat": None, "epoch": 1})
 @given(st.sampled_from([*CoterieError._known, "x"]), st.dictionaries(NAMES, WIRE, max_size=8))
 def test_whatever_arrives_over_the_wire_becomes_an_error_of_ours(code: str, facts: dict[str, Any]) -> None:
     again = CoterieError.from_wire(code, facts)

@@ -67,6 +67,7 @@ NOT_STANDING = {
     "entities/arrivals.py::ArrivedStream._finish": _ONE_CALL,
     "entities/broadcasting.py::Broadcasts.ask": _ONE_CALL,
     "entities/broadcasting.py::Broadcasts.on_request": _ONE_CALL,
+    "entities/calling.py::Calling._drop": _TIMER_ONCE,
     "entities/committing.py::Committing.undo": _ONE_CALL,
     "entities/committing.py::Committing._save": _ONE_CALL,
     "entities/committing.py::Committing.failed": _ONE_CALL,
