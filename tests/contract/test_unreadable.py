@@ -295,6 +295,23 @@ async def test_a_row_that_cannot_be_read_is_logged_once_counted_and_forgotten_wh
     assert unreadable.found() == ()
 
 
+@pytest.mark.parametrize("table", ["runners", "seats"])
+async def test_a_row_that_could_not_be_read_is_forgotten_when_it_is_deleted(
+    cluster: Cluster, hand: Hand, table: str
+) -> None:
+    column, row = TABLES[table]
+    broken = {"runners": "knows = '[]'", "seats": "name = 'shard:default:odd'"}
+    assert await hand.run(f"update {table} set {broken[table]} where {column} = '{row}'") is not None
+    await cluster.storage.view()
+    (known,) = unreadable.found()
+    assert known.table == table
+    if table == "runners":  # the seats that it holds become free
+        assert await hand.run(f"update seats set holder = null where holder = '{row}'") is not None
+    assert await hand.run(f"delete from {table} where {column} = '{known.key}'") is not None
+    await cluster.storage.view()
+    assert unreadable.found() == ()
+
+
 async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: Hand) -> None:
     """An odd seat, five kinds of odd runners and a message dated BC; settling, delayed messages and probes go on."""
     app = coterie.Cluster(url, shards=2, listen="127.0.0.1:0")

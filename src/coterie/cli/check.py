@@ -34,7 +34,7 @@ _ON = "set COTERIE_AUDIT=on for all runners (a row for each grant and each refus
 async def command(asking: Asking) -> int:
     """The history checkers over the audit rows, and over all else that is stored.
 
-    Works while runners run, and while none does; it only reads. Exit 1 if a promise is broken.
+    Works while runners run, and while none does; it only reads. Exit 1 if a promise is broken, or a row cannot be read.
 
     \b
     Example:
@@ -93,7 +93,7 @@ class History:
             self.messages.see(endings)
             progress.at(self.rows)
         view = await storage.view()
-        self.holders.see(view)
+        self.holders.see(view, unreadable=[row.key for row in unreadable.found() if row.table == "runners"])
         self.audit.compare(view)
         self.fence.compare(view)
 
@@ -109,11 +109,12 @@ class History:
 
     def concluded(self) -> str:
         """The last line."""
-        count = len(self.broken)
-        if not count:
-            return f"{self.rows:,} rows checked, no promise is broken"
-        text = f"{self.rows:,} rows checked, {count:,} {'violation' if count == 1 else 'violations'}"
-        return f"{text:<{_LINE}}exit {NO}"
+        count, left_out = len(self.broken), len(unreadable.found())
+        found = f"{count:,} {'violation' if count == 1 else 'violations'}" if count else "no promise is broken"
+        text = f"{self.rows:,} rows checked, {found}"
+        if left_out:
+            text += f", {left_out:,} {'row' if left_out == 1 else 'rows'} cannot be read"
+        return f"{text:<{_LINE}}exit {NO}" if count or left_out else text
 
     def _judges(self) -> tuple[Judge, ...]:
         return self.audit, self.holders, self.fence, self.states, self.ticks, self.messages

@@ -127,9 +127,9 @@ class Fence(Judge):
 class Holders(Judge):
     """Whoever holds a seat takes part."""
 
-    def see(self, view: View) -> None:
-        """Everybody and everything, of one moment."""
-        there = {row.id for row in view.runners}
+    def see(self, view: View, *, unreadable: Iterable[str] = ()) -> None:
+        """All runners and seats, of one moment; the runners whose rows cannot be read take part too."""
+        there = {row.id for row in view.runners} | set(unreadable)
         self.rows += len(view.seats)
         for seat in view.seats:
             if seat.holder is not None and seat.holder not in there:

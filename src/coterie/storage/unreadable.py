@@ -47,7 +47,9 @@ def found() -> tuple[UnreadableRow, ...]:
     return tuple(_known.values())
 
 
-def readable(rows: Iterable[R], decode: Callable[[R], T], *, table: str, key: Callable[[R], Any]) -> list[T]:
+def readable(
+    rows: Iterable[R], decode: Callable[[R], T], *, table: str, key: Callable[[R], Any], is_whole: bool = False
+) -> list[T]:
     """The rows as values, without those that cannot be read.
 
     Args:
@@ -55,16 +57,23 @@ def readable(rows: Iterable[R], decode: Callable[[R], T], *, table: str, key: Ca
         decode: Makes a value of one of them; whatever it raises means that it cannot be read.
         table: Where they are from.
         key: By what people find one of them.
+        is_whole: Whether these are all rows of the table: one that is not among them was deleted, and is forgotten.
     """
     values: list[T] = []
+    met: set[str] = set()
     for row in rows:
         try:
             values.append(decode(row))
         except Exception as error:  # noqa: BLE001 whatever is in a row, it must not cost its neighbours
-            _set_aside(table, _key(row, key), f"{type(error).__name__}: {error}")
+            met.add(place := _key(row, key))
+            _set_aside(table, place, f"{type(error).__name__}: {error}")
         else:
             if _known:
                 _known.pop((table, _key(row, key)), None)
+    if is_whole:
+        for known in tuple(_known):  # a copy: SQLite reads on threads of its own
+            if known[0] == table and known[1] not in met:
+                _known.pop(known, None)
     return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,22 @@ def test_a_row_that_cannot_be_read_is_named(
     (found,) = rows_named(capsys, command, url)
     assert found["says"].startswith("row 'shard:default:odd' of table seats cannot be read: ")
     assert "mend or delete it with SQL" in found["hint"]
+
+
+@pytest.mark.usefixtures("_forgets")
+def test_a_runner_whose_row_cannot_be_read_takes_part(
+    planted: tuple[str, apsw.Connection], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, file = planted
+    file.execute(
+        "insert into runners (id, cluster, name, address, host_id, groups, weight, version, knows, started_at_ns)"
+        " values ('odd', 'default', 'odd', 'h:1', '', '[1', 1.0, '', '{}', 1)"
+    )
+    file.execute(f"update seats set holder = 'odd', epoch = epoch + 1 where name = '{SHARD}'")
+    said = coterie(capsys, "check", "--url", url)
+    assert "which is no runner" not in said.out
+    assert said.code == 1
+    assert re.search(r"rows checked, no promise is broken, 1 row cannot be read +exit 1$", said.out.strip())
 
 
 def rows_named(capsys: pytest.CaptureFixture[str], command: str, url: str) -> list[dict[str, Any]]:

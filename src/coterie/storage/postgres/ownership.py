@@ -281,12 +281,14 @@ def to_view(rows: Sequence[Any]) -> View:
         lambda each: checked_runner(_RUNNER.decode(each)),
         table="runners",
         key=lambda each: msgspec.json.decode(each)["id"],
+        is_whole=True,
     )
     seats = readable(
         zip(*(row[column] for column in columns), strict=True),
         lambda each: checked_seat(SeatRow(*each)),
         table="seats",
         key=itemgetter(0),
+        is_whole=True,
     )
     return View(tuple(runners), tuple(seats), row["stamp"])
 

@@ -127,9 +127,16 @@ def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> Vi
         lambda row: checked_runner(_runner(row, leaving=row[0] in leaving)),
         table="runners",
         key=itemgetter(0),
+        is_whole=True,
     )
     ((rows,),) = main.execute(SQL["seats"], scope.bindings())
-    seats = readable(msgspec.json.decode(rows), lambda row: checked_seat(_seat(row)), table="seats", key=itemgetter(0))
+    seats = readable(
+        msgspec.json.decode(rows),
+        lambda row: checked_seat(_seat(row)),
+        table="seats",
+        key=itemgetter(0),
+        is_whole=True,
+    )
     return View(tuple(runners), tuple(seats), stamp(main, scope))
 
 
