@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie import Breaker
+from coterie import Breaker, LeadershipLost
+from coterie.cron.running import Running
 from coterie.storage.ticks import PauseRow
 from tests.unit.cron.stages import Stage, cron, noon, row, unknown, unreachable
 
@@ -265,6 +267,59 @@ async def test_m2_without_its_session_it_begins_nothing_and_goes_on_when_it_is_b
     stage.trust.connected = True
     await asyncio.sleep(0.2)
     assert book.seconds == [0, 1, 2, 3]
+    await over(holding)
+
+
+async def test_c2_a_seat_that_is_lost_while_its_session_is_away_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="coterie.cron")
+    book = Book()
+    stage = staged(book)
+    holding = stage.holding()
+    await asyncio.sleep(0.5)
+    stage.trust.connected = False
+    await asyncio.sleep(1)
+    assert "stops here" not in caplog.text, "it waits for its session"
+    stage.tenure.ended = True
+    await asyncio.sleep(0.1)
+    assert "cron 'x' stops here" in caplog.text
+    stage.tenure.ended, stage.trust.connected = False, True
+    await asyncio.sleep(3)
+    assert book.seconds == [0], "what has stopped does not begin again"
+    await over(holding)
+
+
+async def test_a_tick_that_its_body_leaves_to_the_next_holder_is_begun_again_a_second_later() -> None:
+    """Not at once: each attempt may end so."""
+    began: list[float] = []
+    lost = LeadershipLost(seat="cron:x", epoch=7)
+
+    async def body(tick: Tick) -> None:
+        began.append(asyncio.get_running_loop().time())
+        if len(began) < 3:
+            raise lost
+
+    stage = Stage(cron("x", "@every 1h", body))
+    holding = stage.holding()
+    await asyncio.sleep(5)
+    assert began == [0, 1, 2]
+    assert stage.ticks.outcomes() == [(0, "ran", 1)]
+    await over(holding)
+
+
+async def test_a_value_for_a_unit_is_a_hint_for_what_runs_and_other_news_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hinted: list[Running] = []
+    monkeypatch.setattr(Running, "hint", lambda self: hinted.append(self))
+    stage = staged(Book(gated=True))
+    holding = stage.holding()
+    await asyncio.sleep(1.5)
+    holding.wake()
+    await asyncio.sleep(0.1)
+    assert (hinted, stage.ticks.asked["take"]) == ([], 2)
+    holding.wake("cron:x/scheduled")
+    await asyncio.sleep(0.1)
+    assert (len(set(hinted)), stage.ticks.asked["take"]) == (2, 3)
     await over(holding)
 
 
