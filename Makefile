@@ -49,6 +49,15 @@ help: ## this list
 	@$(INSTALL) -r requirements/dev.txt
 	@touch $@
 
+.venv-%/dev.stamp: PY = .venv-$*/bin/python
+.venv-%/dev.stamp: requirements/run.txt requirements/dev.txt pyproject.toml
+	@echo "set-up: installing what the tests need on Python $* into .venv-$*"
+	@test -x $(PY) || python$* -m venv .venv-$*
+	@$(PY) -m pip install --quiet --disable-pip-version-check $(UV) || echo "set-up: there is no uv to be had, so pip installs"
+	@$(INSTALL) -r requirements/run.txt -r requirements/dev.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
 # ── the demo, and everything ────────────────────────────────────────────────────────────────────────────────────
 
 demo: .venv/run.stamp ## three runners on one file, and keys to kill, freeze, cut and deploy them
@@ -105,19 +114,18 @@ nightly: .venv/dev.stamp ## what takes too long for every change: all interleavi
 bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="--json" for machines
 	@$(PY) -m bench $(ARGS)
 
-coverage: .venv/dev.stamp ## what unit and contract tests do not reach; fails below 95 % of the branches of ownership, storage, cron, steps
+# Python 3.11 does not tell a tracer that a coroutine goes on after an exception was thrown into it (cpython#106749): what runs after a
+# time limit or a cancellation would count as not covered.
+coverage: PY := .venv-3.13/bin/python
+coverage: .venv-3.13/dev.stamp ## what unit and contract tests do not reach, on Python 3.13; fails below 95 % of the branches of ownership, storage, cron, steps
 	@rm -f .coverage .coverage.*
 	@$(IN_MEMORY) $(PY) -m coverage run -m pytest -q tests -m "$(QUICK)" --timeout 600
 	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report && $(PY) -m coverage json -q -o .coverage.json
 	@$(PY) -m tests.branches .coverage.json
 
-matrix: ## unit and contract tests on Python 3.11, 3.12 and 3.13 (all on PATH; with pyenv set PYENV_VERSION)
+matrix: .venv-3.11/dev.stamp .venv-3.12/dev.stamp .venv-3.13/dev.stamp ## unit and contract tests on Python 3.11, 3.12 and 3.13 (all on PATH; with pyenv set PYENV_VERSION)
 	@for version in 3.11 3.12 3.13; do \
 	    echo "Python $$version"; \
-	    test -x .venv-$$version/bin/python || python$$version -m venv .venv-$$version || exit 1; \
-	    .venv-$$version/bin/python -m pip install --quiet --disable-pip-version-check $(UV) && \
-	    .venv-$$version/bin/python -m uv pip install --quiet --python .venv-$$version/bin/python -r requirements/run.txt -r requirements/dev.txt && \
-	    .venv-$$version/bin/python -m uv pip install --quiet --python .venv-$$version/bin/python --no-deps --no-build-isolation -e . && \
 	    .venv-$$version/bin/python -m pytest -q tests -m "$(QUICK)" || exit 1; \
 	done
 
