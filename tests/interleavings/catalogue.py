@@ -9,7 +9,9 @@ from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import judges
 from tests.interleavings.fenced_keys import fenced_keys
 from tests.interleavings.ground import CLUSTER, SQL, defined, given
+from tests.interleavings.late_definitions import late_definitions
 from tests.interleavings.leading import leading
+from tests.interleavings.started_units import started_units
 from tests.interleavings.steps import Steps
 from tests.interleavings.stored_messages import stored_messages
 from tests.interleavings.stored_ticks import stored_ticks
@@ -35,7 +37,7 @@ def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     chosen = steps or Steps(SQL)
     parts: tuple[Some, ...] = (
         *(writes, leases, restarts, seats, definitions, keys, fenced_keys, generations, stored_messages),
-        *(leading, stored_ticks, stored_units),
+        *(leading, stored_ticks, stored_units, late_definitions, started_units),
     )
     pairs = [pair for part in parts for pair in part(chosen)]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"

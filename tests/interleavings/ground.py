@@ -36,7 +36,7 @@ SQL: Mapping[str, str] = {
 """The statements under test, by name; those of the key-value store as `kv_get` and so on."""
 
 _TABLES = {
-    "runners": "select id from coterie.runners order by id",
+    "runners": "select id, knows from coterie.runners order by id",
     "leases": "select id, counter, leaving from coterie.leases order by id",
     "seats": "select name, holder, epoch, fingerprint from coterie.seats order by name",
     "states": "select key, convert_from(value, 'UTF8') as value, version, epoch from coterie.states order by key",

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 
 from tests.interleavings.ground import SQL
+from tests.interleavings.late_definitions import LATE_PLANTS
 from tests.interleavings.leading import LEADING_PLANTS
 from tests.interleavings.mail_plants import MAIL_PLANTS
 from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.started_units import START_PLANTS
 from tests.interleavings.tick_plants import TICK_PLANTS
 from tests.interleavings.unit_plants import UNIT_PLANTS
 
@@ -281,4 +283,6 @@ PLANTS = (
     *LEADING_PLANTS,
     *TICK_PLANTS,
     *UNIT_PLANTS,
+    *LATE_PLANTS,
+    *START_PLANTS,
 )

@@ -22,6 +22,7 @@ from coterie.storage.postgres import alone, folding, posting
 from coterie.testing.interleaving import Count, Pair, Script, Step, atomic, explore
 from tests.interleavings import stored_messages, stored_ticks, stored_units
 from tests.interleavings.ground import CLUSTER, THERE, defined, given
+from tests.interleavings.late_definitions import learning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -428,6 +429,7 @@ def _seats(s: Steps) -> list[Group]:
         "leaving": single(s, "leaving", "a"),
         "learn": single(s, "learn", "a", '{"s1": "v3"}'),
         "learn another": single(s, "learn", "a", '{"s2": "v4"}'),
+        "define late": learning(s, "a", "s2", "v5"),
         "evict": s.evicting("a"),
         "evict by witnesses": s.evicting("a", by="lock_still_lease"),
         "leave": s.leaving("a"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.testing.interleaving import Count, explore, losses
-from tests.interleavings import stored_ticks, stored_units
+from tests.interleavings import late_definitions, started_units, stored_ticks, stored_units
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import stage
 from tests.interleavings.playing import describe, play_pair
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
 
 PAIRS = catalogue()
 SELDOM = {name for name in PAIRS if name.startswith("unit: ")} - stored_units.OFTEN
+SELDOM |= late_definitions.NIGHTLY | started_units.NIGHTLY
 OFTEN = [name for name in PAIRS if name not in stored_ticks.NIGHTLY | SELDOM]
 SAMPLE = 2
 """Orders per loss in `make test`. Without losses all orders are played."""
