@@ -31,6 +31,7 @@ class Program:
     def __init__(self, url: str) -> None:
         self.cluster = cluster = Cluster(url, shards=2, call_timeout="30s", transaction_limit="20s")
         self.attempts = 0
+        self.ran: list[str] = []
         self._body: Body | None = None
         self._leader: asyncio.Queue[tuple[Body, asyncio.Future[Any]]] = asyncio.Queue()
         self._tick: asyncio.Queue[tuple[Body, asyncio.Future[Any]]] = asyncio.Queue()
@@ -38,6 +39,7 @@ class Program:
 
         @cluster.workflow
         async def fulfil(workflow: Workflow, number: int) -> int:
+            program.ran.append(workflow.id)
             return number
 
         @cluster.entity(retry=Retry(attempts=2, base="10ms"))
@@ -202,6 +204,43 @@ async def start(program: Program, wanted: asyncio.Event, number: int) -> None:
     """With another payload, from outside, while the transaction is open."""
     await wanted.wait()
     await program.cluster.start_workflow(program.fulfil, 100, id=f"{number}")
+
+
+@pytest.mark.parametrize("payloads", [(7, 7), (7, 8)], ids=["same", "other"])
+async def test_of_two_transactions_that_start_one_id_at_once_one_starts_it(
+    place: str, monkeypatch: pytest.MonkeyPatch, payloads: tuple[int, int]
+) -> None:
+    """Both have asked for it before one of them commits: the other one goes on with that run, or loses its rows too."""
+    async with running(place) as program:
+        both = asyncio.Barrier(2)
+        orders: list[list[str]] = []
+        right = Undertaking._commit
+
+        async def commit(self: Undertaking, write: Commit, starts: Any) -> Committed:
+            orders.append([start.id for start in starts])
+            return await right(self, write, starts)
+
+        monkeypatch.setattr(Undertaking, "_commit", commit)
+
+        def order(row: int, *ids: str) -> Body:
+            async def body(sql: Transaction) -> None:
+                for id_ in ids:
+                    await program.cluster.start_workflow(program.fulfil, payloads[row], id=id_)
+                await both.wait()
+                await sql.execute("insert into orders (id) values ($1)", row)
+
+            return body
+
+        ends = await asyncio.gather(
+            program.do("leader", order(0, "1", "2")), program.do("tick", order(1, "2", "1")), return_exceptions=True
+        )
+        done = [row for row, end in enumerate(ends) if end is None]
+        refused = [end for end in ends if isinstance(end, KeyConflict)]
+        assert (len(done), len(refused)) == ((2, 0) if payloads[0] == payloads[1] else (1, 1)), ends
+        assert orders == [["1", "2"]] * 2, "in one order, or they could wait for each other [M3]"
+        assert [await program.result(number) for number in (1, 2)] == [payloads[done[0]]] * 2
+        assert sorted(program.ran) == ["1", "2"]
+        assert await program.shop.orders() == done
 
 
 @pytest.mark.parametrize("happened", [True, False], ids=["committed", "not committed"])
