@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.storage.interface import RunnerRow, SeatRow
 
 _WORSE = ("healthy", "degraded", "unhealthy")
+_DATABASE_HINT = "coterie doctor checks the database"
 _FAILING_HINT = "its log has the stack; what fails seven times within a minute gives up its seat, or ends the runner"
 _UNREADABLE_HINT = "it is left out, the others are not: mend or delete it with SQL; coterie check lists what is broken"
 _NAMED = 3
@@ -116,13 +117,18 @@ def readiness(
         bounds: From where on something is wrong.
     """
     what = f"runner {local.name}"
-    reasons = [Reason(status="unhealthy", what=what, problem=each, runner=local.name) for each in _unfit(local)]
+    reasons = [
+        Reason(status="unhealthy", what=what, problem=problem, hint=hint, runner=local.name)
+        for problem, hint in _unfit(local)
+    ]
     if facts is None or age_s > bounds.age_s:
         # While it starts, or its place is lost, that is said already.
         if not reasons:
             since = "has not been read yet" if facts is None else f"was last read {age_s:.0f}s ago"
-            problem, hint = f"the database {since}", "coterie doctor checks the database"
-            reasons.append(Reason(status="unhealthy", what=what, problem=problem, hint=hint, runner=local.name))
+            problem = f"the database {since}"
+            reasons.append(
+                Reason(status="unhealthy", what=what, problem=problem, hint=_DATABASE_HINT, runner=local.name)
+            )
         return tuple(reasons)
     mine = {seat.name for seat in facts.view.seats if seat.holder == local.runner}
     hosted = [*_singletons(facts, bounds), *_crons(facts, bounds)]
@@ -145,17 +151,17 @@ def liveness(local: LocalFacts) -> tuple[Reason, ...]:
 # A runner by itself
 
 
-def _unfit(local: LocalFacts) -> Iterator[str]:
-    """What keeps a runner from its work."""
+def _unfit(local: LocalFacts) -> Iterator[tuple[str, str]]:
+    """What keeps a runner from its work, each with what helps."""
     if local.is_draining:
-        yield "it is draining"
+        yield "it is draining", ""
     elif not local.is_ready:
-        yield f"it is not ready: {local.missing or 'it is still starting'}"
+        yield f"it is not ready: {local.missing or 'it is still starting'}", ""
     elif local.lease_left_s is None or local.lease_left_s <= 0:
-        yield "its lease has run out"
+        yield "its lease has run out", _DATABASE_HINT
     if local.storage_problem:
-        yield f"the database does not answer: {local.storage_problem}"
-    yield from _failing_tasks(local)
+        yield f"the database does not answer: {local.storage_problem}", _DATABASE_HINT
+    yield from ((problem, _FAILING_HINT) for problem in _failing_tasks(local))
 
 
 def _failing_tasks(local: LocalFacts) -> Iterator[str]:

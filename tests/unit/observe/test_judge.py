@@ -509,6 +509,7 @@ def test_a_task_of_the_runner_that_keeps_failing_makes_it_unready_and_its_livene
     assert unready(facts, failing=(failed,)) == [f"runner web-1: {problem}"]
     [reason] = liveness(local(failing=(failed,)))
     assert (reason.status, reason.problem) == ("degraded", problem)
+    assert [each.hint for each in readiness(local(failing=(failed,)), facts)] == [reason.hint]
     assert judge(facts).healthy_runners == 0
 
 
