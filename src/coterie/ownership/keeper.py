@@ -112,6 +112,11 @@ class Keeper:
         self._failures += 1
         self._due_ns = max(now_ns, min(now_ns + pause_ns, regular_ns))
 
+    def interrupted(self, now_ns: int) -> None:
+        """The renewal that was under way, if one was, was cut off: nothing is known of it, and another one is due."""
+        if self._asked_ns is not None:
+            self.failed(now_ns)
+
     def evicted(self) -> None:
         """There is no lease any more."""
         self.state = "ended"

@@ -165,6 +165,7 @@ class Keeping:
                 await asyncio.sleep(max((step.wake_ns - self._now_ns()) / 1e9, 0.01))
         finally:
             await tasks.stop()
+            self._keeper.interrupted(self._now_ns())  # else it would wait for that renewal for ever
 
     def _pulse(self, since_ns: int) -> None:
         """The runner's loop turns; it was asked to at that moment."""

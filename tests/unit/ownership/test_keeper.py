@@ -61,6 +61,16 @@ def test_one_renewal_is_under_way_at_a_time() -> None:
     assert keeper.step(9 * S, 9 * S).action == "wait"
 
 
+def test_after_a_renewal_that_was_cut_off_another_one_is_asked_for() -> None:
+    keeper = asked(1 * S)
+    keeper.interrupted(1 * S + 5 * MS)
+    step = keeper.step(2 * S, 2 * S)
+    assert (keeper.state, step.action) == ("failing", "renew")
+    keeper.renewed(2 * S, 2 * S)
+    keeper.interrupted(2 * S)
+    assert keeper.state == "kept", "none was under way"
+
+
 def asked(now_ns: int) -> Keeper:
     """One with a renewal under way since then."""
     keeper = kept(now_ns - 1 * S)

@@ -280,6 +280,29 @@ async def test_what_nobody_expected_fails_the_renewal_and_the_keeper_begins_agai
     assert stage.session.closed == 1
 
 
+async def test_a_keeper_that_begins_again_while_it_renewed_goes_on_renewing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, renewing = Stage(), asyncio.Event()
+    renew, report = stage.session.renew, stage.keeping._pulse
+
+    async def hang(*, ttl_s: float) -> Renewal | None:
+        renewing.set()
+        await asyncio.Event().wait()
+        return await renew(ttl_s=ttl_s)
+
+    def fail(*_: object) -> None:
+        if renewing.is_set():
+            monkeypatch.undo()
+            raise KeyError("x")
+
+    monkeypatch.setattr(stage.session, "renew", hang)
+    monkeypatch.setattr(stage.keeping._aside, "tell", fail)
+    async with stage.living() as task:
+        await until(lambda: renewing.is_set() and stage.session.renewals > 2)
+        assert stage.keeping._pulse == report
+        assert not task.done()
+    assert not stage.ended
+
+
 async def test_one_whose_row_is_gone_is_over() -> None:
     stage = Stage()
     async with stage.living() as task:
