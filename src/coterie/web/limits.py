@@ -172,8 +172,9 @@ class BoundedHead(h11.Connection):
 def superfluous(newcomer: Bounded, open_ones: Sequence[Bounded]) -> Bounded | None:
     """Whom to close now that somebody has come; None: there is room. Pure.
 
-    Of the address that has too many, else of those with the most connections: first whoever does not read its answers,
-    then whoever has waited longest without being answered, which may be the newcomer itself, then the oldest.
+    Of the address that has too many, else of those with the most connections: first one whose answers are not read,
+    then the one that has waited longest without being answered, then the oldest. Never the newcomer: it may be a probe,
+    and connections that pipeline requests without reading look busy until the buffers of the kernel are full.
 
     Args:
         newcomer: Whoever has come.
@@ -190,7 +191,7 @@ def superfluous(newcomer: Bounded, open_ones: Sequence[Bounded]) -> Bounded | No
     def rank(each: Bounded) -> tuple[int, int]:
         return 0 if each.is_stuck else 1 if each.waits else 2, each.number
 
-    return min((each for each in open_ones if each.origin in crowd), key=rank)
+    return min((each for each in open_ones if each.origin in crowd and each is not newcomer), key=rank)
 
 
 def origin_of(address: str) -> str:

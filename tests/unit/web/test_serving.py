@@ -303,13 +303,13 @@ class Connected:
     ("open_ones", "out"),
     [
         ([("a", "answered")] * 3 + [("a", "waits")], None),
-        ([("a", "answered")] * 4 + [("a", "waits")], 4),
+        ([("a", "answered")] * 4 + [("a", "waits")], 0),
         ([("a", "answered"), ("a", "waits"), ("a", "waits"), ("a", "answered"), ("a", "waits")], 1),
         ([("a", "waits"), ("a", "answered"), ("a", "stuck"), ("a", "stuck"), ("a", "waits")], 2),
         ([("a", "answered")] * 4 + [("b", "waits")], 0),
         ([("b", "stuck"), ("a", "waits"), ("a", "answered"), ("a", "answered"), ("b", "waits")], 1),
         ([("b", "stuck"), ("a", "waits"), ("a", "waits"), ("b", "stuck"), ("c", "waits")], 0),
-        ([("10.0.0.9", "answered")] * 2 + [("10.0.0.9", "waits")], 2),
+        ([("10.0.0.9", "answered")] * 2 + [("10.0.0.9", "waits")], 0),
         ([("10.0.0.9", "waits")] * 3, 0),
         ([("127.0.0.1", "waits")] * 3, None),
     ],
@@ -317,7 +317,7 @@ class Connected:
 def test_whom_a_newcomer_pushes_out(
     open_ones: list[tuple[str, str]], out: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of whoever has most: those who do not read, those who wait, the oldest; never all of one for another's sake."""
+    """Of the address with the most: those who do not read, those who wait, the oldest; never the newcomer itself."""
     monkeypatch.setattr(limits, "CONNECTIONS_MOST", 4)
     monkeypatch.setattr(limits, "ADDRESS_MOST", 2 if open_ones[0][0].count(".") == 3 else 4)
     made: list[Any] = [
