@@ -15,6 +15,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import KvPut
+from coterie.storage.sqlite import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,3 +138,43 @@ async def test_opening_other_files_stays_cheap(new: Opener, tmp_path: Path) -> N
     async with new():
         guarded = best_of(20)
     assert guarded - best_of(20) < 50e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("x.db", None),
+        ("file:x.db?mode=ro", "x.db"),
+        ("file:///a/b%20c.db#f", "/a/b c.db"),
+        ("file://localhost/a.db", "/a.db"),
+    ],
+)
+def test_the_path_that_a_uri_names(name: str, found: str | None) -> None:
+    assert guard._from_uri(name) == found
+
+
+def test_the_hook_refuses_a_held_file_under_each_name_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Called directly: Python traces nothing inside of an audit hook."""
+    ours, other = tmp_path / "ours.db", tmp_path / "other.db"
+    ours.touch()
+    other.touch()
+    monkeypatch.setattr(guard, "_identities", {guard._identity(ours): ours})
+    for event, target in (
+        ("open", str(ours)),
+        ("sqlite3.connect", ours),
+        ("sqlite3.connect", f"file://{ours}?mode=ro"),
+    ):
+        with pytest.raises(PersistenceError, match="would drop its locks"):
+            guard._audit(event, (target,))
+    for event, target in (
+        ("open", 3),
+        ("open", None),
+        ("open", str(other)),
+        ("sqlite3.connect", "x"),
+        ("import", ours),
+    ):
+        guard._audit(event, (target,))
+    monkeypatch.setattr(guard, "_identities", {})
+    guard._audit("open", (str(ours),))
