@@ -168,13 +168,14 @@ def test_the_hook_refuses_a_held_file_under_each_name_and_nothing_else(
     ):
         with pytest.raises(PersistenceError, match="would drop its locks"):
             guard._audit(event, (target,))
-    for event, target in (
+    harmless: tuple[tuple[str, object], ...] = (
         ("open", 3),
         ("open", None),
         ("open", str(other)),
         ("sqlite3.connect", "x"),
         ("import", ours),
-    ):
-        guard._audit(event, (target,))
+    )
+    for event, unwatched in harmless:
+        guard._audit(event, (unwatched,))
     monkeypatch.setattr(guard, "_identities", {})
     guard._audit("open", (str(ours),))
