@@ -267,8 +267,8 @@ async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: 
     following = Tasks("teller")
     try:
         await runner.start()
-    except ShuttingDown:
-        if not signals.asked:
+    except ShuttingDown as error:
+        if not signals.asked and error.what != runner.what:  # of something else that its start uses
             raise
     else:
         teller.announce(runner, beside)

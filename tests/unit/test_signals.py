@@ -246,6 +246,20 @@ setup(opening=begin); cluster.run(); say("over")
         assert running.said.strip().endswith("over")
 
 
+def test_whoever_stops_the_cluster_while_it_starts_ends_run_in_order(tmp_path: Path) -> None:
+    text = """
+stopping = []
+async def begin():
+    stopping.append(asyncio.create_task(cluster.stop()))
+    await asyncio.sleep(3600)
+setup(opening=begin); cluster.run(); say("over")
+"""
+    with program(tmp_path, text) as running:
+        running.ends_with(0)
+        assert running.said.strip().endswith("over")
+        assert "Traceback" not in running.said
+
+
 def test_seats_that_cannot_be_given_back_cost_the_zero(tmp_path: Path) -> None:
     text = """
 class Stubborn:
