@@ -19,6 +19,7 @@ from tests.unit.postgres.test_ownership import S1, S2, A, B, runner
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from coterie.storage.interface import Ownership
     from coterie.storage.postgres import PostgresStorage
     from tests.postgres import Server
 
@@ -53,10 +54,45 @@ async def test_a_victim_frozen_inside_a_transaction_is_evicted(
         async with frozen(postgres_url) as session:
             assert await b.evict(A, counter=1, expired=False)
             assert not await lives(session)
-        assert f"of runner {A}, which holds up its eviction" in caplog.text
+        assert f"of runner {A}, which holds up an eviction" in caplog.text
         assert [(grant.epoch, grant.clean) for grant in await b.acquire([S1])] == [(2, False)]
         assert await b.renew(ttl_s=60) is not None, "the evictor's own session goes on"
         assert await a.renew(ttl_s=60) is None
+
+
+async def test_a_runner_that_froze_while_it_evicted_the_same_victim_is_in_nobodys_way_for_long(
+    storage: PostgresStorage, postgres_url: str
+) -> None:
+    """Between the messages of a statement the server counts it as active, and none of its limits ends it."""
+    held = asyncio.Event()
+
+    async def silent() -> AsyncIterator[bytes]:
+        held.set()
+        await asyncio.Event().wait()
+        yield b""
+
+    async with runner(storage, A) as a, runner(storage, B) as b, stranger(postgres_url) as session:
+        await a.acquire([S1])
+        await session.execute("set application_name = 'coterie/frozen'; create temporary table t (x text); begin")
+        await session.execute("select from coterie.leases where id = $1 for update", A)
+        freezing = asyncio.create_task(session.copy_to_table("t", source=silent()))
+        async with asyncio.timeout(30):
+            await held.wait()
+            with pytest.raises(PersistenceError, match="lock timeout"):
+                await b.evict(A, counter=1, expired=False)  # it may be at work still
+            while not await evicted(b):
+                await asyncio.sleep(0.05)
+        freezing.cancel()
+        await asyncio.gather(freezing, return_exceptions=True)
+        session.terminate()
+        assert [each.id for each in (await b.view()).runners] == [B]
+
+
+async def evicted(by: Ownership) -> bool:
+    try:
+        return await by.evict(A, counter=1, expired=False)
+    except PersistenceError:
+        return False
 
 
 async def test_sessions_of_the_victim_that_are_in_nobodys_way_live_on(

@@ -225,7 +225,7 @@ async def test_m12_a_victim_frozen_inside_a_transaction_is_evicted_through_a_poo
         async with frozen(one) as session:
             assert await b.evict(A, counter=1, expired=False)
             await until(lambda: session.closed)
-        assert "which holds up its eviction" in caplog.text
+        assert "which holds up an eviction" in caplog.text
         assert [(grant.epoch, grant.clean) for grant in await b.acquire([S1])] == [(2, False)]
         assert await innocent.fetchval("select true")
 

@@ -1,4 +1,4 @@
-"""Ending the sessions of an evicted runner that is frozen inside a transaction and holds up its eviction [M12]."""
+"""Ending the sessions of runners that are frozen inside a transaction and hold up an eviction [M12]."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("coterie")
 SQL = statements.load("coterie.storage.postgres.sql", "ownership.sql")
 
 REFUSED = (
-    "may not end session %d of runner %s, which holds up its eviction (%s): runners that freeze inside a transaction "
+    "may not end session %d of runner %s, which holds up an eviction (%s): runners that freeze inside a transaction "
     "are replaced only when the server ends it; let all runners use one role, or grant them pg_signal_backend"
 )
 
@@ -38,14 +38,20 @@ LOOK_S = 0.01
 
 
 class Ending:
-    """Ends exactly the sessions that the deleting one waits for and that are the victim's, on a second connection.
+    """Ends exactly the sessions that the deleting one waits for, on a second connection.
 
-    Where the server refuses (another role, without pg_signal_backend), the session's own
+    These are the victim's, and those of other runners that froze while they evicted the same victim. Where the server
+    refuses (another role, without pg_signal_backend), the session's own
     `idle_in_transaction_session_timeout` ends it, which is said once.
+
+    Args:
+        connector: Opens the second connection.
+        transaction_s: How long a transaction may wait for its client.
     """
 
-    def __init__(self, connector: Connector) -> None:
+    def __init__(self, connector: Connector, *, transaction_s: float) -> None:
         self._connector = connector
+        self._transaction_s = transaction_s
         self._refused = False
         self._warned: set[str] = set()
 
@@ -70,20 +76,22 @@ class Ending:
     async def _watch(self, session: Session, *, pid: Callable[[], int], victim: str, over: float) -> None:
         ended: set[int] = set()
         while True:
-            found = await session.fetch(SQL["blocking"], pid(), application_name(victim), over=over)
-            for each in {row["pid"] for row in found} - ended:
-                if await self._end(session, each, victim=victim, over=over):
-                    ended.add(each)
+            name = application_name(victim)
+            found = await session.fetch(SQL["blocking"], pid(), name, self._transaction_s, over=over)
+            for row in found:
+                if row["pid"] not in ended and await self._end(session, row["pid"], name=row["name"], over=over):
+                    ended.add(row["pid"])
             await asyncio.sleep(LOOK_S)
 
-    async def _end(self, session: Session, pid: int, *, victim: str, over: float) -> bool:
-        """End one; False: a pooler has given it to somebody else meanwhile."""
+    async def _end(self, session: Session, pid: int, *, name: str, over: float) -> bool:
+        """End one; False: a pooler has given it to another process meanwhile."""
+        runner = name.removeprefix("coterie/")
         if not self._refused:  # said before: the eviction may be done, and this cancelled, before an answer comes
-            log.warning("ending session %d of runner %s, which holds up its eviction", pid, victim)
+            log.warning("ending session %d of runner %s, which holds up an eviction", pid, runner)
         try:
-            return bool(await session.fetch(SQL["end_session"], pid, application_name(victim), over=over))
+            return bool(await session.fetch(SQL["end_session"], pid, name, over=over))
         except asyncpg.InsufficientPrivilegeError as error:
             if not self._refused:
-                log.warning(REFUSED, pid, victim, error)
+                log.warning(REFUSED, pid, runner, error)
             self._refused = True
             return True

@@ -49,7 +49,7 @@ class Owners:
         self._chance = chance
         self._limits = limits
         self._audit = audit
-        self._ending = Ending(connector)
+        self._ending = Ending(connector, transaction_s=limits.transaction_s)
 
     @asynccontextmanager
     async def open(self, incarnation: str) -> AsyncIterator[PostgresOwnership]:

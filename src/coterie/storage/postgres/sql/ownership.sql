@@ -252,10 +252,18 @@ select
     array(select id from found where not session_lock) as unwitnessed;
 
 -- name: blocking
--- The sessions of a runner that another session, the deleting one, is waiting for [M12].
-select pid
+-- The sessions that another session, the deleting one, is waiting for and that may be ended [M12]: those of the runner, and
+-- those of ours that have waited for their client inside a transaction for longer than one may be open. Such a runner froze
+-- while it evicted; the server's own limit does not see it between the messages of one statement.
+select pid, application_name as name
 from pg_stat_activity
-where pid = any(pg_blocking_pids($1)) and application_name = $2;
+where pid = any(pg_blocking_pids($1)) and (
+    application_name = $2
+    or (
+        application_name like 'coterie/%' and wait_event = 'ClientRead'
+        and state_change < clock_timestamp() - $3::float8 * interval '1 second'
+    )
+);
 
 -- name: foreign_roles
 -- The database roles of other processes of ours whose sessions this role could not end [M12].
@@ -265,7 +273,7 @@ where a.datname = current_database() and a.application_name like 'coterie/%'
     and not pg_has_role(a.usesysid, 'member') and not pg_has_role('pg_signal_backend', 'member');
 
 -- name: end_session
--- End a session of the same role, or of any for a member of pg_signal_backend, while it is still this runner's: a pooler
+-- End a session of the same role, or of any for a member of pg_signal_backend, while it still has this name: a pooler
 -- gives it to the next one when the transaction ends. No row: it did.
 select pg_terminate_backend(pid)
 from pg_stat_activity
