@@ -387,7 +387,7 @@ async def test_newcomers_push_out_those_who_wait_and_no_one_who_is_answered(monk
             each.close()
 
 
-async def test_when_all_are_answered_the_newcomer_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_all_are_being_answered_the_oldest_makes_room_for_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MOST", 1)
     asked, answer = asyncio.Event(), asyncio.Event()
 
@@ -396,12 +396,17 @@ async def test_when_all_are_answered_the_newcomer_has_to_go(monkeypatch: pytest.
         await answer.wait()
         return Response()
 
-    async with serving_app(Starlette(routes=[Route("/slow", slow)])) as server:
-        _, writing = await connect(server)
+    async def quick(_: Request) -> Response:
+        return Response()
+
+    async with serving_app(Starlette(routes=[Route("/slow", slow), Route("/quick", quick)])) as server:
+        reading, writing = await connect(server)
         writing.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await asked.wait()
         reader, writer = await connect(server)
-        assert await closed_by_peer(reader) == b""
+        writer.write(b"GET /quick HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert await closed_by_peer(reading) == b""
         answer.set()
         for each in (writing, writer):
             each.close()
