@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tests.unit.ownership.rows import held, runner, seat, shards
 
 from bench.measure import Row
-from coterie.kernel.addresses import new_incarnation
-from coterie.kernel.chance import Chance
+from coterie.kernel.ids import new_incarnation
+from coterie.kernel.random import Chance
 from coterie.ownership.assignment import targets
 
 if TYPE_CHECKING:

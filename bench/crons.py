@@ -26,7 +26,7 @@ from bench import kv
 from bench.measure import Row, compare
 from bench.ownership import DURABLE, Limit, limit
 from coterie import Cluster
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.interface import Claim, Declaration, Registration
 from coterie.storage.ticks import TickClaim, Verdict
 from coterie.testing import Server

@@ -20,9 +20,9 @@ from coterie.entities.entity import Entity, activated
 from coterie.entities.hosting import Host
 from coterie.entities.rpcs import rpc
 from coterie.entities.work import Work
-from coterie.kernel.addresses import Seat, ShardId
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.ids import Seat, ShardId
+from coterie.kernel.random import Chance
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim

@@ -10,9 +10,9 @@ import apsw
 import asyncpg
 from tests.finished import fill_postgres, fill_sqlite
 
-from coterie.kernel.addresses import MessageIds
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.ids import MessageIds
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.interface import Claim, Declaration, Registration
 from coterie.storage.messages import Commit, Message

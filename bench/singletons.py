@@ -27,7 +27,7 @@ from tests.processes.crew import block, crew, cut, freeze, kill, restart, roll
 from bench.measure import Row, compare_alone
 from bench.ownership import DURABLE, REST_S, limit
 from coterie import Cluster, Leader
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.testing import Server
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tests.unit.transport.authority import Authority
 
 from bench import peers, prototypes
 from bench.measure import Row, Work, compare, compare_alone
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
 from coterie.transport.interface import PeerAddress

@@ -22,7 +22,7 @@ from bench.measure import Row
 from bench.ownership import DURABLE
 from coterie import Cluster, Settings, Workflow
 from coterie.durable.pruner import Pruner
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.testing import Server
 

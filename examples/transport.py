@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection as Pipe
 
 from coterie import RunnerUnavailable
-from coterie.kernel.chance import Chance
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.random import Chance
+from coterie.kernel.service import Tasks
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
 from coterie.transport.interface import PeerAddress, Request

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.postgres.connections import Connector, Limits
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.testing.servers import Server, run_aside

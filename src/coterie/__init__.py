@@ -65,11 +65,10 @@ if TYPE_CHECKING:
         WorkflowTimeout,
         WrongLoop,
     )
-    from coterie.kernel.addresses import MessageId, ShardId
     from coterie.kernel.context import ClusterContext, current, within_cluster
     from coterie.kernel.durations import Duration
+    from coterie.kernel.ids import MessageId, ShardId, Snowflake
     from coterie.kernel.retry import Breaker, Retry
-    from coterie.kernel.snowflakes import Snowflake
     from coterie.observe.health import Health, Reason
     from coterie.settings import Settings
     from coterie.singletons.leader import Leader
@@ -181,7 +180,7 @@ _HOMES = {
     "Health": "observe.health",
     "KeyValueStore": "durable.keyvalue",
     "Leader": "singletons.leader",
-    "MessageId": "kernel.addresses",
+    "MessageId": "kernel.ids",
     "MessageInfo": "entities.mail",
     "Messages": "entities.mail",
     "Reason": "observe.health",
@@ -189,10 +188,10 @@ _HOMES = {
     "Retry": "kernel.retry",
     "SavedState": "singletons.standing",
     "Settings": "settings",
-    "ShardId": "kernel.addresses",
+    "ShardId": "kernel.ids",
     "SingletonInfo": "singletons.standing",
     "Singletons": "singletons.standing",
-    "Snowflake": "kernel.snowflakes",
+    "Snowflake": "kernel.ids",
     "Tick": "cron.tick",
     "TickInfo": "cron.standing",
     "Transaction": "entities.transacting",

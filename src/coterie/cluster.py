@@ -17,10 +17,10 @@ from coterie.entities.outcomes import refuse_commit_of_its_own, transaction_here
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
 from coterie.errors import Forked, NotStarted
-from coterie.kernel import tracing
-from coterie.kernel.addresses import Seat, ShardId, shard_number
-from coterie.kernel.codec import codec_for
+from coterie.kernel import spans
 from coterie.kernel.durations import seconds_or_none, to_seconds
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import State
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from coterie.entities.broadcasting import Replies
     from coterie.entities.definitions import EntityOptions
     from coterie.entities.entity import E, Entity
-    from coterie.kernel.addresses import EntityAddress, MessageId
     from coterie.kernel.durations import Duration
+    from coterie.kernel.ids import EntityAddress, MessageId
     from coterie.kernel.retry import Breaker, Retry
-    from coterie.kernel.versions import Migrations
+    from coterie.kernel.serialization.versions import Migrations
     from coterie.observe.health import Health
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy
@@ -624,12 +624,12 @@ class Cluster:
     def is_local(self, ref: Entity[Any]) -> bool:
         """Whether an entity lives in this process, or would: whether this runner holds its shard just now."""
         address = address_of(ref)
-        if not tracing.on:
+        if not spans.on:
             return self._is_local(address)
         facts = {"coterie.entity_type": address.type, "coterie.entity_id": address.id}
-        with tracing.span("cluster.is_local", facts):
+        with spans.span("cluster.is_local", facts):
             found = self._is_local(address)
-            tracing.note("coterie.is_local", str(found).lower())
+            spans.note("coterie.is_local", str(found).lower())
             return found
 
     def _is_local(self, address: EntityAddress) -> bool:

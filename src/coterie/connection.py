@@ -12,11 +12,11 @@ from coterie.durable.changes import KeyValues
 from coterie.durable.pruner import Pruner
 from coterie.entities.calling import Calling
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
-from coterie.kernel import tracing
-from coterie.kernel.addresses import new_incarnation
-from coterie.kernel.chance import Chance
+from coterie.kernel import spans
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.forks import Origin
+from coterie.kernel.fork_guard import Origin
+from coterie.kernel.ids import new_incarnation
+from coterie.kernel.random import Chance
 from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
 from coterie.observe.gathering import Gathering
@@ -222,7 +222,7 @@ class Connection(Service):
 
     async def _open(self) -> None:
         self.origin.set()
-        tracing.look()
+        spans.look()
         await self.storage.start()
         self.tokens = Tokens(await self.storage.secret())
         await self.values.start()

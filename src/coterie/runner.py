@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 from coterie.connection import Connection
 from coterie.durable.pruner import TABLES
 from coterie.errors import CoterieError, StorageReplaced
-from coterie.kernel import tracing
-from coterie.kernel.addresses import Seat, new_incarnation
+from coterie.kernel import spans
+from coterie.kernel.ids import Seat, new_incarnation
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Service, State
 from coterie.observe import otlp
@@ -446,10 +446,10 @@ class Runner(Connection):
             wake(seat, about)
 
     def _occupy(self, tenure: Tenure) -> Occupant:
-        if not tracing.on:
+        if not spans.on:
             return self._occupied(tenure)
         context = copy_context()
-        context.run(tracing.clear)  # else all that ever runs on it would belong to the span in which this was started
+        context.run(spans.clear)  # else all that ever runs on it would belong to the span in which this was started
         return context.run(self._occupied, tenure)
 
     def _occupied(self, tenure: Tenure) -> Occupant:

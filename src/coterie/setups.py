@@ -7,7 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

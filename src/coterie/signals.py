@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from coterie.errors import ShuttingDown
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.durations import format_duration
-from coterie.kernel.secret import redacted_url
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.observe import logs
 from coterie.runner import name_of
+from coterie.settings.secret import redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.opening import open_storage
 from coterie.testing.pooler import Pooler

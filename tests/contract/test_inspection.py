@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.interface import Claim, Declaration, Registration, StateSave
 from coterie.storage.messages import Commit, Message

@@ -11,9 +11,9 @@ import pytest
 from coterie import LeadershipLost
 from coterie.durable.changes import KeyValues
 from coterie.durable.keyvalue import KeyValueStore
-from coterie.kernel.chance import Chance
-from coterie.kernel.codec import PLAIN
 from coterie.kernel.context import within_cluster
+from coterie.kernel.random import Chance
+from coterie.kernel.serialization.codec import PLAIN
 from tests.contract.test_keyvalue import Theme
 from tests.contract.test_states import S1, S2, A, B, a, b, take
 

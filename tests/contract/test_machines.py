@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.kernel.snowflakes import MACHINES
+from coterie.kernel.ids import MACHINES
 from coterie.storage.interface import Machine
 
 from .conftest import opened

@@ -12,7 +12,7 @@ from coterie import Cluster, ConfigurationError, MessageExpired, MessageInfo
 from coterie.entities.envelopes import FAILED
 from coterie.entities.failures import pack_failure
 from coterie.entities.mail import Messages
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 from coterie.storage.messages import Commit, Setback
 from tests.contract.messages import S1, A, id_of, joined, message, take
 

@@ -14,7 +14,7 @@ import pytest
 
 from coterie import Cluster, Entity, MessageCancelled, MessageDead, Retry, rpc
 from coterie.entities import sweeping
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 from coterie.storage.messages import Message
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from coterie.storage.interface import Declaration, KvPut, Registration, SeatRow,
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.storage.interface import Ownership, Renewal, Sighting, Storage, View
+    from coterie.storage.interface import ClusterSnapshot, Ownership, Renewal, Sighting, Storage
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 S1, S2, S10, LONE = "shard:default:1", "shard:default:2", "shard:default:10", "singleton:lone"
@@ -55,11 +55,11 @@ async def expiry(session: Ownership, id: str) -> Sighting:
     return sighting
 
 
-def seat(view: View, name: str) -> SeatRow:
+def seat(view: ClusterSnapshot, name: str) -> SeatRow:
     return next(each for each in view.seats if each.name == name)
 
 
-def ids(view: View) -> set[str]:
+def ids(view: ClusterSnapshot) -> set[str]:
     return {runner.id for runner in view.runners}
 
 

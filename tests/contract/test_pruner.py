@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.durable.pruner import Pruner
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.storage.interface import KvPut

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.interface import Claim, Declaration
 from coterie.storage.ticks import Take, Verdict
 from tests.contract.test_states import A, B, evict

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.interface import Claim, KvPut, StateSave
 from coterie.storage.ticks import TickClaim, TickNote, Verdict
 from tests.contract.test_states import A, B, evict

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.kernel.texts import storable
+from coterie.kernel.text import storable
 from coterie.storage.ticks import PauseRow, Verdict
 from tests.contract.test_states import A, B
 from tests.contract.ticks import (

@@ -16,8 +16,8 @@ import asyncpg
 import pytest
 
 import coterie
-from coterie.kernel import meters
-from coterie.kernel.addresses import Seat
+from coterie.kernel import metrics
+from coterie.kernel.ids import Seat
 from coterie.storage import unreadable
 from coterie.storage.executions import Stamp
 from coterie.storage.interface import Claim, Declaration, KvPut, Registration, StateSave
@@ -282,11 +282,11 @@ async def test_a_row_that_cannot_be_read_is_logged_once_counted_and_forgotten_wh
     cluster: Cluster, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, logger="coterie")
-    counted = meters.UNREADABLE_ROWS.of("messages").value
+    counted = metrics.UNREADABLE_ROWS.of("messages").value
     await hand.run(f"update messages set errors = '1' where id = '{id_of(1)}'")
     for _ in range(3):
         assert [row.id for row in await cluster.storage.messages.look([id_of(1), id_of(2)])] == [id_of(2)]
-    assert meters.UNREADABLE_ROWS.of("messages").value == counted + 3
+    assert metrics.UNREADABLE_ROWS.of("messages").value == counted + 3
     (row,) = unreadable.found()
     assert str(row).startswith(f"row '{id_of(1)}' of table messages cannot be read: ValidationError: ")
     assert [str(row) in record.getMessage() for record in caplog.records] == [True]

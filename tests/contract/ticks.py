@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.interface import Claim, Declaration, Registration
 from coterie.storage.ticks import Take, TickClaim, TickNote, Verdict
 from tests.contract.test_states import A, B, evict
@@ -16,7 +16,7 @@ from tests.contract.test_states import A, B, evict
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.storage.interface import Ownership, Storage, View
+    from coterie.storage.interface import ClusterSnapshot, Ownership, Storage
     from coterie.storage.ticks import Book, CronRow, Kind, TickRow
 
 N1, N2 = "nightly", "hourly"
@@ -159,6 +159,6 @@ async def regained(how: str, a: Ownership, b: Ownership) -> Claim:
     return await (grant(a, A) if how == "granted to itself again" else grant(b, B))
 
 
-def fingerprint(view: View, name: str = N1) -> tuple[str, datetime]:
+def fingerprint(view: ClusterSnapshot, name: str = N1) -> tuple[str, datetime]:
     (seat,) = [seat for seat in view.seats if seat.name == Seat.cron(name)]
     return seat.fingerprint, seat.effective_from

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.testing import run_simulation
 from coterie.testing.network import Link, Network

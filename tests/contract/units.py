@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.kernel.addresses import Seat, ShardId
+from coterie.kernel.ids import Seat, ShardId
 from coterie.storage.interface import Claim, Declaration, Registration
 from coterie.storage.ticks import Take
 from coterie.storage.units import StepWrite, UnitEnd, UnitStart, life_of_tick, unit_of_tick

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie import Cluster, current
 from coterie.kernel import chaos
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.testing.nodes import current_node
 from coterie.testing.running import current_loop
 from coterie.testing.simulation import Simulation, simulate

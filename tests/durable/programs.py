@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coterie import Cluster, Entity, Retry, rpc
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.interface import Registration
 from coterie.storage.opening import open_storage

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, ConfigurationError
-from coterie.kernel.secret import Secret
 from coterie.settings import Settings
+from coterie.settings.secret import Secret
 from coterie.transport.credentials import Credentials, credentials_of, differs
 from tests.unit.transport.authority import Authority
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie import Entity, MessageDead, NewerVersion, RemoteError, SendTimeout, rpc
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 from tests.durable.programs import Account, Overdrawn, notes, program, until
 
 

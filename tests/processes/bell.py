@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, cast
 
 from coterie import Cluster, Tick
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from tests.processes import dying
 from tests.processes.holder import Journal
 

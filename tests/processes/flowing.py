@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie import Cluster
-from coterie.kernel.codec import codec_for
+from coterie.kernel.serialization.codec import codec_for
 from coterie.storage.interface import Claim
 from coterie.testing import Process, processes
 from tests.processes.effects import Effect, judge

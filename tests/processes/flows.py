@@ -23,7 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from coterie import Cluster, DeferredTimeout, Workflow
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from tests.processes import dying
 from tests.processes.holder import Journal
 

@@ -28,7 +28,7 @@ from coterie import signals
 from coterie.connection import system_doors
 from coterie.errors import CoterieError
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.runner import Runner
 from coterie.settings import Settings
 from coterie.storage.interface import StateSave

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError, Leader
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.singletons.definitions import PREFIX
 from coterie.singletons.keeping import HISTORY
 from coterie.storage.interface import StateSave

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from coterie import Cluster, Entity, Workflow, WorkflowNotFound, rpc
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.storage.postgres.units import PostgresUnits
 from coterie.storage.sqlite import units as sqlite_units
 from coterie.storage.undertakings import Undertaking

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from coterie import Cluster, CoterieError, Entity, rpc
-from coterie.kernel.addresses import Seat, ShardId, shard_number
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.ids import Seat, ShardId, shard_number
 
 now_ns = SystemClock().steady_ns
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from coterie.kernel import tracing
+from coterie.kernel import spans as tracing
 from coterie.testing import processes
 from tests.processes.stage import STEADY
 from tests.processes.traced import Account, checkout, facts_of, program

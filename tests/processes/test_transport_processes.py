@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import RunnerUnavailable, SendTimeout
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
 from coterie.transport.interface import Limits, PeerAddress

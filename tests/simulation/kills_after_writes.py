@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie import AlreadyResolved, Cluster, CoterieError, Entity, Leader, PersistenceError, Tick, Workflow, rpc
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.sqlite import ownership, transactions
 from coterie.storage.sqlite.storage import SqliteStorage
 from coterie.storage.units import StepWrite, UnitEnd

@@ -14,7 +14,7 @@ from coterie.cron.holding import Holding
 from coterie.cron.room import Holdings
 from coterie.cron.running import Running
 from coterie.errors import PersistenceError
-from coterie.kernel.dial import Dial
+from coterie.kernel.clock import Dial
 from coterie.storage.sqlite import claiming
 from coterie.storage.sqlite import ticks as taking
 from coterie.storage.ticks import Claimed, TickClaim, TickNote

@@ -10,8 +10,7 @@ from unittest.mock import patch
 import msgspec
 
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import to_datetime
-from coterie.kernel.dial import Dial
+from coterie.kernel.clock import Dial, to_datetime
 from coterie.steps import waiting
 from coterie.steps.places import Places
 from coterie.steps.running import DurableWork

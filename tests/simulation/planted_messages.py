@@ -15,7 +15,7 @@ from coterie.entities.handling import Handlers
 from coterie.entities.posting import Posting
 from coterie.entities.suspects import Suspects
 from coterie.errors import PersistenceError
-from coterie.kernel.addresses import MessageId
+from coterie.kernel.ids import MessageId
 from coterie.storage.messages import Suspected
 from coterie.storage.sqlite import deliveries, records, states
 

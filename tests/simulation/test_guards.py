@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.random import Chance
 from coterie.testing import run_simulation
 from coterie.testing.running import current_loop
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.chance import Chance
-from coterie.kernel.snowflakes import MACHINES, Snowflake
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.ids import MACHINES, Snowflake
+from coterie.kernel.random import Chance
+from coterie.kernel.service import Tasks
 from coterie.ownership.ids import Ids
 from coterie.settings import Settings
 from coterie.storage.sqlite import SqliteStorage

@@ -13,8 +13,8 @@ import pytest
 
 from coterie import Cluster, PersistenceError
 from coterie.kernel import chaos
-from coterie.kernel.chance import Chance
-from coterie.kernel.snowflakes import MACHINES
+from coterie.kernel.ids import MACHINES
+from coterie.kernel.random import Chance
 from coterie.runner import Nobody
 from coterie.settings import Settings
 from coterie.storage.interface import Declaration, Registration

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster, ConfigurationError, NotStarted, PersistenceError, ShardId
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.ownership.joining import Definition
 from coterie.runner import Nobody
 from coterie.testing import EVERYTHING, NobodyHolds, Runner, Simulation, run_simulation, simulate

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster, Entity, PersistenceError, RunnerUnavailable, rpc
-from coterie.kernel import chaos, meters
+from coterie.kernel import chaos, metrics
 from coterie.kernel.supervisor import MOST
 from coterie.testing.simulation import Simulation, simulate
 from tests.unit.test_standing_tasks import SUPERVISED
@@ -145,7 +145,7 @@ async def test_each_standing_task_goes_on_after_an_error_of_each_kind(error: str
     async with simulate(program.cluster, runners=2) as sim:
         await program.cluster.ready()
         await program.require_progress("before")
-        counted = {name: meters.TASK_FAILURES.of(name).value for name in HERE}
+        counted = {name: metrics.TASK_FAILURES.of(name).value for name in HERE}
         strikes.wanted = set(HERE)
         await program.cluster.start_workflow(program.shipping, "meanwhile", id="meanwhile")
         await program.cluster.singletons.resign("counting")
@@ -153,7 +153,7 @@ async def test_each_standing_task_goes_on_after_an_error_of_each_kind(error: str
         await sim.advance("20s")
         sim.runners[1].thaw()
         await sim.wait_until(lambda: strikes.went_on >= HERE, within="200s")
-        counts = {name: meters.TASK_FAILURES.of(name).value - counted[name] for name in HERE}
+        counts = {name: metrics.TASK_FAILURES.of(name).value - counted[name] for name in HERE}
         if error != "PersistenceError":  # which some deal with themselves
             assert counts == dict.fromkeys(HERE, 1)
         await program.require_progress("after")

@@ -13,7 +13,7 @@ import pytest
 from coterie import Entity, current, rpc
 from coterie.cluster import Cluster
 from coterie.errors import PersistenceError, TransactionTimeout
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.interface import Claim, Declaration, KvPut, Registration
 from coterie.storage.messages import Commit, StateChange

@@ -32,7 +32,7 @@ from coterie.cluster import Cluster
 from coterie.entities.definitions import define
 from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
-from coterie.kernel.addresses import MessageId, ShardId
+from coterie.kernel.ids import MessageId, ShardId
 
 if TYPE_CHECKING:
     from coterie.entities.calls import Sender

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 
 from coterie.connection import Connection, system_doors
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.random import Chance
 from coterie.kernel.service import Service, State
 from coterie.ownership.ids import Ids
 from coterie.runner import Runner

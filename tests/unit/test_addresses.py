@@ -13,17 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.kernel.addresses import (
-    EntityAddress,
-    MessageId,
-    MessageIds,
-    ShardId,
-    drawn_at,
-    new_incarnation,
-    shard_number,
-)
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.kernel.ids import EntityAddress, MessageId, MessageIds, ShardId, drawn_at, new_incarnation, shard_number
+from coterie.kernel.random import Chance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

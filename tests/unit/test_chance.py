@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 
 
 def draws(chance: Chance) -> list[object]:

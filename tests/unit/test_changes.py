@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.durable.changes import KeyValues
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.interface import Claim, KvSwap
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError, MalformedMessage
-from coterie.kernel.addresses import MessageId
-from coterie.kernel.codec import PLAIN, codec_for
-from coterie.kernel.refusals import NESTED_MOST
+from coterie.kernel.ids import MessageId
+from coterie.kernel.serialization.codec import NESTED_MOST, PLAIN, codec_for
 
 AT = datetime(2026, 3, 29, 2, 30, tzinfo=timezone(timedelta(hours=2)))
 
@@ -171,7 +170,7 @@ def test_pydantic_models_are_read_by_field_name_not_alias() -> None:
 
 def test_pydantic_is_never_imported_by_us() -> None:
     code = (
-        "import sys, dataclasses; from coterie.kernel.codec import codec_for\n"
+        "import sys, dataclasses; from coterie.kernel.serialization.codec import codec_for\n"
         "@dataclasses.dataclass\nclass A:\n  x: int = 1\n"
         "codec_for(A).canonical(A()); print('pydantic' in sys.modules, 'attr' in sys.modules)"
     )
@@ -508,7 +507,7 @@ def test_equal_instants_of_other_zones_compare_equal() -> None:
 SEEDED = """
 from dataclasses import dataclass, field
 from typing import Any
-from coterie.kernel.codec import codec_for
+from coterie.kernel.serialization.codec import codec_for
 @dataclass
 class A:
     names: set[str]

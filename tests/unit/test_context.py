@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 from coterie.errors import ClusterContextRequired
-from coterie.kernel.addresses import ShardId
 from coterie.kernel.context import ClusterContext, ContextFields, current, within_cluster
+from coterie.kernel.ids import ShardId
 
 
 def test_outside_of_cluster_work_the_error_says_how_to_get_a_context_k4() -> None:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from coterie import errors
 from coterie.cron.schedule import Schedule
 from coterie.errors import CoterieError, MailboxFull, RemoteError, SendTimeout, quoted
-from coterie.kernel.codec import PLAIN, codec_for
-from coterie.kernel.versions import MigrationFailed, Versioned
+from coterie.kernel.serialization.codec import PLAIN, codec_for
+from coterie.kernel.serialization.versions import MigrationFailed, Versioned
 from coterie.settings import Settings
 from coterie.transport.identity import Member, advertised_address, require_reachable
 from coterie.transport.tls import server_context

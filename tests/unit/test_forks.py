@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import Forked
-from coterie.kernel import forks
+from coterie.kernel import fork_guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ def in_a_child(work: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def refused(origin: forks.Origin) -> bool:
+def refused(origin: fork_guard.Origin) -> bool:
     try:
         origin.require_same()
     except Forked as error:
@@ -35,14 +35,14 @@ def refused(origin: forks.Origin) -> bool:
 
 
 def test_a_child_is_refused_and_told_who_opened_it() -> None:
-    origin = forks.Origin("the storage")
+    origin = fork_guard.Origin("the storage")
     origin.require_same()
     assert in_a_child(lambda: refused(origin))
     origin.require_same()
 
 
 def test_a_child_may_open_what_was_only_made_in_the_parent() -> None:
-    origin = forks.Origin("the storage")
+    origin = fork_guard.Origin("the storage")
 
     def opens() -> bool:
         origin.set()
@@ -64,7 +64,7 @@ def test_a_childs_copy_of_a_socket_leads_nowhere_and_the_parents_goes_on() -> No
     ours, theirs = socket.socketpair()
     with ours, theirs:
         plugged = _Plugged(ours.fileno())
-        forks.watch(plugged)
+        fork_guard.watch(plugged)
         assert in_a_child(lambda: os.write(ours.fileno(), b"from the child") > 0)
         ours.send(b"from the parent")
         assert theirs.recv(100) == b"from the parent"
@@ -76,7 +76,7 @@ def test_what_is_closed_or_forgotten_is_left_alone(how: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         plugged = _Plugged(ours.fileno())
-        forks.watch(plugged)
+        fork_guard.watch(plugged)
         plugged.number = -1
         if how == "forgotten":
             plugged.number = ours.fileno()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import Forked, NotStarted, PersistenceError, ShuttingDown
-from coterie.kernel import forks
-from coterie.kernel.chance import Chance
+from coterie.kernel import fork_guard
 from coterie.kernel.clock import ManualClock
-from coterie.kernel.snowflakes import MACHINES, Snowflake
+from coterie.kernel.ids import MACHINES, Snowflake
+from coterie.kernel.random import Chance
 from coterie.ownership.ids import AHEAD_MS, LEASE_S, Ids
 from coterie.settings import Settings
 from coterie.storage.opening import open_storage
@@ -425,7 +425,7 @@ async def test_a_forked_child_draws_nothing(ids: Ids, monkeypatch: pytest.Monkey
     """P13: it has its parent's memory, and would draw the same ids."""
     await ids.take()
     with monkeypatch.context() as child:
-        child.setattr(forks, "_here", 1)
+        child.setattr(fork_guard, "_here", 1)
         with pytest.raises(Forked):
             await ids.take()
     await ids.take()

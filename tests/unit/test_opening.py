@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.opening import file_of, open_storage
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.durable.pruner import TABLES, Pruner
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.storage.units import UnitsPurged

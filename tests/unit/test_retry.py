@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.kernel.retry import Retry
 
 

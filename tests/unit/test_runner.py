@@ -12,15 +12,15 @@ import pytest
 from coterie import runner as module
 from coterie.connection import Connection, Doors
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, ShuttingDown
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock, to_datetime
+from coterie.kernel.random import Chance
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import FailingTask
 from coterie.ownership.joining import Definition
 from coterie.ownership.tenure import Occupant, Occupy, Tenure, Trust
 from coterie.runner import Nobody, Runner
 from coterie.settings import Settings
-from coterie.storage.interface import Claim, RunnerRow, Storage, View
+from coterie.storage.interface import Claim, ClusterSnapshot, RunnerRow, Storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -60,8 +60,8 @@ class FakeStorage(Storage):
     def rename(self, incarnation: str) -> None:
         self.names.append(incarnation)
 
-    async def view(self) -> View:
-        return View(self.rows, (), "")
+    async def view(self) -> ClusterSnapshot:
+        return ClusterSnapshot(self.rows, (), "")
 
     @asynccontextmanager
     async def ownership(self, incarnation: str) -> AsyncIterator[Any]:

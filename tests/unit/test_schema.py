@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from coterie.errors import MalformedMessage
-from coterie.kernel import schema
-from coterie.kernel.codec import PLAIN, codec_for
+from coterie.kernel.serialization import schema
+from coterie.kernel.serialization.codec import PLAIN, codec_for
 
 
 class Colour(Enum):

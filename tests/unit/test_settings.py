@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import coterie.settings as module
 from coterie.errors import ConfigurationError
-from coterie.kernel.addresses import check_group
 from coterie.kernel.durations import Duration
+from coterie.kernel.ids import check_group
 from coterie.kernel.retry import Retry
 from coterie.settings import (
     Secret,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coterie.kernel.snowflakes import EPOCH_MS, MACHINES, Snowflake, SnowflakeGenerator
+from coterie.kernel.ids import EPOCH_MS, MACHINES, Snowflake, SnowflakeGenerator
 
 NOW_MS = EPOCH_MS + 40_000_000_000
 LAST_MS = EPOCH_MS + 2**41 - 1

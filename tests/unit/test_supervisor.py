@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel import meters
-from coterie.kernel.chance import Chance
+from coterie.kernel import metrics
+from coterie.kernel.random import Chance
+from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import (
     MOST,
     PAUSES,
@@ -25,7 +26,6 @@ from coterie.kernel.supervisor import (
     keeps_failing,
     recent,
 )
-from coterie.kernel.tasks import Tasks
 from coterie.testing import run_simulation
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ async def test_without_a_runner_a_hopeless_task_goes_on_at_the_longest_pause() -
 
 
 def failures_of(task: str) -> float:
-    return meters.TASK_FAILURES.of(task).value
+    return metrics.TASK_FAILURES.of(task).value
 
 
 async def soon(work: Awaitable[object]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.kernel.texts import countable, said, storable
+from coterie.kernel.text import countable, said, storable
 
 ANY = st.text(st.characters(codec=None))
 """Zero characters and halves of surrogate pairs among them."""

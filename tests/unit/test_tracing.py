@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import StatusCode
 
 from coterie import Cluster, Entity, Leader, Retry, Tick, Workflow, current, rpc, within_cluster
-from coterie.kernel import tracing
+from coterie.kernel import spans as tracing
 from coterie.testing import simulate
 
 if TYPE_CHECKING:

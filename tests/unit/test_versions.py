@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError, CoterieError, MalformedMessage, NewerVersion
-from coterie.kernel.versions import MigrationFailed, Versioned
+from coterie.kernel.serialization.versions import MigrationFailed, Versioned
 
 
 @dataclass

@@ -19,7 +19,7 @@ from coterie import (
     Workflow,
     WorkflowError,
 )
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 from tests.points import At
 
 from .diary import (

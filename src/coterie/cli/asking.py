@@ -14,7 +14,7 @@ import click
 from coterie.cli.options import common, settings_for
 from coterie.cli.showing import Screen, as_json, safe, tell
 from coterie.cluster import Cluster
-from coterie.kernel.secret import redacted_url
+from coterie.settings.secret import redacted_url
 from coterie.storage.opening import file_of
 
 if TYPE_CHECKING:

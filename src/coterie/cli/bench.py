@@ -13,7 +13,7 @@ from coterie.cli.benching import NAME, SCENARIOS, TOGETHER, measure
 from coterie.cli.options import settings_for
 from coterie.cli.progress import Progress
 from coterie.cli.showing import Screen, as_json, tell
-from coterie.kernel.secret import redacted_url
+from coterie.settings.secret import redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

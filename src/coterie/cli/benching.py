@@ -13,7 +13,7 @@ from coterie import Cluster, Entity, rpc
 from coterie.cli.asking import NOBODY, refuse
 from coterie.cli.workers import Worker, ending
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.storage.interface import KvPut
 from coterie.storage.messages import Filter
 

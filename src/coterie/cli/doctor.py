@@ -17,7 +17,7 @@ from coterie.cli.options import common, settings_for
 from coterie.cli.showing import Screen, as_json, tell
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
 from coterie.kernel.clock import SystemClock, to_datetime
-from coterie.kernel.secret import redacted_url
+from coterie.settings.secret import redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,9 +100,9 @@ class Examination:
 
     async def _database(self, settings: Settings) -> bool:
         """Look at the database itself; whether a program of this version can work with what is in it."""
-        from coterie.kernel.addresses import new_incarnation
-        from coterie.kernel.chance import Chance
         from coterie.kernel.clock import SystemClock
+        from coterie.kernel.ids import new_incarnation
+        from coterie.kernel.random import Chance
         from coterie.storage.opening import file_of, open_storage
 
         file, chance = file_of(settings), Chance()

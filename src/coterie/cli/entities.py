@@ -13,9 +13,9 @@ from coterie.cli.showing import as_json, lasting, plain, safe, tell
 from coterie.entities.kept import key_of
 from coterie.entities.untyped import Untyped
 from coterie.errors import MalformedMessage
-from coterie.kernel.addresses import EntityAddress, Seat, ShardId, shard_number
-from coterie.kernel.codec import PLAIN
-from coterie.kernel.versions import split
+from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
+from coterie.kernel.serialization.codec import PLAIN
+from coterie.kernel.serialization.versions import split
 from coterie.storage.messages import Filter
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coterie.entities.questions import Life
     from coterie.entities.untyped import Found
     from coterie.observe.view import EntityLine
-    from coterie.storage.interface import StateRow, View
+    from coterie.storage.interface import ClusterSnapshot, StateRow
 
 _COUNTED_MOST = 10_000
 
@@ -165,13 +165,13 @@ def _of(address: EntityAddress, status: Any) -> Filter:
     return Filter(status=status, entity_type=address.type, entity_id=address.id)
 
 
-def _shard(address: EntityAddress, group: str | None, view: View) -> ShardId | None:
+def _shard(address: EntityAddress, group: str | None, view: ClusterSnapshot) -> ShardId | None:
     """On which shard it lives; None: nobody knows. The cluster says how many there are, not our settings."""
     shards = sum(each.name.startswith("shard:") and each.group == group for each in view.seats)
     return ShardId(group, shard_number(address.type, address.id, shards)) if group is not None and shards else None
 
 
-def _owner(shard: ShardId | None, view: View) -> tuple[str | None, int]:
+def _owner(shard: ShardId | None, view: ClusterSnapshot) -> tuple[str | None, int]:
     wanted = None if shard is None else Seat.shard(shard)
     seat = next((each for each in view.seats if each.name == wanted), None)
     names: dict[str | None, str] = {each.id: each.name for each in view.runners}

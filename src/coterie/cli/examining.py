@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.findings import Finding
 from coterie.errors import ConfigurationError
-from coterie.kernel.readings import split_address
 from coterie.observe.judge import BOUNDS
 from coterie.settings import help_rows
+from coterie.settings.parsers import split_address
 from coterie.storage.unreadable import found
 from coterie.transport.certificates import Certificates, near_end
 from coterie.transport.identity import is_loopback

@@ -13,14 +13,14 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from coterie.storage.inspection import AuditRow, Ending, StateMark
-    from coterie.storage.interface import View
+    from coterie.storage.interface import ClusterSnapshot
     from coterie.storage.ticks import TickRow
 
 _SET_BACK = timedelta(seconds=1)
@@ -73,7 +73,7 @@ class Audit(Judge):
             return grants[place][0]
         return None
 
-    def compare(self, view: View) -> None:
+    def compare(self, view: ClusterSnapshot) -> None:
         """The seats as they are now, read after the audit: nobody has moved on without a grant."""
         for seat in view.seats:
             grants = self._grants.get(seat.name)
@@ -114,7 +114,7 @@ class Fence(Judge):
             says = f"was written in the name of {seat} at epoch {epoch}, after epoch {newer} had been granted"
             self.say("INV-F2", f"{what} {says}")
 
-    def compare(self, view: View) -> None:
+    def compare(self, view: ClusterSnapshot) -> None:
         """The seats as they are now, read after all that was written."""
         for seat in view.seats:
             epoch, what = self._highest.get(seat.name, (0, ""))
@@ -127,7 +127,7 @@ class Fence(Judge):
 class Holders(Judge):
     """Whoever holds a seat takes part."""
 
-    def see(self, view: View, *, unreadable: Iterable[str] = ()) -> None:
+    def see(self, view: ClusterSnapshot, *, unreadable: Iterable[str] = ()) -> None:
         """All runners and seats, of one moment; the runners whose rows cannot be read take part too."""
         there = {row.id for row in view.runners} | set(unreadable)
         self.rows += len(view.seats)

@@ -10,7 +10,7 @@ from coterie.cli.looking import one_line
 from coterie.cli.showing import as_json, lasting, plain, tell
 from coterie.entities.untyped import Untyped
 from coterie.errors import MessageExpired
-from coterie.kernel.addresses import Seat, ShardId
+from coterie.kernel.ids import Seat, ShardId
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.cli.filters import Filter, State
     from coterie.cli.showing import Screen
     from coterie.entities.mail import MessageInfo
-    from coterie.storage.interface import View
+    from coterie.storage.interface import ClusterSnapshot
     from coterie.storage.messages import Status
 
 _PAGE = 200
@@ -156,7 +156,7 @@ def _remark(screen: Screen, message: MessageInfo, chosen: Chosen) -> str:
     return one_line(message.errors[-1].error) if message.errors else "-"
 
 
-def shown(screen: Screen, message: MessageInfo, view: View, *, state: State, now: datetime) -> str:
+def shown(screen: Screen, message: MessageInfo, view: ClusterSnapshot, *, state: State, now: datetime) -> str:
     """All about one message."""
     times = "attempt" if message.attempts == 1 else "attempts"
     after = f" after {message.attempts} {times}" if message.attempts else ""
@@ -184,7 +184,7 @@ def shown(screen: Screen, message: MessageInfo, view: View, *, state: State, now
     return "\n\n".join(parts)
 
 
-def _held(shard: str, view: View) -> str:
+def _held(shard: str, view: ClusterSnapshot) -> str:
     seat = next((each for each in view.seats if each.name == Seat.shard(ShardId.parse(shard))), None)
     names = {each.id: each.name for each in view.runners}
     if seat is None or seat.holder is None:

@@ -11,9 +11,9 @@ import click
 from coterie.cli.options import common, settings_for
 from coterie.cli.progress import Progress
 from coterie.cli.showing import lasting, tell
-from coterie.kernel.addresses import new_incarnation
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.ids import new_incarnation
+from coterie.kernel.random import Chance
 from coterie.storage.opening import open_storage
 
 if TYPE_CHECKING:

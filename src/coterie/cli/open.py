@@ -10,7 +10,7 @@ from coterie.cli.asking import NOBODY, refuse
 from coterie.cli.options import settings_for
 from coterie.cli.showing import as_json as to_json
 from coterie.cli.showing import tell
-from coterie.kernel.readings import split_address
+from coterie.settings.parsers import split_address
 
 _ANSWERED_S = 3.0
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 what to ask, if it listens everywhere

@@ -15,7 +15,7 @@ import click
 
 from coterie.cli.showing import as_json, lasting, safe, tell
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits, encode
 from coterie.errors import CoterieError
-from coterie.kernel.addresses import Seat
-from coterie.kernel.secret import redacted_url
+from coterie.kernel.ids import Seat
+from coterie.settings.secret import redacted_url
 from coterie.storage.opening import file_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from coterie.cli.asking import WRONG, refuse
 from coterie.cli.loading import load, parse
 from coterie.cli.reporting import Reporter, WorkerReporter, shown_database
 from coterie.cli.speaking import Voice, be_heard
-from coterie.kernel.readings import split_address
+from coterie.settings.parsers import split_address
 from coterie.storage.opening import file_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from coterie.cli.asking import NO, YES, asks, refuse
 from coterie.cli.looking import fields, viewing
 from coterie.cli.nouns import Noun
 from coterie.cli.showing import lasting, plain
-from coterie.kernel.addresses import ShardId
+from coterie.kernel.ids import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,10 +18,10 @@ from coterie.cli.speaking import Voice
 from coterie.cli.watching import Watched
 from coterie.cli.workers import Worker, ending
 from coterie.errors import CoterieError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.kernel.retry import Retry
+from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
-from coterie.kernel.tasks import Tasks
 from coterie.settings import Settings
 from coterie.signals import GRACE_S, ONE_S
 

@@ -41,7 +41,7 @@ async def trigger(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> int
     with refusing(hint="coterie cron list shows all of them"):
         info = await crons.get(name)
     now = await asking.here.storage.now()
-    what = f"{name} will run once now, outside its schedule ({_next(info, now)})."
+    what = f"{name} will run once now, outside its schedule ({_next_run(info, now)})."
     if not confirmed(what, "run it?", yes=yes, dry_run=dry_run):
         return YES
     tick = await crons.trigger(name)
@@ -87,7 +87,7 @@ def _ended(asking: Asking, tick: TickInfo) -> str:
     return f"{asking.screen.glyph('bad')} failed{took}{why}"
 
 
-def _next(info: CronInfo, now: datetime) -> str:
+def _next_run(info: CronInfo, now: datetime) -> str:
     if info.paused_at is not None:
         return "it is paused"
     if info.next_at is None:

@@ -12,7 +12,7 @@ from coterie.cli.looking import both, fields, one_line
 from coterie.cli.nouns import Noun
 from coterie.cli.reading import read_json
 from coterie.cli.showing import as_json, plain, safe
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 from coterie.steps import failures
 from coterie.storage.units import UnitStatus
 from coterie.workflows.definitions import unit_of

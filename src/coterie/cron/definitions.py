@@ -13,11 +13,11 @@ import msgspec
 from coterie.cron.schedule import Schedule
 from coterie.cron.ticks import CatchUp, Overlap, Policy, jitter_of
 from coterie.entities.options import refusal, refuse_unknown, require_body, require_name, retry_of
-from coterie.kernel import readings
-from coterie.kernel.addresses import Seat
 from coterie.kernel.durations import Duration, seconds_or_none, to_timedelta
+from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Breaker
 from coterie.ownership.joining import Definition
+from coterie.settings import parsers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -127,7 +127,7 @@ def define(name: str, schedule: str, body: CronBody, options: CronOptions) -> Cr
     return Cron(
         name=name,
         body=body,
-        group=readings.name().read(options.get("group", "default"), what=f"group of {what}"),
+        group=parsers.name().read(options.get("group", "default"), what=f"group of {what}"),
         schedule=read_schedule(schedule, options.get("timezone", "UTC"), cron=name),
         policy=_policy(name, options, what),
         timeout_s=seconds_or_none(options.get("timeout"), what=f"timeout of {what}"),

@@ -20,7 +20,7 @@ from coterie.cron.running import GRACE_S, Running
 from coterie.cron.ticks import Known, Pause, Run, decide
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel import chaos, meters
+from coterie.kernel import chaos, metrics
 from coterie.kernel.supervisor import Seated
 from coterie.storage.ticks import Take, TickClaim, TickRow, Verdict
 
@@ -280,7 +280,7 @@ class Holding:
             return
         for each in verdicts:
             if each.reason:
-                meters.CRON_TICKS.of(self.cron.name, "skipped").value += each.count
+                metrics.CRON_TICKS.of(self.cron.name, "skipped").value += each.count
         self._learned = self._takes  # whatever began before does not know of this
         self._book = msgspec.structs.replace(book, last=verdicts[-1].until)
         rows = {_key(row): row for row in self._claimed(verdicts, claimed.now)}

@@ -13,9 +13,9 @@ from coterie.cron.desk import Desk
 from coterie.cron.holding import Holding
 from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
-from coterie.kernel.addresses import Seat
-from coterie.kernel.dial import Dial
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.clock import Dial
+from coterie.kernel.ids import Seat
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

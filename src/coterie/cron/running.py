@@ -23,9 +23,9 @@ from coterie.cron.tick import Tick
 from coterie.cron.ticks import CUT_OFF, goes_on, is_too_old
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel import chaos, meters, tracing
+from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter
-from coterie.kernel.texts import said, storable
+from coterie.kernel.text import said, storable
 from coterie.steps.unit import finish, work_of
 from coterie.storage.ticks import TickNote
 from coterie.storage.units import life_of_tick, unit_of_tick
@@ -115,7 +115,7 @@ class Running:
         if self._attempt == 1:
             due_at = self._row.at + self._cron.policy.delay if self._row.kind == "scheduled" else self._row.claimed_at
             self._late_s = max(0.0, -self._desk.dial.until_s(due_at))
-            meters.CRON_LATENESS.spread(self._cron.name).see(self._late_s)
+            metrics.CRON_LATENESS.spread(self._cron.name).see(self._late_s)
         while True:
             began = self._time()
             self._count_begun()
@@ -123,7 +123,7 @@ class Running:
                 problem = await self._tried()
             finally:
                 took_s = self._time() - began
-                meters.EXECUTION_DURATION.spread(self._cron.name, "cron").see(took_s)
+                metrics.EXECUTION_DURATION.spread(self._cron.name, "cron").see(took_s)
             if problem is None:
                 return await self._end("ran", took_s)
             self._fail(problem)
@@ -153,11 +153,11 @@ class Running:
 
     def _count_begun(self) -> None:
         name = self._cron.name
-        meters.EXECUTIONS.of(name, "cron").value += 1
+        metrics.EXECUTIONS.of(name, "cron").value += 1
         self._meter()
 
     def _meter(self) -> None:
-        meters.LAST_EXECUTION.of(self._cron.name, "cron").value = self._desk.dial.now().timestamp()
+        metrics.LAST_EXECUTION.of(self._cron.name, "cron").value = self._desk.dial.now().timestamp()
 
     async def _tried(self) -> str | None:
         """One attempt; what went wrong, if anything."""
@@ -193,12 +193,12 @@ class Running:
         return None
 
     def _spanned(self, attempt: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
-        if not tracing.on:
+        if not spans.on:
             return attempt
         claim = self._tenure.claim
-        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
         facts |= {"coterie.tick": self._row.at.isoformat(), "coterie.attempt": self._attempt}
-        return tracing.spanned(attempt, f"cron.{self._cron.name}", facts)
+        return spans.spanned(attempt, f"cron.{self._cron.name}", facts)
 
     async def _called(self) -> None:
         work = self._work = self._new_work()
@@ -265,7 +265,7 @@ class Running:
             await chaos.point("cron.before_outcome")
         await self._insist(self._noted(outcome=outcome, took_s=took_s, reason=reason))
         self._meter()
-        meters.CRON_TICKS.of(self._cron.name, outcome).value += 1
+        metrics.CRON_TICKS.of(self._cron.name, outcome).value += 1
         if self._cut_off or (self._work is not None and self._work.is_open):  # a former attempt may have begun its unit
             await finish(self._work or self._new_work(), self._desk.units, self._tenure)
         return outcome
@@ -309,7 +309,7 @@ class Running:
                 told = await self._desk.storage.ticks.note(write)
             except PersistenceError as error:
                 log.log(level, "%s waits for the database: %s", self, error)
-                meters.STATE_ERRORS.of(self._cron.name, "cron").value += 1
+                metrics.STATE_ERRORS.of(self._cron.name, "cron").value += 1
                 level = logging.DEBUG  # once for each wait
                 self._in_doubt = self._in_doubt or error.outcome == "unknown"
                 await asyncio.sleep(_AWAY_S)

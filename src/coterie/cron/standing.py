@@ -13,10 +13,10 @@ from coterie.cron.definitions import Told
 from coterie.cron.preview import Upcoming, preview
 from coterie.cron.schedule import Schedule
 from coterie.errors import ScheduleError
-from coterie.kernel.addresses import Seat
 from coterie.kernel.clock import require_instant
 from coterie.kernel.durations import seconds_or_none
-from coterie.kernel.texts import require_text
+from coterie.kernel.ids import Seat
+from coterie.kernel.text import require_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.connection import Connection
     from coterie.cron.definitions import Cron
     from coterie.kernel.durations import Duration
-    from coterie.storage.interface import View
+    from coterie.storage.interface import ClusterSnapshot
     from coterie.storage.ticks import CronRow, Kind, Outcome, TickRow
 
 _LOOK_S = 0.05
@@ -301,7 +301,7 @@ class Crons:
         except msgspec.DecodeError:
             return None  # of a later version: what it says is for those who know it
 
-    def _info(self, row: CronRow, view: View) -> CronInfo:
+    def _info(self, row: CronRow, view: ClusterSnapshot) -> CronInfo:
         told = self._told(row.name, row)
         seat = next((seat for seat in view.seats if seat.name == Seat.cron(row.name)), None)
         holder = None if seat is None else seat.holder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost
 from coterie.kernel.context import OpenTransaction, transacting
-from coterie.kernel.texts import countable
+from coterie.kernel.text import countable
 from coterie.steps.unit import Steps
 from coterie.storage.messages import Commit
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from coterie.cluster import Cluster
     from coterie.entities.transacting import Transaction
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.steps.running import DurableWork
     from coterie.storage.interface import Storage

@@ -22,7 +22,7 @@ from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.storage.interface import Claim, Kv
 
     Apply = Callable[[bytes | None], bytes | None]

@@ -6,18 +6,18 @@ import inspect
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.errors import MalformedMessage
-from coterie.kernel.codec import codec_for
 from coterie.kernel.context import work_here
 from coterie.kernel.durations import seconds_or_none
-from coterie.kernel.texts import not_unicode, require_text
+from coterie.kernel.serialization.codec import codec_for
+from coterie.kernel.text import not_unicode, require_text
 from coterie.storage.interface import Claim
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from coterie.durable.changes import KeyValues
-    from coterie.kernel.codec import Codec
     from coterie.kernel.durations import Duration
+    from coterie.kernel.serialization.codec import Codec
 
 V = TypeVar("V")
 T = TypeVar("T")

@@ -13,13 +13,13 @@ import logging
 from typing import TYPE_CHECKING, Literal, get_args
 
 from coterie.errors import PersistenceError
-from coterie.kernel import meters
-from coterie.kernel.tasks import Tasks
+from coterie.kernel import metrics
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
@@ -92,7 +92,7 @@ class Pruner:
                     del left[table]
                 else:
                     counts[table] += deleted
-                    meters.PRUNED_ROWS.of(table).value += deleted
+                    metrics.PRUNED_ROWS.of(table).value += deleted
             await asyncio.sleep(_PAUSE_S)
         return counts
 

@@ -10,13 +10,13 @@ from coterie.entities.entity import activated
 from coterie.entities.kept import Kept, key_of
 from coterie.entities.limits import STUBBORN_S, settled
 from coterie.errors import PersistenceError
-from coterie.kernel.driving import coroutine_of, remaining_steps
+from coterie.kernel.coroutines import coroutine_of, remaining_steps
 from coterie.storage.interface import StateLoaded
 
 if TYPE_CHECKING:
     from coterie.entities.residents import Hosted, Resident
     from coterie.entities.work import Work
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 """Between two tries to load a state while the database is away."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from coterie.entities.options import refusal
 from coterie.errors import ConfigurationError
-from coterie.kernel.codec import Codec, codec_for
+from coterie.kernel.serialization.codec import Codec, codec_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from coterie.entities.declared import nearest
 from coterie.entities.failures import pack_failure
 from coterie.errors import CoterieError, RunnerUnavailable, SendTimeout
-from coterie.kernel import meters
+from coterie.kernel import metrics
 
 if TYPE_CHECKING:
     from coterie.entities.residents import Counts
@@ -91,7 +91,7 @@ class Answers:
 
 def _refused(work: Work, reason: str) -> None:
     """Count it, under names of the program only: what nobody here knows is not named."""
-    meters.REFUSED.of("" if work.rpc is None else work.entity_type, reason).value += 1
+    metrics.REFUSED.of("" if work.rpc is None else work.entity_type, reason).value += 1
 
 
 def timed_out(work: Work) -> SendTimeout:

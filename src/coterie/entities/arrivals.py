@@ -8,7 +8,7 @@ from coterie.entities.detached import TAKEN, Detached, take
 from coterie.entities.envelopes import FAILED, MALFORMED, Envelope, NotMine, decode_call, pack_not_mine
 from coterie.entities.work import Work
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ from coterie.transport.routes import Route
 if TYPE_CHECKING:
     from coterie.storage.messages import Message, Receipt
 
-_MESSAGE, _NEW = int(Route.MESSAGE), int(Kind.NEW)
+_MESSAGE_CODEC, _NEW = int(Route.MESSAGE), int(Kind.NEW)
 
 
 class Bringing(Struct, eq=False, gc=False):
@@ -64,4 +64,4 @@ class Bringing(Struct, eq=False, gc=False):
             return None
         epoch, due_s = calling.here.directory.epoch(message.seat), receipt.due_at.timestamp()
         packed = pack(_NEW, message, epoch=epoch, due_s=due_s)
-        return wires.ask(peer, _MESSAGE, packed, within_s=left_s, target=message.id, answer=self.answer)
+        return wires.ask(peer, _MESSAGE_CODEC, packed, within_s=left_s, target=message.id, answer=self.answer)

@@ -37,7 +37,7 @@ from coterie.errors import (
     SendTimeout,
     UnknownEntity,
 )
-from coterie.kernel import meters, tracing
+from coterie.kernel import metrics, spans
 from coterie.kernel.context import context_here, trace_here
 from coterie.kernel.service import State
 from coterie.transport.routes import Route
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from coterie.entities.inquiries import Inquiries
     from coterie.entities.routing import Shard
     from coterie.entities.work import Chain
-    from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
     from coterie.ownership.directory import Directory
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
@@ -218,7 +218,7 @@ class Calling:
         trace_id, chain = (message_id, ()) if outer is None else (outer.trace_id, outer.onward())
         if outer is None and context_here(None) is not None:
             trace_id = trace_here() or message_id
-        if tracing.on:
+        if spans.on:
             trace_id = trace_of(outer) or message_id
         routing, now_s = self.routing, time()
         shard = routing.find(name, entity_id, entity_type.group)
@@ -347,7 +347,7 @@ class Calling:
 
     def _onward(self, trip: Trip) -> float:
         """Another attempt; how much time it has."""
-        meters.SENT_AGAIN.of(trip.what.address.type).value += 1
+        metrics.SENT_AGAIN.of(trip.what.address.type).value += 1
         self.routing.look(trip.shard)
         return trip.left_s
 
@@ -438,7 +438,7 @@ class Trip:
 
 
 def _counted(trip: Trip, error: CoterieError) -> CoterieError:
-    meters.SENT_FAILED.of(trip.what.address.type, error.code).value += 1
+    metrics.SENT_FAILED.of(trip.what.address.type, error.code).value += 1
     return error
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from coterie.entities.rpcs import Rpc
-    from coterie.kernel.addresses import EntityAddress
+    from coterie.kernel.ids import EntityAddress
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

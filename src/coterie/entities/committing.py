@@ -21,8 +21,8 @@ from coterie.entities.keys import shown_key
 from coterie.entities.ledgers import BARE, ENDED, ledger_of
 from coterie.entities.outcomes import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
-from coterie.kernel import chaos, meters
-from coterie.kernel.tasks import Tasks
+from coterie.kernel import chaos, metrics
+from coterie.kernel.service import Tasks
 from coterie.storage.messages import Commit
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Committing:
         else:
             self._answers.say(work, write.reply)
         for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner knows
-            meters.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
+            metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
         if work.ledger is not None and work.ledger.forgets:
             self._handles.dropped(resident)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.kernel.metrics import SECONDS, Series
 
 
@@ -18,13 +18,13 @@ class Counted:
     __slots__ = ("declared", "done", "done_declared", "failed", "ok", "sent", "took")
 
     def __init__(self, entity_type: str, rpc: str, *, persisted: bool) -> None:
-        self.ok = meters.CALLS.of(entity_type, rpc, "ok")
-        self.declared = meters.CALLS.of(entity_type, rpc, "declared")
-        self.failed = meters.CALLS.of(entity_type, rpc, "failed")
-        self.took = meters.CALL_DURATION.spread(entity_type, rpc)
-        self.sent = meters.MESSAGES_SENT.of(entity_type, rpc) if persisted else Series()
-        self.done = meters.MESSAGES.of(entity_type, rpc, "ok") if persisted else Series()
-        self.done_declared = meters.MESSAGES.of(entity_type, rpc, "declared") if persisted else Series()
+        self.ok = metrics.CALLS.of(entity_type, rpc, "ok")
+        self.declared = metrics.CALLS.of(entity_type, rpc, "declared")
+        self.failed = metrics.CALLS.of(entity_type, rpc, "failed")
+        self.took = metrics.CALL_DURATION.spread(entity_type, rpc)
+        self.sent = metrics.MESSAGES_SENT.of(entity_type, rpc) if persisted else Series()
+        self.done = metrics.MESSAGES.of(entity_type, rpc, "ok") if persisted else Series()
+        self.done_declared = metrics.MESSAGES.of(entity_type, rpc, "declared") if persisted else Series()
         assert self.took.bounds is SECONDS, "the hot path counts by them"
 
     @property

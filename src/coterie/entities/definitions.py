@@ -12,15 +12,15 @@ from coterie.entities.options import refusal, refuse_unknown, retry_of
 from coterie.entities.references import Reference, reference_type
 from coterie.entities.rpcs import Rpc, make_rpc, options_of
 from coterie.errors import ConfigurationError, MalformedMessage
-from coterie.kernel import readings
-from coterie.kernel.addresses import EntityAddress
 from coterie.kernel.durations import Duration, seconds_or_none
-from coterie.kernel.versions import Versioned
+from coterie.kernel.ids import EntityAddress
+from coterie.kernel.serialization.versions import Versioned
+from coterie.settings import parsers
 
 if TYPE_CHECKING:
     from coterie.entities.calls import Sender
     from coterie.kernel.retry import Retry
-    from coterie.kernel.versions import Migrations
+    from coterie.kernel.serialization.versions import Migrations
 
 _MOST_MAILBOX = 1_000_000
 _MOST_CONCURRENCY = 10_000
@@ -97,7 +97,7 @@ def define(cls: type[E], /, **options: Unpack[EntityOptions]) -> EntityType[E]:
     return EntityType(
         name=name,
         cls=cls,
-        group=readings.name().read(options.get("group", "default"), what=f"group of {name}"),
+        group=parsers.name().read(options.get("group", "default"), what=f"group of {name}"),
         mailbox=_whole(options.get("mailbox", 1000), _MOST_MAILBOX, what=f"mailbox of {name}"),
         concurrency=concurrency,
         max_idle_s=seconds_or_none(options.get("max_idle"), what=f"max_idle of {name}"),
@@ -169,7 +169,7 @@ def _name(name: Any) -> str:
 
 
 def _whole(value: Any, most: int, *, what: str) -> int:
-    found: int = readings.whole(1, most).read(value, what=what)
+    found: int = parsers.whole(1, most).read(value, what=what)
     return found
 
 

@@ -26,7 +26,7 @@ from coterie.entities.ledgers import BARE
 from coterie.entities.stored import Shelf, StoredWork
 from coterie.entities.suspects import Suspects
 from coterie.errors import MailboxFull, MalformedMessage, NewerVersion, PersistenceError, RunnerFull, UnknownEntity
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.storage.messages import Setback
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coterie.entities.handovers import Handover
     from coterie.entities.hosting import Host
     from coterie.errors import CoterieError
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.ownership.tenure import Tenure
     from coterie.storage.messages import Delivery, Messages, Suffered, Waiting
 
@@ -411,7 +411,7 @@ class Deliveries:
         is_written = not saving.cancelled() and saving.exception() is None and saving.result() == "written"
         if is_written:
             outcome = "dead" if again_s is None else "retried"
-            meters.MESSAGES.of(work.entity_type, work.method, outcome).value += 1
+            metrics.MESSAGES.of(work.entity_type, work.method, outcome).value += 1
         if is_written and again_s is None:
             log.error("%s is dead: message %s", work.target, work.message_id)
         if not is_written or again_s is None:

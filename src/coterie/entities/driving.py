@@ -1,4 +1,4 @@
-"""The first steps of many handlers in one task, each in a context of its own. The rest of them: `kernel/driving.py`.
+"""The first steps of many handlers in one task, each in a context of its own. The rest of them: `kernel/coroutines.py`.
 
 A handler that never waits needs no task: a shared one takes its first step, which is all of it, and goes on with the
 next. The first handler that does wait keeps that task for itself, so what the handler took for its task

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from coterie.entities.declared import arguments_of, nearest
 from coterie.errors import CoterieError, MalformedMessage, MessageCancelled, RemoteError
-from coterie.kernel.codec import Codec
+from coterie.kernel.serialization.codec import Codec
 
 if TYPE_CHECKING:
     from types import TracebackType

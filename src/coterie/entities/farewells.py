@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.limits import CLOSING_S, STUBBORN_S, settled
-from coterie.kernel.driving import coroutine_of
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.coroutines import coroutine_of
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -17,10 +17,10 @@ from coterie.entities.serving import Serving
 from coterie.entities.spans import handled
 from coterie.entities.streams import SeatLost, streamed
 from coterie.errors import MalformedMessage, NewerVersion
-from coterie.kernel import chaos, tracing
-from coterie.kernel.driving import coroutine_of
+from coterie.kernel import chaos, spans
+from coterie.kernel.coroutines import coroutine_of
+from coterie.kernel.deadlines import Deadlines
 from coterie.kernel.metrics import SECONDS
-from coterie.transport.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -189,7 +189,7 @@ class Handlers:
         made = rpc.fn(entity, *args, **kwargs) if kwargs else rpc.fn(entity, *args)
         if type(made) is not CoroutineType or rpc.is_stream:
             made = streamed(work, made) if rpc.is_stream else coroutine_of(made)
-        return handled(work, made) if tracing.on else made
+        return handled(work, made) if spans.on else made
 
     def _fill(self, resident: Resident) -> None:
         """It was activated: as many calls as it may run at once need not wait any more."""

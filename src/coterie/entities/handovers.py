@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from coterie.entities.envelopes import LOOK, MALFORMED, Name, encode
 from coterie.errors import CoterieError, MalformedMessage
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.storage.messages import Delivery
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from coterie.entities.prompt import Prompt
 from coterie.entities.residents import Counts, Hosted, Resident
 from coterie.entities.sweeping import Sweeping
 from coterie.errors import CoterieError, MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
-from coterie.kernel.addresses import Seat, ShardId, shard_number
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
-from coterie.kernel.tasks import Tasks
-from coterie.kernel.texts import said
+from coterie.kernel.text import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from coterie.entities.defects import DefectStreak
     from coterie.entities.definitions import EntityType
     from coterie.entities.work import Work
-    from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
     from coterie.kernel.retry import Retry
     from coterie.ownership.tenure import Tenure
     from coterie.settings import Settings

@@ -12,8 +12,8 @@ from coterie.entities.envelopes import MALFORMED
 from coterie.entities.failures import pack_failure
 from coterie.entities.questions import AtWork, Invoke, Invoked, Life, Living, Residents, decode_question, encode
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
-from coterie.kernel.addresses import EntityAddress
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.ids import EntityAddress
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

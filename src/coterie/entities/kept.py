@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.storage.messages import StateChange
 
 if TYPE_CHECKING:
-    from coterie.kernel.versions import Versioned
+    from coterie.kernel.serialization.versions import Versioned
 
 PREFIX = "entity-state:"
 """Under which states of entities are stored."""

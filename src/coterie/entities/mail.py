@@ -10,11 +10,11 @@ from coterie.entities.envelopes import MARK, read_marked
 from coterie.entities.failures import read_failure
 from coterie.entities.keys import shown_key
 from coterie.errors import CoterieError, MalformedMessage, MessageExpired
-from coterie.kernel import tracing
-from coterie.kernel.addresses import EntityAddress, MessageId, Seat
-from coterie.kernel.codec import PLAIN
+from coterie.kernel import spans
 from coterie.kernel.durations import to_seconds
-from coterie.kernel.texts import require_text
+from coterie.kernel.ids import EntityAddress, MessageId, Seat
+from coterie.kernel.serialization.codec import PLAIN
+from coterie.kernel.text import require_text
 from coterie.storage.messages import Filter
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _info(row: MessageRow) -> MessageInfo:
         payload=_plain(row.payload),
         reply=reply,
         failure=failure,
-        trace_id=tracing.id_of(row.trace_id),
+        trace_id=spans.id_of(row.trace_id),
         losses=row.losses,
     )
 

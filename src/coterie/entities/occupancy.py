@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from coterie.entities.hosting import Host
     from coterie.entities.residents import Counts, Resident
     from coterie.entities.work import Work
-    from coterie.kernel.addresses import ShardId
     from coterie.kernel.clock import Clock
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.ids import ShardId
+    from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.storage.interface import Storage
 

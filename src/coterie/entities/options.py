@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigurationError, InvalidArgument, quoted
-from coterie.kernel.addresses import EntityAddress
+from coterie.kernel.ids import EntityAddress
 from coterie.kernel.retry import Retry
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import msgspec
 from coterie.entities.annotations import codec_of
 from coterie.entities.options import refusal
 from coterie.errors import MalformedMessage, quoted
-from coterie.kernel.codec import Codec, canonical
+from coterie.kernel.serialization.codec import Codec, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -39,12 +39,12 @@ from coterie.entities.spans import trace_of
 from coterie.entities.stored import StoredWork
 from coterie.entities.work import handling
 from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout
-from coterie.kernel import tracing
-from coterie.kernel.addresses import MessageId, MessageIds
+from coterie.kernel import spans
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import context_here, refuse_in_transaction
-from coterie.kernel.tasks import Tasks
-from coterie.kernel.texts import require_text
+from coterie.kernel.ids import MessageId, MessageIds
+from coterie.kernel.service import Tasks
+from coterie.kernel.text import require_text
 from coterie.ownership.directory import peer_of
 from coterie.storage.messages import Insert, Message
 from coterie.transport.routes import Route
@@ -233,7 +233,7 @@ class Posting:
             number = ledger_of(outer).number_call()
             key, digest = derived_key(rpc, payload, message_id=outer.message_id, number=number)
         seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
-        trace_id = None if outer is None and context_here(None) is None and not tracing.on else trace_of(outer)
+        trace_id = None if outer is None and context_here(None) is None and not spans.on else trace_of(outer)
         return Message(
             self._ids.draw(), seat, type_name, entity_id, rpc.name, payload, key, digest, at, delay_s, trace_id
         )

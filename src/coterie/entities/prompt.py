@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from coterie.entities.driving import first_step
 from coterie.entities.serving import raise_if_meant_for_us
-from coterie.kernel.driving import enter_task, leave_task
+from coterie.kernel.coroutines import enter_task, leave_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from functools import WRAPPER_ASSIGNMENTS, update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from coterie.entities.calls import Call, Stream
-from coterie.kernel.addresses import EntityAddress
+from coterie.kernel.ids import EntityAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

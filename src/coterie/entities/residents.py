@@ -14,10 +14,10 @@ from coterie.entities.resources import Resources
 from coterie.entities.transacting import Block
 from coterie.entities.work import handling
 from coterie.errors import NotStarted
-from coterie.kernel import meters, tracing
-from coterie.kernel.addresses import MessageId
+from coterie.kernel import metrics, spans
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import ClusterContext, enter
+from coterie.kernel.ids import MessageId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +81,8 @@ class Hosted:
         self.leaving: dict[str, asyncio.Future[Any]] = {}
         """Former lives whose farewell still runs, by id."""
         name = entity_type.name
-        self.waits = meters.MAILBOX_WAIT.spread(name)
-        self.lives, self.stillborn = meters.ACTIVATIONS.of(name, "ok"), meters.ACTIVATIONS.of(name, "failed")
+        self.waits = metrics.MAILBOX_WAIT.spread(name)
+        self.lives, self.stillborn = metrics.ACTIVATIONS.of(name, "ok"), metrics.ACTIVATIONS.of(name, "failed")
 
 
 class Resident:
@@ -199,7 +199,7 @@ class Resident:
             key=work.key,
             attempt=work.attempt,
             deadline=self._moment(work.deadline_s),
-            trace_id=tracing.id_of((tracing.on and tracing.here()) or work.trace_id),
+            trace_id=spans.id_of((spans.on and spans.here()) or work.trace_id),
         )
 
     def new_context(self, *, until_s: float | None = None) -> Context:

@@ -9,9 +9,9 @@ from coterie.entities.hosting import Host
 from coterie.entities.inquiries import Inquiries
 from coterie.entities.options import refusal
 from coterie.entities.spans import facts_of, read, sent
-from coterie.kernel import tracing
-from coterie.kernel.addresses import MessageId
-from coterie.kernel.texts import require_text
+from coterie.kernel import spans
+from coterie.kernel.ids import MessageId
+from coterie.kernel.text import require_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -126,7 +126,7 @@ class Entities:
         calling = self._acting().calling
         payload = rpc.arguments.encode(args, kwargs)
         asked = (rpc, entity_type, payload, calling.within_s(rpc.timeout_s))
-        if tracing.on:
+        if spans.on:
             facts = {"coterie.entity_type": entity_type.name, "coterie.rpc": rpc.name}
             replies: Replies[Any] = await sent("cluster.broadcast", "CLIENT", facts, calling.broadcasts.ask, *asked)
             return replies
@@ -200,13 +200,13 @@ class TypedSender:
         acting = self._acting
         calling = acting().calling
         call_it = calling.posting.call if call.rpc.persisted else calling.call
-        if tracing.on:
+        if spans.on:
             return sent("cluster.call", "CLIENT", facts_of(call), call_it, call, self._type)
         return call_it(call, self._type)
 
     async def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> MessageId[Any]:
         """Send a call without waiting for its result."""
-        if tracing.on:
+        if spans.on:
             message_id = await sent("cluster.send", "PRODUCER", facts_of(call), self._send, call, at, delay_s)
             return MessageId(message_id)
         return await self._send(call, at, delay_s)
@@ -220,4 +220,4 @@ class TypedSender:
     def stream(self, stream: Stream[Any], /) -> Any:
         """Ask for the items of a stream."""
         items = self._acting().calling.stream(stream, self._type)
-        return read(stream, items) if tracing.on else items
+        return read(stream, items) if spans.on else items

@@ -11,8 +11,8 @@ import math
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.errors import PersistenceError, ShuttingDown
-from coterie.kernel.addresses import Seat, ShardId, shard_number
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.service import Tasks
 from coterie.ownership.directory import peer_of
 
 if TYPE_CHECKING:

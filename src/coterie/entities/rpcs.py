@@ -13,11 +13,11 @@ from coterie.entities.declared import declared_errors
 from coterie.entities.keys import ACCEPTED, can_be_key
 from coterie.entities.options import refusal, refuse_unknown
 from coterie.entities.payloads import Arguments
-from coterie.kernel.codec import codec_for
 from coterie.kernel.durations import Duration, seconds_or_none
+from coterie.kernel.serialization.codec import codec_for
 
 if TYPE_CHECKING:
-    from coterie.kernel.codec import Codec
+    from coterie.kernel.serialization.codec import Codec
 
 Fn = TypeVar("Fn", bound=Callable[..., Coroutine[Any, Any, Any]] | Callable[..., AsyncIterator[Any]])
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from coterie.errors import ShuttingDown
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from coterie.entities.driving import first_step
 from coterie.entities.limits import settled
 from coterie.entities.spares import Spare
-from coterie.kernel.driving import remaining_steps
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.coroutines import remaining_steps
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -9,9 +9,9 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.work import handling
-from coterie.kernel import tracing
+from coterie.kernel import spans
 from coterie.kernel.context import trace_here
-from coterie.kernel.driving import within
+from coterie.kernel.coroutines import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from coterie.entities.calls import Call, Stream
     from coterie.entities.work import Work
-    from coterie.kernel.tracing import Facts, Kind
+    from coterie.kernel.spans import Facts, Kind
 
 
 async def sent(name: str, kind: Kind, facts: Facts, send: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
@@ -33,9 +33,9 @@ async def sent(name: str, kind: Kind, facts: Facts, send: Callable[..., Coroutin
     try:
         value = await within(context, send(*args))
     except BaseException as error:
-        tracing.finish(opened, error)
+        spans.finish(opened, error)
         raise
-    tracing.finish(opened)
+    spans.finish(opened)
     return value
 
 
@@ -57,7 +57,7 @@ async def read(stream: Stream[Any], items: AsyncGenerator[Any, None]) -> AsyncGe
         raise
     finally:
         await items.aclose()
-        tracing.finish(opened, error)
+        spans.finish(opened, error)
 
 
 async def handled(work: Work, handler: Coroutine[Any, Any, Any]) -> Any:
@@ -75,13 +75,13 @@ async def handled(work: Work, handler: Coroutine[Any, Any, Any]) -> Any:
         facts |= {"coterie.message_id": work.message_id, "coterie.attempt": work.attempt}
     kind: Kind = "CONSUMER" if work.is_stored else "SERVER"
     name = f"entity.{work.entity_type}.{work.method}"
-    with tracing.span(name, facts, kind=kind, trace=work.trace_id, inherits=False):
+    with spans.span(name, facts, kind=kind, trace=work.trace_id, inherits=False):
         return await handler
 
 
 def trace_of(outer: Work | None) -> str | None:
     """The trace of what is sent here, as text: by the span that is current, by the handler that runs, or by hand."""
-    if tracing.on and (found := tracing.here()) is not None:
+    if spans.on and (found := spans.here()) is not None:
         return found
     return trace_here() if outer is None else outer.trace_id
 
@@ -96,7 +96,7 @@ def facts_of(what: Call[Any] | Stream[Any]) -> Facts:
 
 
 def _opened(name: str, kind: Kind, facts: Facts) -> tuple[Context, Span]:
-    opened = tracing.start(name, facts, kind=kind, trace=trace_of(handling.get()))
+    opened = spans.start(name, facts, kind=kind, trace=trace_of(handling.get()))
     context = copy_context()
-    context.run(tracing.make_current, opened)
+    context.run(spans.make_current, opened)
     return context, opened

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.entities.serving import Suspended
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.service import Tasks
 
 
 _AWAITED = "_asyncio_future_blocking"

@@ -18,7 +18,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.storage.messages import Suspicion
 
 if TYPE_CHECKING:

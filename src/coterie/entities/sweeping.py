@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.deliveries import AHEAD_S, MEMORY_MOST
 from coterie.errors import PersistenceError
-from coterie.kernel import meters
-from coterie.kernel.tasks import Tasks
+from coterie.kernel import metrics
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.entities.deliveries import Deliveries
     from coterie.entities.hosting import Host
     from coterie.entities.stored import Shelf
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
     from coterie.storage.messages import Mark, Messages, Suspected, Waiting
 
@@ -229,5 +229,5 @@ def _report(seat: str, found: Suspected) -> None:
             "the runner that had begun message %s to %s alone was lost, for the %d. time", loss.id, target, loss.losses
         )
         if loss.is_dead:
-            meters.MESSAGES.of(loss.entity_type, loss.method, "dead").value += 1
+            metrics.MESSAGES.of(loss.entity_type, loss.method, "dead").value += 1
             log.error("%s is dead: message %s", target, loss.id)

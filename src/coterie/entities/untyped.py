@@ -18,8 +18,8 @@ from coterie.entities.questions import (
     encode,
 )
 from coterie.errors import CoterieError, RunnerUnavailable
-from coterie.kernel.addresses import Seat, ShardId, shard_number
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.serialization.codec import PLAIN
 from coterie.ownership.directory import peer_of
 from coterie.transport.routes import Route
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from coterie.connection import Connection
     from coterie.entities.questions import Life, Question
-    from coterie.kernel.addresses import EntityAddress
+    from coterie.kernel.ids import EntityAddress
     from coterie.storage.interface import RunnerRow
 
 _WITHIN_S = 1.0
@@ -56,7 +56,7 @@ class Found(NamedTuple):
     """Names of runners that did not answer."""
 
 
-class AtWork(NamedTuple):
+class RunningMessage(NamedTuple):
     """Which stored messages run."""
 
     messages: Mapping[str, tuple[str, float]]
@@ -143,12 +143,12 @@ class Untyped:
         group = next((living.group for _, living in told if living.group is not None), None)
         return Found(lives, sum(living.total for _, living in told), group, _silent(answers))
 
-    async def running(self, *, most: int = 1_000) -> AtWork:
+    async def running(self, *, most: int = 1_000) -> RunningMessage:
         """Which stored messages are at work just now, and where."""
         answers = await self._ask_all(Running(most=most))
         told = [(name, decode_at_work(body).messages) for name, body in answers if body is not None]
         found = {each: (name, seconds) for name, messages in told for each, seconds in messages.items()}
-        return AtWork(found, _silent(answers))
+        return RunningMessage(found, _silent(answers))
 
     async def _invoke(self, asked: Invoke, *, within_s: float, group: str | None) -> Invoked:
         target = f"{asked.entity_type}/{asked.entity_id}.{asked.method}"

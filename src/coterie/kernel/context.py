@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from coterie.kernel.addresses import MessageId, ShardId
+    from coterie.kernel.ids import MessageId, ShardId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,23 @@
 
 No locks: each number is counted by one thread, the runner's loop as a rule, and may be read by any. Several runners in
 one process, as in tests, share them.
+
+All metrics that coterie publishes, each declared once: what is written about them elsewhere is made from here.
+
+Four have the names by which singletons are watched everywhere; all others begin with `coterie_`. A label's values are
+few: names of the program, or words from a short list. A runner publishes what happened in its own process; the gauges
+that say so count the whole cluster, as its health does, and are alike on all runners.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -112,3 +119,222 @@ class Meter:
     def _bounded(self, values: tuple[str, ...], known: int) -> tuple[str, ...]:
         assert len(values) == len(self.labels), f"{self.name} has the labels {self.labels}, not {values}"
         return values if known < SERIES_MOST else (_REST,) * len(values)
+
+
+_SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 500.0)
+_LONG_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
+_LEASE_SECONDS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 30.0)
+
+ALL: list[Meter] = []
+"""In the order in which they are published."""
+
+
+def _counter(name: str, help: str, *labels: str) -> Meter:
+    ALL.append(Meter(name, "counter", help, labels))
+    return ALL[-1]
+
+
+def _gauge(name: str, help: str, *labels: str) -> Meter:
+    ALL.append(Meter(name, "gauge", help, labels))
+    return ALL[-1]
+
+
+def _histogram(name: str, help: str, *labels: str, bounds: Sequence[float] = SECONDS) -> Meter:
+    ALL.append(Meter(name, "histogram", help, labels, bounds=bounds))
+    return ALL[-1]
+
+
+# Singletons and crons
+
+EXECUTION_DURATION = _histogram(
+    "singleton_duration_seconds",
+    "How long a run of a singleton's body, or an attempt of a cron's tick, took until it ended",
+    "singleton",
+    "type",
+    bounds=_LONG_SECONDS,
+)
+EXECUTIONS = _counter(
+    "singleton_executions_total",
+    "Runs of a singleton's body, or attempts of a cron's ticks, that began here",
+    "singleton",
+    "type",
+)
+LAST_EXECUTION = _gauge(
+    "singleton_last_execution",
+    "When one of them last began, gave a sign of life or ended here, in seconds since 1970",
+    "singleton",
+    "type",
+)
+STATE_ERRORS = _counter(
+    "singleton_state_errors_total",
+    "States of a singleton that could not be read or saved, notes on a cron's tick that could not be written at once",
+    "singleton",
+    "type",
+)
+SINGLETON_FAILURES = _counter("coterie_singleton_failures_total", "Runs of a singleton's body that raised", "singleton")
+CRON_TICKS = _counter(
+    "coterie_cron_ticks_total", "Ticks that are over: ran, failed, or skipped for a reason", "cron", "outcome"
+)
+CRON_LATENESS = _histogram(
+    "coterie_cron_lateness_seconds", "How long after it was due a tick began", "cron", bounds=_LONG_SECONDS
+)
+
+# The cluster
+
+RUNNERS = _gauge("coterie_runners", "Runners that are registered, of the whole cluster")
+HEALTHY_RUNNERS = _gauge("coterie_runners_healthy", "Runners that are healthy, of the whole cluster")
+SHARDS = _gauge("coterie_shards", "Shards that are owned and orphaned, of the whole cluster", "state")
+SINGLETONS = _gauge("coterie_singletons", "Singletons that are defined, of the whole cluster")
+CRONS = _gauge("coterie_crons", "Crons that are defined, of the whole cluster")
+HEALTH = _gauge("coterie_health", "1 for the word that the whole cluster's health comes to, 0 for the others", "status")
+OLDEST_MESSAGE = _gauge(
+    "coterie_oldest_message_seconds",
+    "How long the persisted message has waited that is due longest, of the whole cluster",
+)
+PRUNE_OVERDUE = _gauge(
+    "coterie_prune_overdue_seconds",
+    "For how long the oldest row that should be gone should have been pruned, of the whole cluster",
+    "table",
+)
+PRUNED_ROWS = _counter("coterie_pruned_rows_total", "Rows that were deleted because their time was over", "table")
+DEAD_LETTERS = _gauge(
+    "coterie_dead_letters", "Messages that were given up, of the whole cluster, counted up to a bound"
+)
+
+# This runner
+
+READY = _gauge("coterie_ready", "1 while this runner is ready")
+SEATS = _gauge("coterie_seats", "Seats (shards, singletons, crons) that this runner holds")
+ENTITIES = _gauge("coterie_entities", "Entities that live on this runner", "type")
+RUNNING = _gauge("coterie_calls_running", "Handlers at work")
+WAITING = _gauge("coterie_mailbox_waiting", "Calls that wait in mailboxes")
+LOOP_LAG = _gauge("coterie_loop_lag_seconds", "The longest that the loop made a timer wait in the last seconds")
+TLS_EXPIRES = _gauge(
+    "coterie_tls_expires_timestamp_seconds", "When the certificate of this process, or every authority in tls_ca, ends"
+)
+LEASE_LEFT = _gauge("coterie_lease_left_seconds", "How long this runner may still trust its lease")
+STORAGE_LATENCY = _gauge("coterie_storage_latency_seconds", "How long the database's last answer took")
+CLOCK_OFFSET = _gauge("coterie_clock_offset_seconds", "This machine's clock, compared with the database's")
+MEMORY = _gauge("coterie_memory_bytes", "Memory of this process that is resident")
+CPU = _counter("coterie_cpu_seconds_total", "CPU time of this process")
+LOOP_STALLS = _counter("coterie_loop_stalls_total", "Times that the loop was found blocked, for a second each")
+TASK_FAILURES = _counter(
+    "coterie_task_failures_total",
+    "Times that an unexpected error ended a standing task, which begins again or is given up",
+    "task",
+)
+
+# Calls
+
+CALLS = _counter(
+    "coterie_calls_total",
+    "Calls that a handler has ended: ok, declared (an error that its rpc declares) or failed (any other)",
+    "type",
+    "rpc",
+    "outcome",
+)
+CALL_DURATION = _histogram(
+    "coterie_call_duration_seconds",
+    "How long handlers took, of calls and of persisted messages, with what they committed",
+    "type",
+    "rpc",
+)
+MAILBOX_WAIT = _histogram(
+    "coterie_mailbox_wait_seconds", "How long calls waited in a mailbox, of those that had to", "type"
+)
+REFUSED = _counter(
+    "coterie_calls_refused_total",
+    "Calls that this runner has not run to their end, by the code of the error, or not_mine",
+    "type",
+    "reason",
+)
+SENT_FAILED = _counter(
+    "coterie_sent_calls_failed_total",
+    "Calls from this process that ended with an error of the cluster, by its code",
+    "type",
+    "reason",
+)
+SENT_AGAIN = _counter(
+    "coterie_sent_calls_repeated_total",
+    "Attempts of calls from this process that followed one without an answer",
+    "type",
+)
+ACTIVATIONS = _counter("coterie_activations_total", "Lives of entities that began, or could not", "type", "outcome")
+
+# Persisted messages
+
+MESSAGES_SENT = _counter("coterie_messages_sent_total", "Messages that this process has stored", "type", "rpc")
+MESSAGES = _counter(
+    "coterie_messages_total",
+    "Attempts of persisted messages that have ended: ok, declared, retried (there will be another one) or dead",
+    "type",
+    "rpc",
+    "outcome",
+)
+
+# Workflows
+
+WORKFLOWS = _counter(
+    "coterie_workflows_total", "Times that a workflow was done, failed, interrupted or suspended", "workflow", "outcome"
+)
+STEPS = _counter(
+    "coterie_steps_total", "Steps of workflows, ticks and leaders that have ended, ok or failed", "outcome"
+)
+
+# Storage
+
+COMMIT_DURATION = _histogram("coterie_commit_duration_seconds", "How long the commit of a group of writes took")
+GROUP_SIZE = _histogram("coterie_commit_group_size", "How many writes shared a commit", bounds=_SIZES)
+STORAGE_ERRORS = _counter(
+    "coterie_storage_errors_total",
+    "Commits, reads and renewals of the lease that failed: refused, unreachable, or unknown whether they happened",
+    "operation",
+    "outcome",
+)
+UNREADABLE_ROWS = _counter(
+    "coterie_unreadable_rows_total", "Times that a row could not be read and was left out, by its table", "table"
+)
+FENCED = _counter("coterie_fenced_writes_total", "Writes that were refused because their seat had another holder")
+
+# Transport
+
+FRAMES = _counter("coterie_frames_total", "Frames sent to and received from other processes", "direction")
+BYTES = _counter("coterie_transport_bytes_total", "Bytes of those frames", "direction")
+CONNECTIONS = _gauge("coterie_connections", "Connections to other processes that are open")
+CONNECTIONS_OPENED = _counter(
+    "coterie_connections_opened_total", "Connections that were opened, by us or by the peer", "by"
+)
+
+# Ownership
+
+SEATS_ACQUIRED = _counter("coterie_seats_acquired_total", "Seats that this runner took", "kind")
+TAKEOVERS = _counter("coterie_takeovers_total", "Those of them that their holder before had not given back", "kind")
+EVICTIONS = _counter(
+    "coterie_evictions_total",
+    "Runners that this one evicted: lease (run out), process (gone), or itself for a blocked loop: stall",
+    "reason",
+)
+FAILOVERS = _counter(
+    "coterie_failovers_total",
+    "Times that the database was found to be another server or timeline: acknowledged work may be missing",
+)
+RENEWALS = _counter("coterie_lease_renewals_total", "Renewals of this runner's lease, ok or failed", "outcome")
+LEASE_MARGIN = _histogram(
+    "coterie_lease_margin_seconds",
+    "How long the lease could still be trusted when it was renewed",
+    bounds=_LEASE_SECONDS,
+)
+
+# What is known to come is published from the start: a rate does not see the first one of a series that comes with it.
+
+_KNOWN: list[tuple[Meter, Sequence[tuple[str, ...]]]] = [
+    *((each, [()]) for each in ALL if each.kind == "counter" and not each.labels),
+    (STORAGE_ERRORS, list(product(("commit", "read", "write", "lease"), ("refused", "unreachable", "unknown")))),
+    (EVICTIONS, [("lease",), ("process",), ("stall",)]),
+    (RENEWALS, [("ok",), ("failed",)]),
+    (STEPS, [("ok",), ("failed",)]),
+    *((each, [("shard",), ("singleton",), ("cron",)]) for each in (SEATS_ACQUIRED, TAKEOVERS)),
+]
+for _meter, _known in _KNOWN:
+    for _values in _known:
+        _meter.of(*_values)

@@ -12,7 +12,7 @@ from coterie.errors import ConfigurationError
 from coterie.kernel.durations import Duration, format_duration, to_timedelta
 
 if TYPE_CHECKING:
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from coterie.errors import PersistenceError
-from coterie.kernel import chaos, meters
-from coterie.kernel.chance import Chance
+from coterie.kernel import chaos, metrics
+from coterie.kernel.random import Chance
 from coterie.kernel.retry import Retry
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class StandingTask:
         now_s = self._now_s()
         ran_s = 0.0 if self._began_s is None else now_s - self._began_s
         self._began_s = None
-        meters.TASK_FAILURES.of(self._name).value += 1
+        metrics.TASK_FAILURES.of(self._name).value += 1
         if is_outage(error):
             self._outages = 1 if ran_s >= WELL_S else self._outages + 1
             pause_s = self._pause_s(self._outages)

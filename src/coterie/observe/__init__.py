@@ -10,7 +10,7 @@
 `view`       the read model: the pages that people are shown, field by field
 `lines`      builds its lines; `failing` those about what failed. Pure
 `viewing`    looks, and builds the pages
-`sampling`   sets the gauges of `kernel/meters.py`, when somebody is about to read them
+`sampling`   sets the gauges of `kernel/metrics.py`, when somebody is about to read them
 `prometheus` publishes all meters to whoever scrapes, `otlp` to the program's own exporter
 `logs`       how log lines look, where the program has no logging of its own
 """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from coterie.cron.standing import CronInfo
     from coterie.singletons.standing import SingletonInfo
-    from coterie.storage.interface import View
+    from coterie.storage.interface import ClusterSnapshot
 
 
 class ExcludedSeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class ClusterFacts:
 
     now: datetime
     """The database's clock."""
-    view: View
+    view: ClusterSnapshot
     runners: Mapping[str, LocalFacts | None]
     """What each runner says of itself, by its incarnation; None: it did not answer."""
     singletons: tuple[SingletonInfo, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from coterie.kernel.addresses import EntityAddress
+from coterie.kernel.ids import EntityAddress
 from coterie.observe.view import Failure
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.errors import CoterieError
-from coterie.kernel.addresses import Seat
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.ids import Seat
+from coterie.kernel.service import Tasks
 from coterie.observe.asking import ask
 from coterie.observe.facts import ClusterFacts, Overdue
 from coterie.observe.judge import BOUNDS, judge, readiness
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coterie.observe.health import Health, Reason
     from coterie.observe.judge import Bounds
     from coterie.singletons.standing import SingletonInfo
-    from coterie.storage.interface import RunnerRow, View
+    from coterie.storage.interface import ClusterSnapshot, RunnerRow
     from coterie.storage.messages import Backlog
 
 log = logging.getLogger("coterie")
@@ -149,7 +149,7 @@ class Gathering:
             staleness=self._here.settings.staleness,
         )
 
-    async def _ask_all(self, view: View) -> dict[str, LocalFacts | None]:
+    async def _ask_all(self, view: ClusterSnapshot) -> dict[str, LocalFacts | None]:
         """What each runner says of itself; all of them are asked at once, or nearly."""
         local, transport, turn = self._here.facts(), self._here.transport, asyncio.Semaphore(_ASKED_AT_ONCE)
         told: dict[str, LocalFacts | None] = {row.id: None for row in view.runners}
@@ -201,7 +201,7 @@ class Free:
         self._held: set[str] = set()
         self._since_s: dict[str, tuple[float, bool]] = {}  # and whether it was seen with a holder before
 
-    def saw(self, view: View, now_s: float) -> Mapping[str, float | None]:
+    def saw(self, view: ClusterSnapshot, now_s: float) -> Mapping[str, float | None]:
         """See the seats; for how long each free one is known to be free. None: it was never seen held, and may have
         been free for long, or for a moment."""
         free = [seat.name for seat in view.seats if seat.holder is None]

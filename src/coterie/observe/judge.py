@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.observe.failing import worded
 from coterie.observe.health import Health, Reason
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coterie.kernel.addresses import Seat, ShardId
+from coterie.kernel.ids import Seat, ShardId
 from coterie.observe.failing import worded
 from coterie.observe.judge import excluded
 from coterie.observe.view import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coterie.observe.facts import ClusterFacts, LocalFacts
     from coterie.observe.rates import Rate
     from coterie.singletons.standing import SingletonInfo
-    from coterie.storage.interface import RunnerRow, SeatRow, View
+    from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
     from coterie.workflows.standing import WorkflowInfo
 
 
@@ -83,7 +83,7 @@ def _state(row: RunnerRow, told: LocalFacts | None) -> Literal["ready", "startin
     return "ready" if told.is_ready else "starting"
 
 
-def shards(view: View) -> Shards:
+def shards(view: ClusterSnapshot) -> Shards:
     """All shards, by group and number."""
     seats = [seat for seat in view.seats if Seat.split(seat.name)[0] == "shard"]
     wanted, names = targets(view.runners, seats), {row.id: row.name for row in view.runners}

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.observe.facts import ExcludedSeat, FailingCalls, LocalFacts
 from coterie.storage import unreadable
 
@@ -81,7 +81,7 @@ def facts_of(
         waiting=waiting,
         running=running,
         calls=0 if host is None else host.counts.replied + host.counts.failed + host.counts.stored,
-        call_times=tuple(meters.CALL_DURATION.together()),
+        call_times=tuple(metrics.CALL_DURATION.together()),
         loop_lag_s=0.0 if vitals is None else vitals.lag_s,
         storage_s=None if vitals is None else vitals.storage_s,
         storage_problem="" if vitals is None else vitals.storage_problem,

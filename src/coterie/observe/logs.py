@@ -13,10 +13,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from coterie.errors import CoterieError, quoted
-from coterie.kernel import tracing
+from coterie.kernel import spans
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.context import trace_here, work_here
-from coterie.kernel.texts import visible, visible_json
+from coterie.kernel.text import visible, visible_json
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -246,7 +246,7 @@ def _service() -> dict[str, str]:
 def _trace_id() -> str | None:
     """The trace to which whoever logs belongs. A log line is written whatever else goes wrong."""
     with contextlib.suppress(Exception):
-        return tracing.id_of((tracing.on and tracing.here()) or trace_here())
+        return spans.id_of((spans.on and spans.here()) or trace_here())
     return None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from coterie.errors import CoterieError
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.observe.sampling import sample
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider, Observation
 
     from coterie.kernel.metrics import Meter
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.service import Tasks
     from coterie.observe.facts import LocalFacts
     from coterie.observe.gathering import Gathering
     from coterie.observe.health import Health
@@ -101,7 +101,7 @@ def withdraw(gauges: Refreshed) -> None:
 def _instrument(provider: MeterProvider) -> None:
     meter = provider.get_meter("coterie")
     refresh = _refresh  # in the first instrument only: they are read one after another, in this order
-    for each in meters.ALL:
+    for each in metrics.ALL:
         make = meter.create_observable_gauge if each.kind == "gauge" else meter.create_observable_counter
         for name, read in _parts(each):
             make(name, [partial(_observed, read, each, refresh)], description=each.help)

@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from coterie.kernel import meters
+from coterie.kernel import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ class Meters(Collector):
         read: Which ones.
     """
 
-    def __init__(self, read: Sequence[Meter] = meters.ALL) -> None:
+    def __init__(self, read: Sequence[Meter] = metrics.ALL) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:

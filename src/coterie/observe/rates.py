@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from coterie.kernel.meters import CALL_DURATION
+from coterie.kernel.metrics import CALL_DURATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from coterie.durable.pruner import TABLES
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.observe.health import Status
 
 if TYPE_CHECKING:
@@ -26,39 +26,39 @@ def sample(facts: LocalFacts, health: Health | None = None) -> None:
 
 
 def _sample_here(facts: LocalFacts) -> None:
-    _set(meters.READY, float(facts.is_ready))
-    _set(meters.SEATS, facts.seats)
-    _set(meters.RUNNING, facts.running)
-    _set(meters.WAITING, facts.waiting)
-    _set(meters.LOOP_LAG, facts.loop_lag_s)
-    _set(meters.LEASE_LEFT, facts.lease_left_s)
-    _set(meters.STORAGE_LATENCY, facts.storage_s)
-    _set(meters.CLOCK_OFFSET, facts.clock_offset_s)
-    _set(meters.MEMORY, facts.memory_bytes)
-    meters.CPU.of().value = facts.cpu_s
-    for series in list(meters.ENTITIES.series.values()):
+    _set(metrics.READY, float(facts.is_ready))
+    _set(metrics.SEATS, facts.seats)
+    _set(metrics.RUNNING, facts.running)
+    _set(metrics.WAITING, facts.waiting)
+    _set(metrics.LOOP_LAG, facts.loop_lag_s)
+    _set(metrics.LEASE_LEFT, facts.lease_left_s)
+    _set(metrics.STORAGE_LATENCY, facts.storage_s)
+    _set(metrics.CLOCK_OFFSET, facts.clock_offset_s)
+    _set(metrics.MEMORY, facts.memory_bytes)
+    metrics.CPU.of().value = facts.cpu_s
+    for series in list(metrics.ENTITIES.series.values()):
         series.value = 0  # the last one of a type has left
     for name, count in facts.entities.items():
-        meters.ENTITIES.of(name).value = count
+        metrics.ENTITIES.of(name).value = count
 
 
 def _sample_cluster(health: Health | None) -> None:
-    _set(meters.RUNNERS, None if health is None else health.runners)
-    _set(meters.HEALTHY_RUNNERS, None if health is None else health.healthy_runners)
-    _set(meters.SINGLETONS, None if health is None else health.singletons)
-    _set(meters.CRONS, None if health is None else health.crons)
-    _set(meters.DEAD_LETTERS, None if health is None else health.facts.dead)
+    _set(metrics.RUNNERS, None if health is None else health.runners)
+    _set(metrics.HEALTHY_RUNNERS, None if health is None else health.healthy_runners)
+    _set(metrics.SINGLETONS, None if health is None else health.singletons)
+    _set(metrics.CRONS, None if health is None else health.crons)
+    _set(metrics.DEAD_LETTERS, None if health is None else health.facts.dead)
     if health is None:
-        for meter in (meters.SHARDS, meters.HEALTH, meters.OLDEST_MESSAGE, meters.PRUNE_OVERDUE):
+        for meter in (metrics.SHARDS, metrics.HEALTH, metrics.OLDEST_MESSAGE, metrics.PRUNE_OVERDUE):
             meter.forget()
         return
-    meters.SHARDS.of("owned").value = health.owned_shards
-    meters.SHARDS.of("orphaned").value = health.shards - health.owned_shards
+    metrics.SHARDS.of("owned").value = health.owned_shards
+    metrics.SHARDS.of("orphaned").value = health.shards - health.owned_shards
     for status in get_args(Status):
-        meters.HEALTH.of(status).value = float(status == health.status)
+        metrics.HEALTH.of(status).value = float(status == health.status)
     for table in TABLES:
-        meters.PRUNE_OVERDUE.of(table).value = health.facts.unpruned.get(table, 0.0)
-    _set(meters.OLDEST_MESSAGE, max((each.late_s for each in health.facts.overdue), default=0.0))
+        metrics.PRUNE_OVERDUE.of(table).value = health.facts.unpruned.get(table, 0.0)
+    _set(metrics.OLDEST_MESSAGE, max((each.late_s for each in health.facts.overdue), default=0.0))
 
 
 def _set(meter: Meter, value: float | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.mail import Messages
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.observe import failing, lines
 from coterie.observe.judge import judge
 from coterie.observe.rates import Rate, rates, together

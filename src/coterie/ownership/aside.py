@@ -12,7 +12,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from coterie.kernel import turns
+from coterie.kernel import coroutines
 from coterie.kernel.service import Service
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ThreadAside(Service):
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     async def _start(self) -> None:
-        turns.shorten()
+        coroutines.shorten()
         self._here = asyncio.get_running_loop()
         self._here_id = threading.get_ident()
         self._ended: asyncio.Future[None] = self._here.create_future()

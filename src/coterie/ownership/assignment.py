@@ -25,7 +25,7 @@ from hashlib import blake2b
 from itertools import chain, compress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -6,13 +6,13 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.transport.interface import PeerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from coterie.storage.interface import RunnerRow, View
+    from coterie.storage.interface import ClusterSnapshot, RunnerRow
 
 _NAMES_MOST = 1_000
 """Runners whose names are remembered."""
@@ -30,7 +30,7 @@ class Directory:
         read: Reads the tables.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[View]]) -> None:
+    def __init__(self, read: Callable[[], Awaitable[ClusterSnapshot]]) -> None:
         self._read = read
         self._runners: dict[str, RunnerRow] = {}
         self._holders: dict[str, tuple[str | None, int]] = {}
@@ -79,7 +79,7 @@ class Directory:
         """The number of a reading of the tables that is about to begin, for `learn`."""
         return self._readings
 
-    def learn(self, view: View, *, reading: int | None = None) -> None:
+    def learn(self, view: ClusterSnapshot, *, reading: int | None = None) -> None:
         """Take over a picture just read. Of what was heard since, nothing gets lost: a greater epoch stays.
 
         Args:

@@ -16,8 +16,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
-from coterie.kernel import meters
-from coterie.kernel.tasks import Tasks
+from coterie.kernel import metrics
+from coterie.kernel.service import Tasks
 from coterie.ownership.directory import peer_of
 from coterie.ownership.liveness import Look, series
 from coterie.transport.identity import is_loopback
@@ -268,7 +268,7 @@ class Evicting:
         runner = self._directory.runner(victim)
         gone = await self._keeping.ask(lambda session: session.evict(victim, counter=counter, expired=expired))
         if gone:
-            meters.EVICTIONS.of("lease" if expired else "process").value += 1
+            metrics.EVICTIONS.of("lease" if expired else "process").value += 1
             name = victim if runner is None else runner.name
             log.warning("runner %s was evicted: %s", name, why, extra={"about": victim})
         return gone

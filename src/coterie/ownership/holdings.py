@@ -18,8 +18,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError
-from coterie.kernel import chaos, meters
-from coterie.kernel.addresses import Seat
+from coterie.kernel import chaos, metrics
+from coterie.kernel.ids import Seat
 from coterie.ownership.keeping import insist
 from coterie.ownership.tenure import Tenure
 from coterie.storage.interface import Claim, checksum
@@ -130,8 +130,8 @@ class Holdings:
             self._held[grant.name] = Holding(tenure, occupant)
             taken.append((grant.name, grant.epoch))
             kind, _ = Seat.split(grant.name)
-            meters.SEATS_ACQUIRED.of(kind).value += 1
-            meters.TAKEOVERS.of(kind).value += not grant.clean
+            metrics.SEATS_ACQUIRED.of(kind).value += 1
+            metrics.TAKEOVERS.of(kind).value += not grant.clean
         return taken
 
     def expect_view(self) -> None:

@@ -11,9 +11,9 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError, ShuttingDown
-from coterie.kernel.forks import Origin
+from coterie.kernel.fork_guard import Origin
+from coterie.kernel.ids import MACHINES, SnowflakeGenerator
 from coterie.kernel.service import Service
-from coterie.kernel.snowflakes import MACHINES, SnowflakeGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

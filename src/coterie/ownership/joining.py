@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.addresses import Seat, ShardId
 from coterie.kernel.durations import format_duration
+from coterie.kernel.ids import Seat, ShardId
 from coterie.ownership.liveness import Look, Rule
 from coterie.storage.interface import Declaration
 from coterie.transport.credentials import Holder, differs, require_common

@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.errors import PersistenceError, StorageReplaced
-from coterie.kernel import meters
-from coterie.kernel.tasks import Tasks
+from coterie.kernel import metrics
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -179,15 +179,15 @@ class Keeping:
             first = self._keeper.state == "kept"
             self._keeper.failed(self._now_ns())
             self._vitals.failed(str(error))
-            meters.RENEWALS.of("failed").value += 1
-            meters.STORAGE_ERRORS.of("lease", error.outcome).value += 1
+            metrics.RENEWALS.of("failed").value += 1
+            metrics.STORAGE_ERRORS.of("lease", error.outcome).value += 1
             level = logging.WARNING if first else logging.DEBUG  # once per outage
             log.log(level, "the lease could not be renewed, %.1f s of trust are left: %s", self._trust.left_s, error)
             return
         except Exception as error:
             self._keeper.failed(self._now_ns())
             self._vitals.failed(repr(error))
-            meters.RENEWALS.of("failed").value += 1
+            metrics.RENEWALS.of("failed").value += 1
             raise
         if renewal is None:
             self._end("another runner found this one dead and evicted it")
@@ -198,8 +198,8 @@ class Keeping:
         sent_ns = self._now_ns()
         renewal = await session.renew(ttl_s=self._ttl_s)
         if renewal is not None:
-            meters.RENEWALS.of("ok").value += 1
-            meters.LEASE_MARGIN.spread().see(max(0.0, self._trust.left_s))
+            metrics.RENEWALS.of("ok").value += 1
+            metrics.LEASE_MARGIN.spread().see(max(0.0, self._trust.left_s))
             self._keeper.renewed(sent_ns, self._now_ns())
             self._vitals.answered(sent_ns, renewal.now)
             self._extend(session)
@@ -211,7 +211,7 @@ class Keeping:
 
     async def _evict_self(self) -> None:
         stood_s = (self._now_ns() - self._pulse_ns) / 1e9
-        meters.EVICTIONS.of("stall").value += 1
+        metrics.EVICTIONS.of("stall").value += 1
         self._end(f"the event loop was blocked for {stood_s:.1f} s")
         try:
             await self._use(lambda session: session.leave())
@@ -225,7 +225,7 @@ class Keeping:
 
     def _report_stall(self) -> None:
         stood_s = (self._now_ns() - self._pulse_ns) / 1e9
-        meters.LOOP_STALLS.of().value += 1
+        metrics.LOOP_STALLS.of().value += 1
         log.warning(
             "the event loop has been blocked for %.1f s; it is in:\n%s", stood_s, self._aside.stack() or "(unknown)"
         )

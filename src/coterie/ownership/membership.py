@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError, StorageReplaced
-from coterie.kernel import chaos, meters
+from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Service
 from coterie.ownership import joining
 from coterie.ownership.directory import peer_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy, Tenure
     from coterie.settings import Settings
-    from coterie.storage.interface import Renewal, Storage, View
+    from coterie.storage.interface import ClusterSnapshot, Renewal, Storage
     from coterie.transport.interface import PeerAddress, Transport
     from coterie.transport.routes import Routes
 
@@ -315,7 +315,7 @@ class Membership(Service):
             " replicated may be missing; entities, leaders, crons and workflows of this runner are loaded anew",
             generation,
         )
-        meters.FAILOVERS.of().value += 1
+        metrics.FAILOVERS.of().value += 1
         self.vitals.failed_over()
         self._holdings.give_up("the database has failed over")
         self._failed_over()
@@ -409,7 +409,7 @@ class Membership(Service):
         elif not self._settled.is_set() and self._again is None:
             self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._look_again)
 
-    def _learn(self, view: View, reading: int) -> None:
+    def _learn(self, view: ClusterSnapshot, reading: int) -> None:
         self._stamp = view.stamp
         self._directory.learn(view, reading=reading)
         self._plans.learn(view, now_ns=self._now_ns(), renewals=self._renewals)

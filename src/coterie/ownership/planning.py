@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.ownership import assignment
 from coterie.ownership.exclusion import Exclusions
-from coterie.storage.interface import RunnerRow, SeatRow, View
+from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -49,7 +49,7 @@ class Plans:
         self._me = me
         self._delays = dict(delays)
         self._patience_ns = patience_ns
-        self._view = View((), (), "")
+        self._view = ClusterSnapshot((), (), "")
         self._runners: dict[str, RunnerRow] = {}
         self._seats: dict[str, SeatRow] = {}
         self._targets: dict[str, str] = {}
@@ -67,7 +67,7 @@ class Plans:
         """Set the takeover delay of a seat that was defined later."""
         self._delays[name] = delay_ns
 
-    def learn(self, view: View, *, now_ns: int, renewals: int) -> None:
+    def learn(self, view: ClusterSnapshot, *, now_ns: int, renewals: int) -> None:
         """The tables were read. `renewals` is the number of our own so far."""
         self._now_ns = now_ns
         if self._start_ns is None:
@@ -233,7 +233,7 @@ class Plans:
             return _Free(seat.epoch, self._now_ns)
         return _Free(seat.epoch, before.since_ns)
 
-    def _forget_shunned(self, view: View) -> None:
+    def _forget_shunned(self, view: ClusterSnapshot) -> None:
         """A runner that takes a seat is well again; one that is gone is no matter."""
         ids = {each.id for each in view.runners}
         taken = {each.holder for each in view.seats if each.name in self._free}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from coterie.kernel.dial import Dial
+from coterie.kernel.clock import Dial
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from coterie.errors import ConfigurationError
-from coterie.kernel import readings
-from coterie.kernel.declarations import (
+from coterie.kernel.durations import Duration, format_duration
+from coterie.kernel.retry import Retry
+from coterie.settings import parsers
+from coterie.settings.fields import (
     Given,
     Row,
     declarations,
@@ -28,9 +30,7 @@ from coterie.kernel.declarations import (
     setting,
     take_values,
 )
-from coterie.kernel.durations import Duration, format_duration
-from coterie.kernel.retry import Retry
-from coterie.kernel.secret import Secret, redacted_url
+from coterie.settings.secret import Secret, redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,213 +83,213 @@ class Settings:
     """
 
     url: str = setting(
-        readings.url(),
+        parsers.url(),
         "sqlite:///coterie.db",
         "the database",
         why="the file ./coterie.db: nothing to install on a laptop, and the same program takes PostgreSQL",
     )
     name: str = setting(
-        readings.name(),
+        parsers.name(),
         "default",
         "the cluster's name, part of every key: clusters of other names in the same database are strangers",
         why="most databases hold one cluster",
     )
     runner_name: str | None = setting(
-        readings.optional(readings.name()),
+        parsers.optional(parsers.name()),
         None,
         "what people call this runner; its identity is drawn anew at each start",
         why="off: host name and process id, which tell where to look",
     )
     groups: tuple[str, ...] = setting(
-        readings.names(),
+        parsers.names(),
         ("default",),
         "the shard groups that this runner serves",
         why="entities, singletons and crons live in the group default unless told otherwise",
     )
     weight: float = setting(
-        readings.number(0.01, 100),
+        parsers.number(0.01, 100),
         1.0,
         "this runner's share of the shards, relative to the others",
         why="equal machines, equal shares",
     )
     lease_ttl: timedelta = setting(  # M16
-        readings.duration("100ms", "5m"),
+        parsers.duration("100ms", "5m"),
         "6s",
         "how long a runner may go without renewing before others may take what it holds",
         why="the longest that still replaces a frozen runner within 10 s",
         scope="cluster",
     )
     lease_renew: timedelta = setting(
-        readings.duration("10ms", "1m"),
+        parsers.duration("10ms", "1m"),
         "1s",
         "the time between two renewals of the lease",
         why="four tries before trust ends, one small write a second",
     )
     lease_margin: timedelta = setting(  # P3
-        readings.duration("0s", "1m"),
+        parsers.duration("0s", "1m"),
         "1500ms",
         "how long before the lease runs out a runner stops trusting it",
         why="longer than the pauses that C code in a thread causes, which reach a second",
     )
     stall_limit: timedelta = setting(  # M16
-        readings.duration("100ms", "5m"),
+        parsers.duration("100ms", "5m"),
         "8s",
         "how long the event loop may be blocked before the runner gives up its seats",
         why="blocking for seconds is common in Python and must not cost the lease; later is too late",
     )
     drain: timedelta = setting(  # P12
-        readings.duration("0s", "1h"),
+        parsers.duration("0s", "1h"),
         "20s",
         "how long work in flight may go on after SIGTERM",
         why="Kubernetes kills after 30 s; handing over needs some of them",
     )
     heartbeat: timedelta = setting(  # S10
-        readings.duration("100ms", "1d"),
+        parsers.duration("100ms", "1d"),
         "30s",
         "the time between two signs of life of a singleton",
         why="with staleness a minute until a probe turns red, soon enough, at the cost of two small writes a minute",
     )
     staleness: float = setting(
-        readings.number(1, 1000),
+        parsers.number(1, 1000),
         2.0,
         "after how many intervals without a sign of life or progress a singleton is unhealthy",
         why="one may be late; the second one that is missed proves it",
     )
     call_timeout: timedelta = setting(
-        readings.duration("10ms", "1d"),
+        parsers.duration("10ms", "1d"),
         "30s",
         "how long a call waits for its reply unless told otherwise",
         why="three times what the replacement of a dead owner takes, so that a call outlives it",
     )
     shards: int = setting(
-        readings.whole(1, 10_000),
+        parsers.whole(1, 10_000),
         100,
         "shards per group; cannot change while the cluster exists",
         why="fine enough to share work among some thirty runners, and few enough to look at",
         scope="cluster",
     )
     listen: str = setting(
-        readings.address(),
+        parsers.address(),
         "127.0.0.1:0",
         "where other runners connect to this one; port 0 takes a free one",
         why="nothing is reachable from other machines unless told so",
     )
     advertise: str | None = setting(
-        readings.optional(readings.address(port_least=1)),
+        parsers.optional(parsers.address(port_least=1)),
         None,
         "the address that other runners are told, where it differs from listen",
         why="off: the address that listen has bound",
     )
     secret: tuple[Secret, ...] = setting(
-        readings.secrets(most=2),
+        parsers.secrets(most=2),
         (),
         "what runners prove to each other that they belong together; two during rotation, the new one first",
         why="off: the cluster draws one and keeps it in its database",
     )
     tls_cert: str | None = setting(
-        readings.optional(readings.file_path()),
+        parsers.optional(parsers.file_path()),
         None,
         "the certificate of this runner, in PEM form",
         why="off: loopback needs none; elsewhere each start warns",
     )
     tls_key: str | None = setting(
-        readings.optional(readings.file_path()),
+        parsers.optional(parsers.file_path()),
         None,
         "the key of tls_cert, in PEM form",
         why="off: as tls_cert",
     )
     tls_ca: str | None = setting(
-        readings.optional(readings.file_path()),
+        parsers.optional(parsers.file_path()),
         None,
         "the authority that must have signed the certificates of other runners",
         why="off: as tls_cert; a private authority only, so there is no default",
     )
     http_listen: str | None = setting(
-        readings.optional(readings.address()),
+        parsers.optional(parsers.address()),
         "127.0.0.1:7650",
         "where probes, health and metrics are served; off serves none of them",
         why="loopback, until told otherwise: a kubelet needs 0.0.0.0:7650",
     )
     pool_size: int = setting(
-        readings.whole(1, 1000),
+        parsers.whole(1, 1000),
         8,
         "connections to PostgreSQL for work, besides the one for ownership",
         why="writes share few of them; ten runners stay below the 100 that a server allows by default",
     )
     retention: timedelta = setting(  # m17
-        readings.duration("10ms", "3650d"),
+        parsers.duration("10ms", "3650d"),
         "1d",
         "how long the result of a message, and a tick of a cron, is kept after its completion",
         why="whoever asks for a result does so within a day; not shorter than call_timeout",
     )
     key_retention: timedelta = setting(
-        readings.duration("10ms", "3650d"),
+        parsers.duration("10ms", "3650d"),
         "7d",
         "how long a key and the result under it are remembered after completion",
         why="longer than the week-end that a stuck sender may take to try again",
     )
     resident_entities: int = setting(
-        readings.whole(1, 10_000_000),
+        parsers.whole(1, 10_000_000),
         10_000,
         "entities that a runner keeps in memory at most",
         why="some hundred megabytes at ten kilobytes each",
     )
     max_idle: timedelta = setting(
-        readings.duration("10ms", "3650d"),
+        parsers.duration("10ms", "3650d"),
         "10m",
         "how long an entity without calls stays in memory",
         why="sessions pause for minutes; activating again costs one read",
     )
     retry: Retry = setting(
-        readings.retry(),
+        parsers.retry(),
         Retry(),
         "when work that failed is tried again, unless its definition says otherwise",
         why="five attempts over 1.5 s outlast a dropped connection and a change of owner",
     )
     loss_limit: int = setting(  # C5
-        readings.whole(1, 1000),
+        parsers.whole(1, 1000),
         3,
         "how many runners may be lost after each had begun the same suspected message alone: then the message is dead",
         why="a message that kills its process costs few of them, and one that two power cuts hit goes on",
     )
     frame_limit: int = setting(
-        readings.size(64 * 2**10, 2**30),
+        parsers.size(64 * 2**10, 2**30),
         "8MiB",
         "the largest message between runners, and the largest stored argument list, reply, state or result of a step",
         why="data, not files: larger ones hold up their neighbours; put them elsewhere and send their name",
     )
     transaction_limit: timedelta = setting(  # m18
-        readings.duration("10ms", "1m"),
+        parsers.duration("10ms", "1m"),
         "2s",
         "how long a handler's own transaction may be open",
         why="whatever moves a seat waits for it",
     )
     sqlite_kill_frozen: bool = setting(  # C3
-        readings.flag(),
+        parsers.flag(),
         True,
         "whether a runner that froze inside a commit on our SQLite file is ended",
         why="otherwise it holds up all others until somebody ends it by hand",
     )
     http_token: Secret | None = setting(
-        readings.secret(),
+        parsers.secret(),
         None,
         "what details over HTTP need, in the Authorization header, on loopback too",
         why="off: on loopback all is seen, elsewhere only the words of the probes",
     )
     migrate: bool = setting(
-        readings.flag(),
+        parsers.flag(),
         True,
         "whether an empty database is set up at start; one that lacks later steps always waits for coterie migrate",
         why="the first start needs no other command; switch it off where the role may not create tables",
     )
     audit: bool = setting(
-        readings.flag(),
+        parsers.flag(),
         False,
         "whether every grant of a seat, and every write that the fence refused, is recorded, for coterie check",
         why="it costs a row for each; switch it on to prove something",
     )
     log_format: LogFormat = setting(
-        readings.choice("text", "json"),
+        parsers.choice("text", "json"),
         "text",
         "how log lines are written: key=value text, or one JSON object each",
         why="people read it first",

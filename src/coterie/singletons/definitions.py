@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from coterie.entities.options import refusal, refuse_unknown, require_body, require_name, retry_of, takes_one
 from coterie.errors import MalformedMessage
-from coterie.kernel import readings
-from coterie.kernel.addresses import Seat
 from coterie.kernel.durations import Duration, seconds_or_none
-from coterie.kernel.versions import Versioned
+from coterie.kernel.ids import Seat
+from coterie.kernel.serialization.versions import Versioned
 from coterie.ownership.joining import Definition
+from coterie.settings import parsers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from coterie.kernel.retry import Retry
-    from coterie.kernel.versions import Migrations
+    from coterie.kernel.serialization.versions import Migrations
     from coterie.singletons.leader import Leader
 
     SingletonBody = Callable[[Leader[Any]], Coroutine[Any, Any, None]]
@@ -103,7 +103,7 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
     return Singleton(
         name=name,
         body=body,
-        group=readings.name().read(options.get("group", "default"), what=f"group of {what}"),
+        group=parsers.name().read(options.get("group", "default"), what=f"group of {what}"),
         codec=codec,
         initial=initial,
         every_s=every_s,

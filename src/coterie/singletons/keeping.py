@@ -17,7 +17,7 @@ from coterie.storage.interface import StateSave
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.kernel.retry import Retry
     from coterie.ownership.tenure import Tenure
     from coterie.storage.interface import StateLoaded, States

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.errors import LeadershipLost
 from coterie.kernel.durations import to_seconds
-from coterie.kernel.texts import countable
+from coterie.kernel.text import countable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,11 +22,11 @@ from coterie.errors import (
     SingletonError,
     StateLoadFailed,
 )
-from coterie.kernel import chaos, meters, tracing
+from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
 from coterie.kernel.supervisor import Seated
-from coterie.kernel.texts import said
+from coterie.kernel.text import said
 from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leader import Leader
 from coterie.singletons.stamping import Stamps
@@ -283,7 +283,7 @@ class Leadership:
             await asyncio.sleep(_LOOK_S)
         self.stamps.ran()
         name, clock = self.singleton.name, self._post.clock
-        meters.EXECUTIONS.of(name, "singleton").value += 1
+        metrics.EXECUTIONS.of(name, "singleton").value += 1
         began_ns = clock.steady_ns()
         try:
             if self.singleton.every_s is not None:
@@ -296,22 +296,22 @@ class Leadership:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise  # else it awaited something that was cancelled, which is an error like any
             self.stamps.error(error)
-            meters.SINGLETON_FAILURES.of(name).value += 1
+            metrics.SINGLETON_FAILURES.of(name).value += 1
             log.exception("singleton %r raised, and is restarted", self.singleton.name)
             return False
         finally:
             self._state.drop_changes()
-            meters.EXECUTION_DURATION.spread(name, "singleton").see((clock.steady_ns() - began_ns) / 1e9)
+            metrics.EXECUTION_DURATION.spread(name, "singleton").see((clock.steady_ns() - began_ns) / 1e9)
         self.stamps.progress()
         return True
 
     def _called(self) -> Awaitable[Any]:
         body = self.singleton.body(self.leader)
-        if not tracing.on:
+        if not spans.on:
             return body
         claim = self.tenure.claim
-        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
-        return tracing.spanned(body, f"singleton.{self.singleton.name}", facts)
+        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        return spans.spanned(body, f"singleton.{self.singleton.name}", facts)
 
     # The end
 
@@ -367,7 +367,7 @@ class Leadership:
         return failure
 
     def _state_failed(self, error: Exception) -> None:
-        meters.STATE_ERRORS.of(self.singleton.name, "singleton").value += 1
+        metrics.STATE_ERRORS.of(self.singleton.name, "singleton").value += 1
         self.stamps.error(error)
 
     def _supervise(self, make: MakeWork, name: str) -> asyncio.Task[None]:

@@ -8,9 +8,9 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.options import refusal
-from coterie.kernel.addresses import Seat
-from coterie.kernel.dial import Dial
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.clock import Dial
+from coterie.kernel.ids import Seat
+from coterie.kernel.service import Tasks
 from coterie.singletons.definitions import define
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.post import Post

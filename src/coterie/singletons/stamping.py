@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import HeartbeatFailed, LeadershipLost, PersistenceError
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.kernel.clock import to_datetime
-from coterie.kernel.texts import said, storable
+from coterie.kernel.text import said, storable
 from coterie.storage.executions import Stamp
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Stamps:
 
     def _meter(self) -> None:
         _, _, name = self._tenure.seat.partition(":")
-        meters.LAST_EXECUTION.of(name, "singleton").value = self._clock.wall_ns() / 1e9
+        metrics.LAST_EXECUTION.of(name, "singleton").value = self._clock.wall_ns() / 1e9
 
     def error(self, error: BaseException) -> None:
         """Something failed."""

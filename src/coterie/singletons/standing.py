@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.errors import MalformedMessage
-from coterie.kernel.addresses import Seat
-from coterie.kernel.codec import PLAIN, codec_for
 from coterie.kernel.durations import to_seconds
-from coterie.kernel.texts import require_text
-from coterie.kernel.versions import split
+from coterie.kernel.ids import Seat
+from coterie.kernel.serialization.codec import PLAIN, codec_for
+from coterie.kernel.serialization.versions import split
+from coterie.kernel.text import require_text
 from coterie.singletons.definitions import PREFIX
 from coterie.singletons.staleness import judge
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.singletons.definitions import Singleton
     from coterie.storage.executions import Execution
-    from coterie.storage.interface import SeatRow, StateRow, View
+    from coterie.storage.interface import ClusterSnapshot, SeatRow, StateRow
 
 T = TypeVar("T")
 
@@ -202,7 +202,7 @@ class Singletons:
         return "" if stale is None else str(stale)
 
 
-def _seat(view: View, name: str) -> SeatRow:
+def _seat(view: ClusterSnapshot, name: str) -> SeatRow:
     wanted = Seat.singleton(name)
     found = next((seat for seat in view.seats if seat.name == wanted), None)
     if found is None:

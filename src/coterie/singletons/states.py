@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from coterie.errors import MalformedMessage, NewerVersion, PersistenceError, SchemaDecodeFailed, StatePersistFailed
 from coterie.kernel.context import OpenTransaction, transacting
-from coterie.kernel.texts import storable
-from coterie.kernel.versions import MigrationFailed
+from coterie.kernel.serialization.versions import MigrationFailed
+from coterie.kernel.text import storable
 from coterie.singletons.definitions import S
 from coterie.singletons.turns import Turn
 from coterie.storage.messages import Commit
@@ -22,8 +22,8 @@ from coterie.storage.messages import Commit
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from coterie.kernel.tasks import Tasks
-    from coterie.kernel.versions import Versioned
+    from coterie.kernel.serialization.versions import Versioned
+    from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.definitions import Singleton
     from coterie.singletons.keeping import KeptRow

@@ -9,8 +9,8 @@ import msgspec
 
 from coterie.entities.declared import arguments_of
 from coterie.errors import CoterieError, MalformedMessage, RemoteError
-from coterie.kernel.codec import PLAIN
-from coterie.kernel.texts import said, storable
+from coterie.kernel.serialization.codec import PLAIN
+from coterie.kernel.text import said, storable
 
 _TEXT_MOST = 4_000
 _DATA_MOST_BYTES = 64 * 1024

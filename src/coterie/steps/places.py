@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import StepDiverged
-from coterie.kernel.texts import storable
+from coterie.kernel.text import storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

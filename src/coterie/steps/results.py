@@ -10,12 +10,12 @@ from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from coterie.errors import ConfigurationError, MalformedMessage
-from coterie.kernel.codec import PLAIN, codec_for
+from coterie.kernel.serialization.codec import PLAIN, codec_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from coterie.kernel.codec import Codec
+    from coterie.kernel.serialization.codec import Codec
 
 _PLAIN = (str, int, float, bool, bytes, datetime, type(None))
 _UNTOLD = object()

@@ -19,7 +19,7 @@ from coterie.errors import (
     ShuttingDown,
     StepDiverged,
 )
-from coterie.kernel import chaos, meters, tracing
+from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.retry import Retry
 from coterie.steps import failures, results
 from coterie.steps.places import named
@@ -28,9 +28,9 @@ from coterie.steps.waiting import WaitingWork
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from coterie.kernel.chance import Chance
-    from coterie.kernel.dial import Dial
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.clock import Dial
+    from coterie.kernel.random import Chance
+    from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.steps.places import Place
     from coterie.steps.tokens import Tokens
@@ -169,7 +169,7 @@ class DurableWork(WaitingWork):
                 chaos.saw("step", f"{place.name} of {self.unit}")
                 await chaos.point("workflows.before_step")
             row = await self._stored(place, value=data, error=error)
-            meters.STEPS.of("ok" if row.error is None else "failed").value += 1
+            metrics.STEPS.of("ok" if row.error is None else "failed").value += 1
             return row, value if row.value is data else _UNREAD  # an earlier try may have been faster
 
     async def _tried(
@@ -186,7 +186,7 @@ class DurableWork(WaitingWork):
         while True:
             try:
                 with self.places.inside():
-                    if timeout_s is None and not tracing.on:
+                    if timeout_s is None and not spans.on:
                         return await fn(*args, **kwargs)
                     return await self._limited(place, fn(*args, **kwargs), timeout_s, attempt + unreached + 1)
             except (LeadershipLost, StepDiverged):
@@ -212,12 +212,12 @@ class DurableWork(WaitingWork):
 
     async def _limited(self, place: Place, work: Awaitable[Any], timeout_s: float | None, attempt: int) -> Any:
         async with asyncio.timeout(timeout_s):
-            if not tracing.on:
+            if not spans.on:
                 return await work
-            with tracing.span(f"step.{place.name}", self._facts(attempt)):
+            with spans.span(f"step.{place.name}", self._facts(attempt)):
                 return await work
 
     def _facts(self, attempt: int) -> dict[str, str | int]:
         claim = self._tenure.claim
-        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
         return facts | {"coterie.unit": self.unit, "coterie.attempt": attempt}

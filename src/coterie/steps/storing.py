@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
-    from coterie.kernel.dial import Dial
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.clock import Dial
+    from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.steps.places import Place
     from coterie.storage.units import DeferredRow, Loaded, StepRow, Units

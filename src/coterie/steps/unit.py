@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from coterie.errors import LeadershipLost
-from coterie.kernel.texts import storable
+from coterie.kernel.text import storable
 from coterie.steps.running import DurableWork
 from coterie.storage.units import UnitEnd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-    from coterie.kernel.chance import Chance
-    from coterie.kernel.dial import Dial
+    from coterie.kernel.clock import Dial
     from coterie.kernel.durations import Duration
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.random import Chance
+    from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens

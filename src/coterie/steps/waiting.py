@@ -18,9 +18,9 @@ import msgspec
 
 from coterie.entities.limits import settled
 from coterie.errors import DeferredRejected, DeferredTimeout, MalformedMessage, StepDiverged
-from coterie.kernel import schema
-from coterie.kernel.codec import codec_for
 from coterie.kernel.durations import seconds_or_none, to_seconds
+from coterie.kernel.serialization import schema
+from coterie.kernel.serialization.codec import codec_for
 from coterie.steps import failures
 from coterie.steps.places import named
 from coterie.steps.storing import AWAY_S, StoredWork
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
-    from coterie.kernel.dial import Dial
+    from coterie.kernel.clock import Dial
     from coterie.kernel.durations import Duration
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.steps.places import Place
     from coterie.steps.tokens import Tokens

@@ -18,8 +18,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from coterie.errors import PersistenceError
-from coterie.kernel import chaos, meters
-from coterie.kernel.driving import enter_task, leave_task, remaining_steps
+from coterie.kernel import chaos, metrics
+from coterie.kernel.coroutines import enter_task, leave_task, remaining_steps
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import Supervisor
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
@@ -38,7 +38,7 @@ _IN_A_ROW = 8
 """After so many groups of one the next write is begun at once. Where more come together it would only be the first one
 of them, split off: a commit for itself."""
 
-_took, _sizes, _fenced = meters.COMMIT_DURATION.spread(), meters.GROUP_SIZE.spread(), meters.FENCED.of()
+_took, _sizes, _fenced = metrics.COMMIT_DURATION.spread(), metrics.GROUP_SIZE.spread(), metrics.FENCED.of()
 
 
 class Waiter(Protocol):
@@ -249,7 +249,7 @@ class GroupWriter(Service):
             results = await self._commit(group)
         except PersistenceError as error:
             group.seal()
-            meters.STORAGE_ERRORS.of("commit", error.outcome).value += 1
+            metrics.STORAGE_ERRORS.of("commit", error.outcome).value += 1
             if error.outcome == "refused" and len(group) > 1:
                 self.reruns += 1
                 while group.members:

@@ -321,7 +321,7 @@ class SeatRow(msgspec.Struct, frozen=True):
     """Whether its last holder gave it back, or there was none yet; means something while nobody holds it [C5]."""
 
 
-class View(msgspec.Struct, frozen=True):
+class ClusterSnapshot(msgspec.Struct, frozen=True):
     """Everybody and everything, as the database has it."""
 
     runners: tuple[RunnerRow, ...]
@@ -407,7 +407,7 @@ class Ownership(Protocol):
         """Store settings that all must share if nobody has yet; what is stored."""
         ...
 
-    async def view(self) -> View: ...
+    async def view(self) -> ClusterSnapshot: ...
 
     async def register(self, me: Registration, seats: Sequence[Declaration], *, ttl_s: float) -> None:
         """Appear in the cluster, with a lease, and declare seats, in one transaction.
@@ -512,7 +512,7 @@ class Storage(Service):
         """Work from now on is done in the name of another incarnation, as its sessions tell the server [M12]."""
         raise NotImplementedError
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         """Everybody and everything, for those who hold nothing: clients route by it."""
         raise NotImplementedError
 

@@ -9,8 +9,8 @@ from coterie.errors import ConfigurationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import Storage

@@ -12,13 +12,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from coterie.errors import PersistenceError, TransactionTimeout
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.storage.units import require_same
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.service import Tasks
     from coterie.storage.messages import Commit, Committed
     from coterie.storage.units import UnitStart
 
@@ -138,7 +138,7 @@ class Undertaking:
             self._stop_the_clock()  # from here on the ground looks at it: a commit under way must not be cut off
             try:
                 told = await self._ground.commit(write, starts)
-                meters.FENCED.of().value += told == "fenced"
+                metrics.FENCED.of().value += told == "fenced"
                 return told
             except TimeoutError as error:
                 self._expire()

@@ -10,9 +10,9 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from coterie.kernel import meters
-from coterie.kernel.addresses import Seat, ShardId
-from coterie.kernel.readings import split_address
+from coterie.kernel import metrics
+from coterie.kernel.ids import Seat, ShardId
+from coterie.settings.parsers import split_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -85,7 +85,7 @@ def _key(row: R, key: Callable[[R], Any]) -> str:
 
 
 def _set_aside(table: str, key: str, problem: str) -> None:
-    meters.UNREADABLE_ROWS.of(table).value += 1
+    metrics.UNREADABLE_ROWS.of(table).value += 1
     if (table, key) not in _known and len(_known) < _KNOWN_MOST:
         row = _known[table, key] = UnreadableRow(table, key, problem)
         log.error("%s; it is left out, and the other rows are read as ever", row)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.testing.checkers import Event, Grant, Violation
 from coterie.testing.cron_events import (
     Attempted,

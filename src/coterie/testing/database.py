@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import apsw
 
 from coterie.errors import CoterieError, PersistenceError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.sqlite.desk import desk_in_memory
 from coterie.storage.sqlite.transactions import Patience
 from coterie.testing.clocks import SimClock

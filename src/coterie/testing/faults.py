@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.kernel import chaos
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.testing.chaos import SeededChaos
 from coterie.testing.seeds import Stream, stream
 

@@ -17,11 +17,11 @@ from coterie.entities.hosting import Host
 from coterie.entities.nearby import NearbyCall, NearbyStream, Pipe, call_nearby
 from coterie.entities.work import handling
 from coterie.errors import ShuttingDown
-from coterie.kernel.addresses import Seat, ShardId
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.codec import codec_for
 from coterie.kernel.context import trace_here
+from coterie.kernel.ids import Seat, ShardId
+from coterie.kernel.random import Chance
+from coterie.kernel.serialization.codec import codec_for
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from coterie.kernel.durations import to_seconds
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.testing.process import POLL_S, Process
 from coterie.testing.proxy import Proxy
 from coterie.testing.simulation import holds, name_of

@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

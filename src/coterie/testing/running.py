@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.kernel import chaos
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.testing.chaos import SeededChaos
 from coterie.testing.guards import guarded
 from coterie.testing.loop import SimLoop

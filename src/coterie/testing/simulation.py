@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from coterie.connection import Connection, Doors
 from coterie.entities.references import address_of
-from coterie.kernel.addresses import Seat, ShardId
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.durations import to_seconds, to_timedelta
+from coterie.kernel.ids import Seat, ShardId
+from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.runner import nobody
 from coterie.storage.sqlite import SqliteStorage

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.errors import ConfigurationError
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.transport.tls import checked_contexts
 
@@ -88,7 +88,7 @@ class Certificates:
     def _read(self) -> None:
         self.server, self.client, ends_s = checked_contexts(self._settings)
         self.ends_at = to_datetime(int(ends_s * 1e9))
-        meters.TLS_EXPIRES.of().value = ends_s
+        metrics.TLS_EXPIRES.of().value = ends_s
 
     def _state(self) -> Sequence[object]:
         files = (self._settings.tls_cert, self._settings.tls_key, self._settings.tls_ca)

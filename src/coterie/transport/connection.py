@@ -15,7 +15,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import CoterieError, ShuttingDown
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.transport import envelopes
 from coterie.transport.answering import Answers
 from coterie.transport.envelopes import AROUND_BODY_BYTES, Goodbye, Notice, Ping, Pong, Terms
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coterie.transport.sealing import Opener
 
 _decode = envelopes.decode
-_frames, _bytes, _open = meters.FRAMES.of("received"), meters.BYTES.of("received"), meters.CONNECTIONS.of()
+_frames, _bytes, _open = metrics.FRAMES.of("received"), metrics.BYTES.of("received"), metrics.CONNECTIONS.of()
 
 
 class Connection(asyncio.Protocol):
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
         }
         self.is_open = True
         _open.value += 1
-        meters.CONNECTIONS_OPENED.of("us" if self.is_ours else "peer").value += 1
+        metrics.CONNECTIONS_OPENED.of("us" if self.is_ours else "peer").value += 1
         self._on_open(self)
         if not self.opened.done():
             self.opened.set_result(None)

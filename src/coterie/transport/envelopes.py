@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from coterie.errors import CoterieError, MalformedMessage
-from coterie.kernel.codec import codec_for
+from coterie.kernel.serialization.codec import codec_for
 from coterie.transport.frames import ProtocolError
 
 if TYPE_CHECKING:

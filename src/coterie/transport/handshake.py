@@ -33,7 +33,7 @@ from coterie.transport.sealing import Opener, Sealer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.transport.hellos import Role
     from coterie.transport.identity import Identity
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.errors import ConfigurationError, quoted
-from coterie.kernel.readings import split_address
+from coterie.settings.parsers import split_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

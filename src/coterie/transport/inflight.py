@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, ShuttingDown
-from coterie.transport.deadlines import Deadlines
+from coterie.kernel.deadlines import Deadlines
 from coterie.transport.envelopes import Cancel, Failure, Reply, Request, read_error
 from coterie.transport.frames import ProtocolError
 from coterie.transport.outcomes import late, named, unavailable

@@ -12,7 +12,7 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from coterie.kernel import forks
+from coterie.kernel import fork_guard
 from coterie.transport.identity import is_loopback
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Plug:
 
     def __init__(self, opened: socket.socket | TransportSocket) -> None:
         self._number = opened.fileno()
-        forks.watch(self)
+        fork_guard.watch(self)
 
     def fileno(self) -> int:
         """The socket's number; -1 once it is pulled."""

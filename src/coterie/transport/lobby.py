@@ -12,8 +12,8 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
-from coterie.kernel.tasks import Tasks
 from coterie.transport.listening import PROVED_WITHIN_S, Gate
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.transport.identity import Identity
     from coterie.transport.inflight import Asked
     from coterie.transport.interface import Handler, PeerAddress, Presence, Stream, Wire

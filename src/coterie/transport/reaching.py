@@ -9,7 +9,7 @@ from coterie.transport.frames import Refused
 from coterie.transport.handshake import OtherIncarnation
 
 if TYPE_CHECKING:
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.transport.interface import Presence
 
 _KEPT_MOST = 1_024

@@ -11,9 +11,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.readings import split_address
+from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
-from coterie.kernel.tasks import Tasks
+from coterie.settings.parsers import split_address
 from coterie.transport.certificates import Certificates
 from coterie.transport.identity import advertised_address, is_loopback
 from coterie.transport.listening import Plug, tune, warn_in_the_clear

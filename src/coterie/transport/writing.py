@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.transport.envelopes import encode as _encode
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _GIVE_UP = 4
 _SMALL_BYTES = 2_048
 _pack = struct.Struct(">I").pack
 _HEADS = [_pack(size) for size in range(_SMALL_BYTES + 1)]  # packing costs ten times as much as looking it up
-_sent_frames, _sent_bytes = meters.FRAMES.of("sent"), meters.BYTES.of("sent")
+_sent_frames, _sent_bytes = metrics.FRAMES.of("sent"), metrics.BYTES.of("sent")
 
 
 class Outbox:

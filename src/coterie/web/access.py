@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from coterie.kernel.secret import Secret
+    from coterie.settings.secret import Secret
 
 Access = Literal["all", "words", "none"]
 """All there is to see; the words of the probes only; nothing, since the request is not meant for us."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from coterie.kernel.secret import Secret
+    from coterie.settings.secret import Secret
     from coterie.web.sight import Sight
 
 log = logging.getLogger("coterie")

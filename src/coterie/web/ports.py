@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.readings import split_address
+from coterie.settings.parsers import split_address
 
 if TYPE_CHECKING:
     from coterie.settings import Settings

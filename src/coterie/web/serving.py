@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from coterie.kernel.service import Service
+from coterie.kernel.service import Service, Tasks
 from coterie.kernel.supervisor import Supervisor
-from coterie.kernel.tasks import Tasks
 from coterie.transport.identity import is_loopback
 from coterie.transport.listening import Plug, Refusals
 from coterie.web import limits

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from coterie.connection import Connection
-    from coterie.kernel.secret import Secret
     from coterie.observe.health import Health
     from coterie.observe.view import View
     from coterie.observe.viewing import Viewing
     from coterie.settings import Settings
+    from coterie.settings.secret import Secret
 
 PROBED_S = 0.5
 """How long a probe may look at the database, and how old the facts may be that it need not look at anew. Kubernetes

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 from coterie.entities.annotations import locals_around
 from coterie.entities.options import refusal, refuse_unknown, retry_of
 from coterie.errors import ConfigurationError
-from coterie.kernel import readings
-from coterie.kernel.addresses import EntityAddress, Seat, ShardId, shard_number
-from coterie.kernel.codec import PLAIN, codec_for
-from coterie.kernel.texts import require_text
+from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
+from coterie.kernel.serialization.codec import PLAIN, codec_for
+from coterie.kernel.text import require_text
+from coterie.settings import parsers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from coterie.kernel.codec import Codec
     from coterie.kernel.retry import Retry
+    from coterie.kernel.serialization.codec import Codec
     from coterie.workflows.workflow import Workflow
 
     WorkflowBody = Callable[[Workflow, Any], Coroutine[Any, Any, Any]]
@@ -79,7 +79,7 @@ def define(body: Any, options: WorkflowOptions) -> WorkflowType:
     return WorkflowType(
         name=_require_name(name),
         body=body,
-        group=readings.name().read(options.get("group", "default"), what=f"group of {what}"),
+        group=parsers.name().read(options.get("group", "default"), what=f"group of {what}"),
         payload=_codec(hints.get(parameters[1], Any), f"payload of {what}"),
         result=_codec(hints.get("return", Any), f"result of {what}"),
         retry=retry_of(options.get("retry"), what=what),

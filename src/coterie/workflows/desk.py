@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from coterie.cluster import Cluster
-    from coterie.kernel.chance import Chance
-    from coterie.kernel.dial import Dial
+    from coterie.kernel.clock import Dial
+    from coterie.kernel.random import Chance
+    from coterie.kernel.service import Tasks
     from coterie.kernel.supervisor import Supervisor
-    from coterie.kernel.tasks import Tasks
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
     from coterie.storage.interface import Storage

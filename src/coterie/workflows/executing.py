@@ -20,7 +20,7 @@ import msgspec
 from coterie.entities.limits import settled
 from coterie.entities.outcomes import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
-from coterie.kernel import chaos, meters, tracing
+from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter
 from coterie.steps import failures
 from coterie.steps.running import TRANSIENT, DurableWork
@@ -68,7 +68,7 @@ class Execution:
     def __init__(self, kind: WorkflowType, row: UnitRow, tenure: Tenure, desk: Desk, context: Context) -> None:
         self._kind = kind
         self._row = row
-        self._payload, self._trace = tracing.unstamped(row.payload)
+        self._payload, self._trace = spans.unstamped(row.payload)
         self._tenure = tenure
         self._desk = desk
         self._context = context
@@ -111,12 +111,12 @@ class Execution:
             await self._stop_body()
 
     def _spanned(self) -> Awaitable[None]:
-        if not tracing.on:
+        if not spans.on:
             return self._run()
         claim = self._tenure.claim
-        facts = tracing.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
+        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
         facts |= {"coterie.workflow_id": self._row.id}
-        return tracing.spanned(self._run(), f"workflow.{self._kind.name}", facts, trace=self._trace)
+        return spans.spanned(self._run(), f"workflow.{self._kind.name}", facts, trace=self._trace)
 
     def hint(self) -> None:
         """There is something new: a value, or the wish to interrupt it."""
@@ -173,7 +173,7 @@ class Execution:
                 epoch=self._tenure.epoch,
                 seat=self._tenure.seat,
                 is_leader=True,
-                trace_id=tracing.id_of(tracing.here()) if tracing.on else None,
+                trace_id=spans.id_of(spans.here()) if spans.on else None,
             )
         )
         body = self._body = self._desk.tasks.spawn(self._called(), name=self._row.unit, report=False)
@@ -299,8 +299,8 @@ class Execution:
                 await self._later(error)
             else:
                 log.warning("%s has failed: %r", self._row.unit, error, exc_info=error)
-                if tracing.on:
-                    tracing.failed(error)
+                if spans.on:
+                    spans.failed(error)
                 await self._undo_all()
                 await self._end("failed", error=failures.pack(error))
         except StepDiverged as diverged:
@@ -308,8 +308,8 @@ class Execution:
 
     async def _later(self, error: BaseException) -> None:
         log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
-        if tracing.on:
-            tracing.failed(error)
+        if spans.on:
+            spans.failed(error)
         if not await self._suspend(_LATER_S):  # it shall be interrupted, so storage wants it to go on, which it cannot
             await self._pause(_LATER_S)
 
@@ -355,9 +355,9 @@ class Execution:
             return
 
     def _count(self, outcome: str) -> None:
-        meters.WORKFLOWS.of(self._kind.name, outcome).value += 1
-        if tracing.on:
-            tracing.note("coterie.outcome", outcome)
+        metrics.WORKFLOWS.of(self._kind.name, outcome).value += 1
+        if spans.on:
+            spans.note("coterie.outcome", outcome)
 
     async def _stop_body(self) -> None:
         self._work.closed = True  # what stands in `finally` begins nothing either

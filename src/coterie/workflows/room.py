@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from coterie.entities.limits import settled
 from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
-from coterie.kernel.dial import Dial
+from coterie.kernel.clock import Dial
+from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Seated
-from coterie.kernel.tasks import Tasks
 from coterie.workflows.definitions import define
 from coterie.workflows.desk import Desk
 from coterie.workflows.executing import GRACE_S, Execution

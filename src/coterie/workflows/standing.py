@@ -21,10 +21,11 @@ from coterie.errors import (
     WorkflowNotFound,
     WorkflowTimeout,
 )
-from coterie.kernel import schema, tracing
-from coterie.kernel.codec import PLAIN
+from coterie.kernel import spans
 from coterie.kernel.durations import seconds_or_none
-from coterie.kernel.texts import require_text, storable
+from coterie.kernel.serialization import schema
+from coterie.kernel.serialization.codec import PLAIN
+from coterie.kernel.text import require_text, storable
 from coterie.steps import failures
 from coterie.steps.unit import new_life
 from coterie.storage.units import UnitStart, require_same
@@ -254,7 +255,7 @@ async def _in_span(
     work: Callable[..., Coroutine[Any, Any, Any]], here: Connection, kind: WorkflowType, *told: Any
 ) -> Any:
     """Await it, in a span where there are some. The first that it is told is the payload, the second the id."""
-    if not tracing.on:
+    if not spans.on:
         return await work(here, kind, *told)
     facts = {"coterie.workflow": kind.name, "coterie.workflow_id": told[1]}
     return await sent("cluster.start_workflow", "PRODUCER", facts, work, here, kind, *told)
@@ -281,7 +282,7 @@ def _new(here: Connection, kind: WorkflowType, payload: Any, id: str, parent: st
         name=kind.name,
         id=id,
         seat=kind.seat(id, here.settings.shards),
-        payload=tracing.stamped(data, trace),
+        payload=spans.stamped(data, trace),
         digest=kind.payload.canonical(payload, what=what),
         version=kind.version,
         parent=parent,

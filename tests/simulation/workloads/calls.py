@@ -23,7 +23,7 @@ from coterie import (
     current,
     rpc,
 )
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.interface import Claim, StateSave
 from coterie.testing import faults
 from coterie.testing.checkers import (

@@ -10,8 +10,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coterie.kernel.addresses import Seat
 from coterie.kernel.clock import to_datetime
+from coterie.kernel.ids import Seat
 from coterie.testing.checkers import EpochsGrow, Event, Grant, check
 from coterie.testing.cron_checkers import AttemptsAddUp, EachTickOnce, NotBeforeDue, OneAtATime, TicksAreFenced
 from coterie.testing.cron_events import (

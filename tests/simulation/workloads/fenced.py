@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from coterie import Cluster, PersistenceError, ShuttingDown
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.kernel.service import State
 from coterie.settings import Settings
 from coterie.storage.interface import Claim, Declaration, Registration, StateSave

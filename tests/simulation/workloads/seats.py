@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie import Cluster, PersistenceError, ShuttingDown
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.ownership.assignment import targets
 from coterie.ownership.joining import Definition
 from coterie.storage.interface import StateSave
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from coterie import runner as real
     from coterie.ownership.tenure import Occupant, Occupy, Tenure
-    from coterie.storage.interface import View
+    from coterie.storage.interface import ClusterSnapshot
     from coterie.testing.seeds import Stream
 
 RUNNERS = 5
@@ -143,7 +143,7 @@ def settled(sim: Simulation) -> bool:
     return all(row.holder == wanted.get(row.name) for row in view.seats) and agreed(sim)
 
 
-def _view(sim: Simulation) -> View:
+def _view(sim: Simulation) -> ClusterSnapshot:
     return seats.view(sim.database.main, Scope(sim.cluster.settings.name, 0), {})
 
 

@@ -14,7 +14,7 @@ import pytest
 from coterie.cli.judging import Audit, Fence, Holders, Messages, States, Ticks
 from coterie.storage import unreadable
 from coterie.storage.inspection import AuditRow, Ending, StateMark
-from coterie.storage.interface import RunnerRow, SeatRow, View
+from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 from coterie.storage.ticks import TickRow
 from tests.unit.cli.running import Served, coterie, require_golden, serving, transcript
 
@@ -198,12 +198,14 @@ def granted(*grants: tuple[str, int, str, float]) -> Audit:
     return audit
 
 
-def view(*seats: tuple[str, int, str | None], runners: tuple[str, ...] = ("a", "b")) -> View:
+def view(*seats: tuple[str, int, str | None], runners: tuple[str, ...] = ("a", "b")) -> ClusterSnapshot:
     rows = tuple(
         RunnerRow(id=name, name=name, address="127.0.0.1:1", host_id="", groups=("default",), started_at=T0)
         for name in runners
     )
-    return View(rows, tuple(SeatRow(name, "default", holder, epoch, "", T0, True) for name, epoch, holder in seats), "")
+    return ClusterSnapshot(
+        rows, tuple(SeatRow(name, "default", holder, epoch, "", T0, True) for name, epoch, holder in seats), ""
+    )
 
 
 @pytest.mark.parametrize(

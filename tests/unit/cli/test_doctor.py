@@ -13,9 +13,9 @@ import pytest
 
 from coterie.cli import examining
 from coterie.cli.findings import Finding, concluded, shown
-from coterie.kernel.secret import redacted_url
 from coterie.observe.facts import LocalFacts
 from coterie.settings import Settings
+from coterie.settings.secret import redacted_url
 from coterie.storage.inspection import Server
 from coterie.storage.interface import RunnerRow
 from coterie.storage.migrations import Migration

@@ -14,8 +14,8 @@ from coterie.cli.filters import Filter, parse
 from coterie.cli.mailing import Chosen, shown, talk_of_silence
 from coterie.cli.purging import Purge
 from coterie.entities.mail import FailedAttempt, MessageInfo
-from coterie.kernel.addresses import MessageId
-from coterie.storage.interface import RunnerRow, SeatRow, View
+from coterie.kernel.ids import MessageId
+from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 from tests.unit.cli.running import require_golden, screen, transcript
 from tests.unit.cli.stored import GATES, Stored
 
@@ -150,7 +150,7 @@ def test_it_is_laid_out_for_people() -> None:
     )
     runner = RunnerRow(id="r", name="web-2", address="", host_id="", groups=("default",), started_at=now)
     seat = SeatRow("shard:default:42", "default", "r", 17, "", now, clean=True)
-    view = View((runner,), (seat,), "")
+    view = ClusterSnapshot((runner,), (seat,), "")
     text = shown(screen(), message, view, state="dead", now=now)
     require_golden("messages_show_layout", f"{text}\n")
     plain = shown(screen(is_utf8=False), message, view, state="dead", now=now)

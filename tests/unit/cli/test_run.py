@@ -22,7 +22,7 @@ from coterie.cli.reporting import counted
 from coterie.cli.speaking import Voice, announcement, drain_line, left_line
 from coterie.cli.watching import Watched
 from coterie.cli.workers import Worker
-from coterie.kernel.addresses import ShardId
+from coterie.kernel.ids import ShardId
 from tests.unit.cli.running import coterie, require_golden, transcript
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.shards import drawn
 from coterie.observe.lines import shards
-from coterie.storage.interface import View
+from coterie.storage.interface import ClusterSnapshot
 from tests.unit.cli.running import coterie, require_golden, screen, transcript
 from tests.unit.observe import clusters
 
@@ -23,11 +23,11 @@ def test_the_map_shows_who_holds_what_and_what_moves() -> None:
     held = {"web-1": range(33), "web-2": range(33, 65), "web-3": range(65, 96), "web-4": range(96, 99)}
     seats = [seat for name, numbers in held.items() for seat in clusters.shards(*numbers, holder=name)]
     seats += [*clusters.shards(99, holder=None), *clusters.shards(0, 1, holder=None, group="gpu")]
-    require_golden("shards_map", drawn(screen(), shards(View(tuple(rows), tuple(seats), ""))) + "\n")
+    require_golden("shards_map", drawn(screen(), shards(ClusterSnapshot(tuple(rows), tuple(seats), ""))) + "\n")
 
 
 def test_a_long_row_is_folded() -> None:
-    view = View((clusters.row(),), tuple(clusters.shards(*range(130))), "")
+    view = ClusterSnapshot((clusters.row(),), tuple(clusters.shards(*range(130))), "")
     shown = drawn(screen(), shards(view)).splitlines()[2:-1]
     assert [line.count("▪") for line in shown] == [87, 43], "as many as fit into the terminal"
     assert len({line.index("▪") for line in shown}) == 1

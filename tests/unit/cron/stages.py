@@ -17,11 +17,10 @@ from coterie.cron.holding import Holding
 from coterie.cron.running import Running
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos
-from coterie.kernel.chance import Chance
-from coterie.kernel.clock import ManualClock
-from coterie.kernel.dial import Dial
+from coterie.kernel.clock import Dial, ManualClock
+from coterie.kernel.random import Chance
+from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
-from coterie.kernel.tasks import Tasks
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.kernel.dial import Dial
+from coterie.kernel.clock import Dial
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

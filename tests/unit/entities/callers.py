@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import RunnerUnavailable, SendTimeout
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.random import Chance
+from coterie.kernel.service import Tasks
 from coterie.settings import Settings
 from tests.unit.entities.stores import FakeStorage
 from tests.waiters import pass_on

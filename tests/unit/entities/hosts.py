@@ -11,9 +11,9 @@ from coterie.entities.failures import read_failure
 from coterie.entities.hosting import Host
 from coterie.entities.work import Work, handling
 from coterie.errors import CoterieError, RunnerUnavailable
-from coterie.kernel.addresses import Seat, ShardId
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.kernel.ids import Seat, ShardId
+from coterie.kernel.random import Chance
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim

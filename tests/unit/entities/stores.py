@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from coterie.errors import PersistenceError
-from coterie.kernel.addresses import Seat, ShardId, shard_number
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.service import Tasks
 from coterie.storage.interface import StateLoaded
 from coterie.storage.messages import Attempt, Delivery, Due, Insert, Message, MessageRow, Receipt, Suspected, Waiting
 from tests.unit.entities.hosts import Ground

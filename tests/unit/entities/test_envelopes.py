@@ -22,7 +22,7 @@ from coterie.entities.envelopes import (
     pack_not_mine,
     read_marked,
 )
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 
 CALL = Envelope("Account", "alice", "charge", b"\x81\xa1a\x01", "0" * 32, 2.5, "1" * 32, (("Shop/x", "2" * 32),), "k")
 

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.entities.kept import Kept, key_of
 from coterie.errors import MalformedMessage
-from coterie.kernel.versions import Versioned
+from coterie.kernel.serialization.versions import Versioned
 from coterie.storage.messages import StateChange
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from coterie.entities.annotations import hints_of
 from coterie.entities.payloads import Arguments
 from coterie.errors import MalformedMessage
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from coterie.entities.definitions import define
 from coterie.entities.entity import Entity
 from coterie.entities.references import Reference, address_of
 from coterie.errors import MalformedMessage
-from coterie.kernel.addresses import EntityAddress
+from coterie.kernel.ids import EntityAddress
 from tests.unit.entities.accounts import Account, Loopback, account
 
 ALL = "balance, buy, charge, count, explode, lie"

@@ -13,7 +13,7 @@ from coterie.entities.definitions import define
 from coterie.entities.entity import Entity
 from coterie.entities.rpcs import rpc
 from coterie.errors import ConfigurationError
-from coterie.kernel.codec import ACCEPTED
+from coterie.kernel.serialization.codec import ACCEPTED
 from tests.unit.entities.accounts import Balance
 
 if TYPE_CHECKING:

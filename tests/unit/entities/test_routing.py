@@ -21,9 +21,9 @@ from coterie.errors import (
     ShuttingDown,
     UnknownEntity,
 )
-from coterie.kernel.addresses import shard_number
+from coterie.kernel.ids import shard_number
 from coterie.ownership.directory import Directory
-from coterie.storage.interface import View  # noqa: TC001 a fixture's field
+from coterie.storage.interface import ClusterSnapshot  # noqa: TC001 a fixture's field
 from tests.unit.ownership.rows import held, runner, shards, view
 
 ME = "a"
@@ -33,7 +33,7 @@ ME = "a"
 class Ground:
     """A process with a directory, and tables that it may read."""
 
-    view: View = field(default_factory=lambda: view([runner("a"), runner("b")], shards(4)))
+    view: ClusterSnapshot = field(default_factory=lambda: view([runner("a"), runner("b")], shards(4)))
     reads_s: list[float] = field(default_factory=list)
     broken: bool = False
     incarnation: str = ME
@@ -43,7 +43,7 @@ class Ground:
         self.routing = Routing(self, shards=4, lease_s=6)
         self.routing.keeps_itself = False  # a client's needs a loop
 
-    async def read(self) -> View:
+    async def read(self) -> ClusterSnapshot:
         self.reads_s.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.001)
         if self.broken:

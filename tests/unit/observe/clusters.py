@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from coterie.cron.standing import CronInfo
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue
 from coterie.singletons.standing import SingletonInfo
-from coterie.storage.interface import RunnerRow, SeatRow, View
+from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 NOW = datetime(2026, 3, 27, 20, 48, tzinfo=UTC)
 
@@ -118,4 +118,4 @@ def cluster(
     ]
     seats = shards(1, 2, 3, 4) if seats is None else seats
     facts = dict(zip((each.id for each in rows), told, strict=False))
-    return ClusterFacts(now=NOW, view=View(tuple(rows), (*seats, *held), ""), runners=facts, **more)
+    return ClusterFacts(now=NOW, view=ClusterSnapshot(tuple(rows), (*seats, *held), ""), runners=facts, **more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.kernel import meters
+from coterie.kernel import metrics
 
 if TYPE_CHECKING:
     from coterie.kernel.metrics import Meter
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- made from the declarations -->\n", "<!-- until here -->\n"
 
 def table() -> str:
     """A row for each metric."""
-    rows = [_row(meter) for meter in meters.ALL]
+    rows = [_row(meter) for meter in metrics.ALL]
     return "\n".join(["| Metric | Kind | Labels | What it says |", "|---|---|---|---|", *rows, ""])
 
 

@@ -18,7 +18,7 @@ from coterie.observe.asking import Answering, ask
 from coterie.observe.facts import LocalFacts
 from coterie.observe.gathering import Free, Gathering
 from coterie.observe.local import Usage, usage
-from coterie.storage.interface import View
+from coterie.storage.interface import ClusterSnapshot
 from coterie.storage.messages import Backlog, Late
 from coterie.transport.routes import Route
 
@@ -56,9 +56,9 @@ class Ground:
     """A process: storage that can be away or hang, wires, and what it knows of itself."""
 
     def __init__(
-        self, wires: Wires | None = None, *, facts: LocalFacts | None = None, view: View | None = None
+        self, wires: Wires | None = None, *, facts: LocalFacts | None = None, view: ClusterSnapshot | None = None
     ) -> None:
-        self.view_read = view or View((row(),), tuple(shards(1, 2)), "")
+        self.view_read = view or ClusterSnapshot((row(),), tuple(shards(1, 2)), "")
         self.late: tuple[Late, ...] = ()
         self.wrong: Exception | None = None
         self.reads = 0
@@ -82,7 +82,7 @@ class Ground:
         assert retention_s == key_retention_s == 86400
         return {"units": 7.0}
 
-    async def _view(self) -> View:
+    async def _view(self) -> ClusterSnapshot:
         self.reads += 1
         await self.go_on.wait()
         if self.wrong is not None:
@@ -148,7 +148,7 @@ def test_whoever_asks_is_told_at_once() -> None:
 async def test_everybody_is_asked_but_oneself_and_who_is_silent_stays_unknown() -> None:
     wires = Wires(web_2=lambda: encoded(local("web-2")), web_3=lambda: SendTimeout(target="", waited_s=0.5))
     rows = (row(), row("web-2"), row("web-3"))
-    ground = Ground(wires, facts=local(seats=5), view=View(rows, (), ""))
+    ground = Ground(wires, facts=local(seats=5), view=ClusterSnapshot(rows, (), ""))
     found = await ground.gathering.look()
     assert found.runners == {"id-web-1": local(seats=5), "id-web-2": local("web-2"), "id-web-3": None}
     assert sorted(wires.asked) == ["id-web-2", "id-web-3"]
@@ -258,9 +258,9 @@ async def test_l4_the_database_is_not_asked_where_it_changes_nothing(wrong: dict
 # Since when seats are free
 
 
-def free(*names: str | None) -> View:
+def free(*names: str | None) -> ClusterSnapshot:
     """Shard 1, 2, … and who holds it."""
-    return View((), tuple(seat(f"shard:default:{number}", name) for number, name in enumerate(names, 1)), "")
+    return ClusterSnapshot((), tuple(seat(f"shard:default:{number}", name) for number, name in enumerate(names, 1)), "")
 
 
 def test_a_seat_that_was_seen_with_a_holder_is_known_to_be_free_since_it_was_missed() -> None:

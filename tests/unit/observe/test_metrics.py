@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from coterie.kernel import meters, metrics
+from coterie.kernel import metrics
 from coterie.kernel.metrics import Meter, Spread
 from coterie.observe.judge import judge
 from coterie.observe.prometheus import Meters, text
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-OURS = {meter.name for meter in meters.ALL}
+OURS = {meter.name for meter in metrics.ALL}
 
 
 def scraped(*read: Meter) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -44,8 +44,8 @@ def value(name: str, **labels: str) -> float | None:
 def gauges() -> Iterator[None]:
     """Gauges are set as the test says, and are not left behind."""
     yield
-    for meter in meters.ALL:
-        if meter.kind == "gauge" and meter is not meters.CONNECTIONS:
+    for meter in metrics.ALL:
+        if meter.kind == "gauge" and meter is not metrics.CONNECTIONS:
             meter.forget()
 
 
@@ -59,19 +59,19 @@ def test_h4_the_four_metrics_of_singletons_and_crons_have_the_names_that_were_pr
         "singleton_last_execution": "gauge",
         "singleton_state_errors_total": "counter",
     }
-    found = {meter.name: meter for meter in meters.ALL if not meter.name.startswith("coterie_")}
+    found = {meter.name: meter for meter in metrics.ALL if not meter.name.startswith("coterie_")}
     assert {name: meter.kind for name, meter in found.items()} == promised
     assert {meter.labels for meter in found.values()} == {("singleton", "type")}
 
 
 def test_h4_the_gauges_that_were_promised_are_there() -> None:
-    gauges = {meter.name: meter.labels for meter in meters.ALL if meter.kind == "gauge"}
+    gauges = {meter.name: meter.labels for meter in metrics.ALL if meter.kind == "gauge"}
     assert gauges["coterie_entities"] == ("type",)
     assert gauges["coterie_shards"] == ("state",)
     assert {"coterie_singletons", "coterie_runners", "coterie_runners_healthy"} <= gauges.keys()
 
 
-@pytest.mark.parametrize("meter", meters.ALL, ids=lambda meter: meter.name)
+@pytest.mark.parametrize("meter", metrics.ALL, ids=lambda meter: meter.name)
 def test_a_declaration_keeps_to_the_customs(meter: Meter) -> None:
     """Names, units and labels as Prometheus wants them; no label is an id (RELIABILITY 3.3 #8)."""
     assert re.fullmatch(r"[a-z][a-z0-9_]*", meter.name)
@@ -81,12 +81,12 @@ def test_a_declaration_keeps_to_the_customs(meter: Meter) -> None:
     assert len(set(meter.labels)) == len(meter.labels)
     assert not {"id", "entity", "key", "runner", "message", "le", "quantile"} & set(meter.labels)
     assert list(meter.bounds) == sorted(set(meter.bounds))
-    if meter.kind == "histogram" and meter is not meters.GROUP_SIZE:
+    if meter.kind == "histogram" and meter is not metrics.GROUP_SIZE:
         assert meter.name.endswith("_seconds")
 
 
 def test_no_name_is_declared_twice() -> None:
-    assert len(OURS) == len(meters.ALL)
+    assert len(OURS) == len(metrics.ALL)
 
 
 # Counting
@@ -126,11 +126,11 @@ def test_x2_series_are_bounded_and_what_is_beyond_shares_one(monkeypatch: pytest
 
 def test_labels_that_were_not_declared_are_refused() -> None:
     with pytest.raises(AssertionError, match="has the labels"):
-        meters.CALLS.of("Account")
+        metrics.CALLS.of("Account")
     with pytest.raises(AssertionError, match="has a spread"):
-        meters.CALL_DURATION.of("Account", "charge")
+        metrics.CALL_DURATION.of("Account", "charge")
     with pytest.raises(AssertionError, match="stays so"):
-        meters.CALLS.forget()
+        metrics.CALLS.forget()
 
 
 # Scraping
@@ -138,8 +138,8 @@ def test_labels_that_were_not_declared_are_refused() -> None:
 
 def test_h4_a_scrape_is_read_by_prometheus_own_parser() -> None:
     """Every family has its type and its help; histograms are cumulative, and their last bucket is their count."""
-    meters.CALLS.of("Scraped", "rpc", "ok").value += 3
-    meters.CALL_DURATION.spread("Scraped", "rpc").see(0.003)
+    metrics.CALLS.of("Scraped", "rpc", "ok").value += 3
+    metrics.CALL_DURATION.spread("Scraped", "rpc").see(0.003)
     body, content_type = text()
     assert content_type.startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in parse(body.decode())}

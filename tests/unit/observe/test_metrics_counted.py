@@ -12,7 +12,7 @@ import pytest
 
 from coterie import Cluster, Entity, Leader, MailboxFull, RemoteError, Retry, Tick, Workflow, rpc
 from coterie.errors import MessageDead, PersistenceError, SendTimeout
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import KvPut
 from coterie.testing.simulation import simulate
@@ -42,9 +42,11 @@ class Since:
 
 
 def _everything() -> dict[tuple[str, tuple[str, ...]], float]:
-    counted = {(each.name, labels): series.value for each in meters.ALL for labels, series in each.series.items()}
+    counted = {(each.name, labels): series.value for each in metrics.ALL for labels, series in each.series.items()}
     seen = {
-        (each.name, labels): float(sum(spread.counts)) for each in meters.ALL for labels, spread in each.spreads.items()
+        (each.name, labels): float(sum(spread.counts))
+        for each in metrics.ALL
+        for labels, spread in each.spreads.items()
     }
     return counted | seen
 
@@ -87,7 +89,7 @@ def new_cluster() -> Cluster:
 @pytest.mark.simulated(seeds=1)
 async def test_h4_calls_are_counted_by_how_they_ended_and_timed() -> None:
     cluster, since = new_cluster(), Since()
-    before_s = meters.CALL_DURATION.spread("Purse", "pay").total
+    before_s = metrics.CALL_DURATION.spread("Purse", "pay").total
     async with simulate(cluster, runners=2) as sim:
         purses = [cluster.ref(Purse, f"p{number}") for number in range(20)]
         for purse in purses[:10]:
@@ -95,18 +97,20 @@ async def test_h4_calls_are_counted_by_how_they_ended_and_timed() -> None:
         await sim.advance(60)
         for purse in (*purses[:5], *purses[10:], *purses[:5]):  # some live already, and begin at once
             await purse.pay(1)
-        assert 0 <= meters.CALL_DURATION.spread("Purse", "pay").total - before_s < 1
+        assert 0 <= metrics.CALL_DURATION.spread("Purse", "pay").total - before_s < 1
         with pytest.raises(Overdrawn):
             await purses[0].pay(101)
         with pytest.raises(RemoteError):
             await purses[0].pay(-1)
         for outcome, count in {"ok": 30, "declared": 1, "failed": 1}.items():
-            assert since(meters.CALLS, "Purse", "pay", outcome) == count
-        assert since(meters.CALL_DURATION, "Purse", "pay") == 32
-        assert since(meters.ACTIVATIONS, "Purse", "ok") == 20, "a defect drops an instance, and nobody has called since"
-        before_s = meters.CALL_DURATION.spread("Purse", "wait").total
+            assert since(metrics.CALLS, "Purse", "pay", outcome) == count
+        assert since(metrics.CALL_DURATION, "Purse", "pay") == 32
+        assert since(metrics.ACTIVATIONS, "Purse", "ok") == 20, (
+            "a defect drops an instance, and nobody has called since"
+        )
+        before_s = metrics.CALL_DURATION.spread("Purse", "wait").total
         await purses[0].wait(0.5)
-        assert meters.CALL_DURATION.spread("Purse", "wait").total - before_s == pytest.approx(0.5, abs=0.01)
+        assert metrics.CALL_DURATION.spread("Purse", "wait").total - before_s == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.simulated(seeds=1)
@@ -116,17 +120,17 @@ async def test_h4_a_mailbox_is_timed_and_what_it_refuses_is_counted() -> None:
     async with simulate(cluster, runners=2):
         purse = cluster.ref(Purse, "busy")
         await purse.pay(1)
-        waited_s = meters.MAILBOX_WAIT.spread("Purse").total
+        waited_s = metrics.MAILBOX_WAIT.spread("Purse").total
         told = await asyncio.gather(*(purse.wait(0.5) for _ in range(5)), return_exceptions=True)
         assert [type(each) for each in told].count(MailboxFull) == 2
-        assert since(meters.MAILBOX_WAIT, "Purse") == 2
-        assert meters.MAILBOX_WAIT.spread("Purse").total - waited_s == pytest.approx(0.5 + 1.0, abs=0.05)
-        assert since(meters.REFUSED, "Purse", "mailbox_full") == 2
-        assert since(meters.SENT_FAILED, "Purse", "mailbox_full") == 2
+        assert since(metrics.MAILBOX_WAIT, "Purse") == 2
+        assert metrics.MAILBOX_WAIT.spread("Purse").total - waited_s == pytest.approx(0.5 + 1.0, abs=0.05)
+        assert since(metrics.REFUSED, "Purse", "mailbox_full") == 2
+        assert since(metrics.SENT_FAILED, "Purse", "mailbox_full") == 2
         with pytest.raises(SendTimeout):
             await purse.wait(60)
-        assert since(meters.SENT_FAILED, "Purse", "send_timeout") == 1
-        assert since(meters.CALLS, "Purse", "wait", "ok") == 3
+        assert since(metrics.SENT_FAILED, "Purse", "send_timeout") == 1
+        assert since(metrics.CALLS, "Purse", "wait", "ok") == 3
 
 
 @pytest.mark.simulated(seeds=1)
@@ -148,8 +152,8 @@ async def test_x2_what_nobody_here_knows_is_counted_without_its_name() -> None:
                     await other.ref(Stranger, "x").hello()
             finally:
                 await client.stop()
-        assert since(meters.REFUSED, "", "unknown_entity") >= 1
-        assert not [labels for labels in meters.REFUSED.series if "Stranger" in labels]
+        assert since(metrics.REFUSED, "", "unknown_entity") >= 1
+        assert not [labels for labels in metrics.REFUSED.series if "Stranger" in labels]
 
 
 @pytest.mark.simulated(seeds=1)
@@ -164,11 +168,11 @@ async def test_h4_persisted_messages_are_counted_by_how_their_attempts_ended() -
             await purse.post(-1)
         await sim.advance(1)
         for outcome, count in {"ok": 1, "declared": 1, "retried": 1, "dead": 1}.items():
-            assert since(meters.MESSAGES, "Purse", "post", outcome) == count
-        assert since(meters.MESSAGES_SENT, "Purse", "post") == 3
-        assert since(meters.CALLS, "Purse", "post", "ok") == 0, "calls are those that nobody stored"
-        assert since(meters.CALL_DURATION, "Purse", "post") == 4
-        groups, sizes = since.at_once((meters.COMMIT_DURATION, ()), (meters.GROUP_SIZE, ()))
+            assert since(metrics.MESSAGES, "Purse", "post", outcome) == count
+        assert since(metrics.MESSAGES_SENT, "Purse", "post") == 3
+        assert since(metrics.CALLS, "Purse", "post", "ok") == 0, "calls are those that nobody stored"
+        assert since(metrics.CALL_DURATION, "Purse", "post") == 4
+        groups, sizes = since.at_once((metrics.COMMIT_DURATION, ()), (metrics.GROUP_SIZE, ()))
         assert groups > 0
         assert groups == sizes
 
@@ -183,26 +187,26 @@ async def test_h4_a_takeover_is_counted_and_an_eviction_and_frames() -> None:
     async with simulate(cluster, runners=2) as sim:
         for number in range(20):
             await cluster.ref(Purse, f"p{number}").pay(1)
-        assert since(meters.SEATS_ACQUIRED, "shard") >= 8
-        assert since(meters.TAKEOVERS, "shard") == 0, "they were given, not taken"
+        assert since(metrics.SEATS_ACQUIRED, "shard") >= 8
+        assert since(metrics.TAKEOVERS, "shard") == 0, "they were given, not taken"
         await asyncio.gather(*(cluster.ref(Purse, f"p{number}").pay(1) for number in range(20)))
-        frames = since(meters.FRAMES, "sent")
+        frames = since(metrics.FRAMES, "sent")
         assert frames >= 80, "a request and a reply each"
-        await sim.wait_until(lambda: since(meters.FRAMES, "sent") == since(meters.FRAMES, "received"))
-        assert since(meters.BYTES, "sent") == since(meters.BYTES, "received")
-        assert since(meters.BYTES, "sent") > frames * 4
-        assert since(meters.CONNECTIONS_OPENED, "us") == since(meters.CONNECTIONS_OPENED, "peer") >= 2
+        await sim.wait_until(lambda: since(metrics.FRAMES, "sent") == since(metrics.FRAMES, "received"))
+        assert since(metrics.BYTES, "sent") == since(metrics.BYTES, "received")
+        assert since(metrics.BYTES, "sent") > frames * 4
+        assert since(metrics.CONNECTIONS_OPENED, "us") == since(metrics.CONNECTIONS_OPENED, "peer") >= 2
         victim = sim.owner(cluster.ref(Purse, "p0"))
         held = len([seat for seat in range(8) if sim.owner(f"shard:default:{seat}") is victim])
         await victim.kill()
-        await sim.wait_until(lambda: since(meters.TAKEOVERS, "shard") >= held, within="30s")
-        assert since(meters.TAKEOVERS, "shard") == held
-        assert since(meters.EVICTIONS, "process") + since(meters.EVICTIONS, "lease") == 1
+        await sim.wait_until(lambda: since(metrics.TAKEOVERS, "shard") >= held, within="30s")
+        assert since(metrics.TAKEOVERS, "shard") == held
+        assert since(metrics.EVICTIONS, "process") + since(metrics.EVICTIONS, "lease") == 1
         await sim.advance(5)
-        renewals, margins = since.at_once((meters.RENEWALS, ("ok",)), (meters.LEASE_MARGIN, ()))
+        renewals, margins = since.at_once((metrics.RENEWALS, ("ok",)), (metrics.LEASE_MARGIN, ()))
         assert renewals >= 5
         assert margins == renewals
-    assert meters.CONNECTIONS.of().value >= 0
+    assert metrics.CONNECTIONS.of().value >= 0
 
 
 @pytest.mark.simulated(seeds=1)
@@ -211,9 +215,9 @@ async def test_h4_a_database_that_is_away_shows_as_errors_of_renewals() -> None:
     async with simulate(cluster, runners=1) as sim:
         await sim.restart_storage(down="3s")
         await sim.advance(5)
-        failed = since(meters.RENEWALS, "failed")
+        failed = since(metrics.RENEWALS, "failed")
         assert failed >= 1
-        assert sum(since(meters.STORAGE_ERRORS, "lease", each) for each in ("unreachable", "unknown")) == failed
+        assert sum(since(metrics.STORAGE_ERRORS, "lease", each) for each in ("unreachable", "unknown")) == failed
 
 
 # Leaders, crons, workflows
@@ -235,15 +239,15 @@ async def test_h4_executions_of_a_singleton_are_counted_timed_and_dated() -> Non
         await sim.wait_until(lambda: len(runs) >= 4)
         await sim.advance(1)
         labels = "sweeper", "singleton"
-        assert since(meters.EXECUTIONS, *labels) == len(runs)
-        assert since(meters.EXECUTION_DURATION, *labels) == len(runs)
-        assert meters.LAST_EXECUTION.of(*labels).value == pytest.approx(runs[-1], abs=5)  # its machine's clock is off
-        meters.LAST_EXECUTION.of(*labels).value = 0.0
-        await sim.wait_until(lambda: meters.LAST_EXECUTION.of(*labels).value)
-        began = meters.LAST_EXECUTION.of(*labels).value
+        assert since(metrics.EXECUTIONS, *labels) == len(runs)
+        assert since(metrics.EXECUTION_DURATION, *labels) == len(runs)
+        assert metrics.LAST_EXECUTION.of(*labels).value == pytest.approx(runs[-1], abs=5)  # its machine's clock is off
+        metrics.LAST_EXECUTION.of(*labels).value = 0.0
+        await sim.wait_until(lambda: metrics.LAST_EXECUTION.of(*labels).value)
+        began = metrics.LAST_EXECUTION.of(*labels).value
         await sim.advance(1)
-        assert meters.LAST_EXECUTION.of(*labels).value - began == pytest.approx(0.5, abs=0.1), "its end counts, too"
-        assert since(meters.SINGLETON_FAILURES, "sweeper") == 1
+        assert metrics.LAST_EXECUTION.of(*labels).value - began == pytest.approx(0.5, abs=0.1), "its end counts, too"
+        assert since(metrics.SINGLETON_FAILURES, "sweeper") == 1
 
 
 @pytest.mark.simulated(seeds=1)
@@ -263,15 +267,15 @@ async def test_h4_a_state_that_cannot_be_read_is_counted() -> None:
         await asyncio.Event().wait()
 
     async with simulate(cluster, runners=1) as sim:
-        await sim.wait_until(lambda: since(meters.EXECUTIONS, "saver", "singleton"))
+        await sim.wait_until(lambda: since(metrics.EXECUTIONS, "saver", "singleton"))
         await sim.advance(1)
-        assert since(meters.STATE_ERRORS, "saver", "singleton") == 0
+        assert since(metrics.STATE_ERRORS, "saver", "singleton") == 0
         sim.cluster = changed
         runner = sim.leader("saver")
         await runner.stop()
         await sim.start()
-        await sim.wait_until(lambda: since(meters.STATE_ERRORS, "saver", "singleton"))
-        assert since(meters.STATE_ERRORS, "saver", "singleton") == 1
+        await sim.wait_until(lambda: since(metrics.STATE_ERRORS, "saver", "singleton"))
+        assert since(metrics.STATE_ERRORS, "saver", "singleton") == 1
 
 
 @pytest.mark.simulated(seeds=1)
@@ -290,12 +294,12 @@ async def test_h4_ticks_are_counted_by_outcome_and_how_late_they_are() -> None:
     async with simulate(cluster, runners=2) as sim:
         await sim.wait_until(lambda: len(ticks) >= 5)
         await sim.advance(0.2)
-        assert since(meters.CRON_TICKS, "beat", "failed") == 1
-        assert since(meters.CRON_TICKS, "beat", "skipped") >= 1
-        assert since(meters.CRON_TICKS, "beat", "ran") == len(ticks) - 1
-        assert since(meters.EXECUTIONS, "beat", "cron") == since(meters.CRON_LATENESS, "beat") == len(ticks)
-        assert since(meters.EXECUTION_DURATION, "beat", "cron") == len(ticks)
-        assert meters.LAST_EXECUTION.of("beat", "cron").value == pytest.approx(sim.now().timestamp(), abs=1.3)
+        assert since(metrics.CRON_TICKS, "beat", "failed") == 1
+        assert since(metrics.CRON_TICKS, "beat", "skipped") >= 1
+        assert since(metrics.CRON_TICKS, "beat", "ran") == len(ticks) - 1
+        assert since(metrics.EXECUTIONS, "beat", "cron") == since(metrics.CRON_LATENESS, "beat") == len(ticks)
+        assert since(metrics.EXECUTION_DURATION, "beat", "cron") == len(ticks)
+        assert metrics.LAST_EXECUTION.of("beat", "cron").value == pytest.approx(sim.now().timestamp(), abs=1.3)
 
 
 @pytest.mark.simulated(seeds=1)
@@ -320,8 +324,8 @@ async def test_h4_workflows_are_counted_by_outcome_and_their_steps() -> None:
         with pytest.raises(Exception, match="too much"):
             await bad.result(timeout="5m")
         for outcome, count in {"done": 1, "failed": 1, "suspended": 1}.items():
-            assert since(meters.WORKFLOWS, "doubling", outcome) == count
-        assert (since(meters.STEPS, "ok"), since(meters.STEPS, "failed")) == (1, 1)
+            assert since(metrics.WORKFLOWS, "doubling", outcome) == count
+        assert (since(metrics.STEPS, "ok"), since(metrics.STEPS, "failed")) == (1, 1)
 
 
 # Storage
@@ -346,6 +350,6 @@ async def test_b1_a_write_that_the_fence_refuses_is_counted() -> None:
     with pytest.raises(PersistenceError):
         await writer.write(put)
     await writer.stop()
-    assert since(meters.FENCED) == 2
-    assert since(meters.GROUP_SIZE) == since(meters.COMMIT_DURATION) == 2
-    assert since(meters.STORAGE_ERRORS, "commit", "unknown") == 1
+    assert since(metrics.FENCED) == 2
+    assert since(metrics.GROUP_SIZE) == since(metrics.COMMIT_DURATION) == 2
+    assert since(metrics.STORAGE_ERRORS, "commit", "unknown") == 1

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # only here
 
-from coterie.kernel import meters
+from coterie.kernel import metrics
 
 from .metrics_page import PAGE, parts, table
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-METERS = {meter.name: meter for meter in meters.ALL}
+METERS = {meter.name: meter for meter in metrics.ALL}
 FROM_PROMETHEUS = {"instance", "job"}
 """Labels that a scrape adds."""
 

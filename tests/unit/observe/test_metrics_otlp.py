@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Gauge, InMemoryMetricReader, Sum
 
 from coterie import Cluster
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.observe import otlp
 from coterie.observe.sampling import sample
 from coterie.testing.simulation import simulate
@@ -53,7 +53,7 @@ def publish(reader: InMemoryMetricReader, monkeypatch: pytest.MonkeyPatch) -> It
     yield publish
     for each in published:
         otlp.withdraw(each)
-    for meter in (meters.READY, meters.SEATS):
+    for meter in (metrics.READY, metrics.SEATS):
         meter.forget()
 
 
@@ -73,13 +73,13 @@ def test_h4_otlp_gets_what_was_counted(
     reader: InMemoryMetricReader, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counters as they are, histograms as Prometheus has them, gauges as they are when they are read."""
-    monkeypatch.setattr(meters.CALL_DURATION, "spreads", {})  # the SDK takes 2,000 of a name: others have counted, too
-    meters.CALLS.of("Otlp", "pay", "ok").value = 41
-    spread = meters.CALL_DURATION.spread("Otlp", "pay")
+    monkeypatch.setattr(metrics.CALL_DURATION, "spreads", {})  # the SDK takes 2,000 of a name: others have counted, too
+    metrics.CALLS.of("Otlp", "pay", "ok").value = 41
+    spread = metrics.CALL_DURATION.spread("Otlp", "pay")
     spread.see(0.002)
     spread.see(45)
     publish(lambda: sample(local(seats=12)))
-    meters.CALLS.of("Otlp", "pay", "ok").value += 1
+    metrics.CALLS.of("Otlp", "pay", "ok").value += 1
     found = collected(reader)
     attributes = {"type": "Otlp", "rpc": "pay"}
     assert found["coterie_calls_total"][frozenset({**attributes, "outcome": "ok"}.items())] == 42
@@ -138,10 +138,10 @@ async def test_h4_a_runner_s_gauges_are_refreshed_and_the_cluster_s_follow(reade
         gauges = sim.runners[0].real._gauges
         await sim.wait_until(lambda: len(sim.runners[0].real.seats) == len(sim.runners[1].real.seats) == 4)
         gauges.refresh()
-        assert meters.SEATS.of().value == 4
-        assert not meters.RUNNERS.series
+        assert metrics.SEATS.of().value == 4
+        assert not metrics.RUNNERS.series
         await sim.advance(1)
         gauges.refresh()
-        assert meters.RUNNERS.of().value == meters.HEALTHY_RUNNERS.of().value == 2
-        assert meters.SHARDS.of("owned").value == 8
+        assert metrics.RUNNERS.of().value == metrics.HEALTHY_RUNNERS.of().value == 2
+        assert metrics.SHARDS.of("owned").value == 8
     sample(local())

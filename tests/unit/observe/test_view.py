@@ -10,7 +10,7 @@ import pytest
 
 from coterie.cron.standing import TickInfo
 from coterie.entities.mail import FailedAttempt, MessageInfo
-from coterie.kernel.addresses import MessageId
+from coterie.kernel.ids import MessageId
 from coterie.observe.failing import worded
 from coterie.observe.judge import judge
 from coterie.observe.rates import rates

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coterie.storage.interface import RunnerRow, SeatRow, View
+from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,5 +57,5 @@ def held(seats: Iterable[SeatRow], holders: Mapping[str, str]) -> list[SeatRow]:
     return [msgspec.structs.replace(each, holder=holders.get(each.name)) for each in seats]
 
 
-def view(runners: Iterable[RunnerRow], seats: Iterable[SeatRow]) -> View:
-    return View(tuple(runners), tuple(seats), "stamp")
+def view(runners: Iterable[RunnerRow], seats: Iterable[SeatRow]) -> ClusterSnapshot:
+    return ClusterSnapshot(tuple(runners), tuple(seats), "stamp")

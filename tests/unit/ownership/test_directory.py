@@ -10,7 +10,7 @@ import pytest
 
 from coterie.ownership import notices
 from coterie.ownership.directory import Directory
-from coterie.storage.interface import RunnerRow, SeatRow, View
+from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -23,11 +23,11 @@ def seat(name: str, holder: str | None, epoch: int) -> SeatRow:
     return SeatRow(name, "default", holder, epoch, "", AT, clean=True)
 
 
-def view(*seats: SeatRow, runners: str = "ab") -> View:
-    return View(tuple(map(runner, runners)), seats, "stamp")
+def view(*seats: SeatRow, runners: str = "ab") -> ClusterSnapshot:
+    return ClusterSnapshot(tuple(map(runner, runners)), seats, "stamp")
 
 
-async def never() -> View:
+async def never() -> ClusterSnapshot:
     raise AssertionError("nobody asked for a reading")
 
 
@@ -67,7 +67,7 @@ def test_a_holder_that_is_no_runner_any_more_is_nobody() -> None:
 async def test_all_who_ask_at_once_share_one_reading() -> None:
     readings = 0
 
-    async def read() -> View:
+    async def read() -> ClusterSnapshot:
         nonlocal readings
         readings += 1
         await asyncio.sleep(0)
@@ -83,7 +83,7 @@ async def test_all_who_ask_at_once_share_one_reading() -> None:
 async def test_whoever_is_cancelled_does_not_cut_off_the_reading_of_others() -> None:
     go = asyncio.Event()
 
-    async def read() -> View:
+    async def read() -> ClusterSnapshot:
         await go.wait()
         return view(seat("s", "a", 7))
 
@@ -102,7 +102,7 @@ async def test_a_reading_that_fails_when_all_who_asked_have_left_is_nobody_s_tro
     go, said = asyncio.Event(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, facts: said.append(facts["message"]))
 
-    async def read() -> View:
+    async def read() -> ClusterSnapshot:
         await go.wait()
         raise OSError("gone")
 
@@ -176,7 +176,7 @@ def test_what_was_heard_of_an_epoch_that_is_not_newer_says_nothing(epoch: int) -
 async def test_one_that_has_stopped_reads_no_more() -> None:
     reading = asyncio.Event()
 
-    async def read() -> View:
+    async def read() -> ClusterSnapshot:
         reading.set()
         await asyncio.Event().wait()
         raise AssertionError

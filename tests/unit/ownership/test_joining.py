@@ -17,7 +17,7 @@ from tests.unit.ownership.rows import runner, view
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from coterie.storage.interface import Declaration, View
+    from coterie.storage.interface import ClusterSnapshot, Declaration
 
 ME = Registration(id="me", name="web-2", address="127.0.0.1:7651", host_id="boot 2", groups=("default",))
 OLD = msgspec.structs.replace(runner("old"), name="web-1", address="127.0.0.1:7651", host_id="boot 1")
@@ -38,7 +38,7 @@ class Session:
     async def ask(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         return await work(self)
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         return view([OLD], [])
 
     async def presences(self, runners: Sequence[str]) -> Presences:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.interface import RunnerRow, SeatRow, View
+    from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 SHARD = "shard:default:0"
 LEADER = "singleton:mayor"
@@ -70,7 +70,7 @@ class Database:
     async def agree(self, values: Any) -> Any:
         return values
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         self._note("view")
         return msgspec.structs.replace(view(self.runners, self.seats.values()), stamp=self.stamp)
 
@@ -186,7 +186,7 @@ class Stage:
         self.failovers = 0
         self.bad: set[str] = set()
 
-        async def read() -> View:
+        async def read() -> ClusterSnapshot:
             raise AssertionError("nobody asks")
 
         self.directory = Directory(read)

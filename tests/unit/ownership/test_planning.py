@@ -12,7 +12,7 @@ from coterie.ownership.planning import Plans
 from tests.unit.ownership.rows import held, runner, seat, shards, view
 
 if TYPE_CHECKING:
-    from coterie.storage.interface import RunnerRow, SeatRow, View
+    from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 S = 1_000_000_000
 NIGHTLY = "cron:nightly"
@@ -37,7 +37,7 @@ def lone(members: list[RunnerRow], row: SeatRow) -> list[str]:
     return [target, *(each for each in order(row, members) if each != target)]
 
 
-def learned(me: str, seen: View, *, at_s: int = 0, renewals: int = 0, **delays_s: int) -> Plans:
+def learned(me: str, seen: ClusterSnapshot, *, at_s: int = 0, renewals: int = 0, **delays_s: int) -> Plans:
     plan = plans(me, **delays_s)
     plan.learn(seen, now_ns=at_s * S, renewals=renewals)
     return plan
@@ -300,7 +300,7 @@ def test_a_leader_is_not_moved_for_balance_alone() -> None:
     assert learned("a", view(members, rows)).give(known, 100) == []
 
 
-def two_singletons(*members: str, holder: str | None = None, epoch: int = 1) -> View:
+def two_singletons(*members: str, holder: str | None = None, epoch: int = 1) -> ClusterSnapshot:
     known = {"singleton:x": "v1", "singleton:y": "v1"}
     rows = [seat(name, holder, fingerprint="v1", epoch=epoch) for name in known]
     return view([runner(each, knows=known) for each in members], rows)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import ConfigurationError, PersistenceError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.postgres import Limits
 from coterie.storage.postgres.connections import (
     Connector,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster, ClusterError, Entity, Leader, rpc
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.storage.postgres.inspection import Facts, judge
 from coterie.testing.servers import Server
 from tests.unit.postgres.conftest import stranger, until
@@ -59,7 +59,7 @@ async def test_what_the_new_server_has_not_is_dropped_from_memory_and_said(
 ) -> None:
     """Played: the rows of the past, and the generation that the first runner on the new server has raised."""
     cluster, found = counting(postgres_url)
-    before = meters.FAILOVERS.of().value
+    before = metrics.FAILOVERS.of().value
     async with cluster, stranger(postgres_url) as sql:
         await cluster.ready(timeout="20s")
         ref = cluster.ref(Counter, "alice")
@@ -80,7 +80,7 @@ async def test_what_the_new_server_has_not_is_dropped_from_memory_and_said(
         assert "acknowledged and not replicated may be missing" in reason.problem
         assert health.status == "degraded"
     assert found == [0, 0], "it led once more"
-    assert meters.FAILOVERS.of().value == before + 1
+    assert metrics.FAILOVERS.of().value == before + 1
     assert any("may be missing" in each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL)
 
 

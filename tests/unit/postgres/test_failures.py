@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.postgres import failures
 from coterie.storage.postgres.connections import Connector
 from tests.unit.postgres.conftest import SHORT

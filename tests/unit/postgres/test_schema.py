@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import ConfigurationError, PersistenceError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.interface import KvPut
 from coterie.storage.migrations import Migration
 from coterie.storage.postgres.connections import Connector

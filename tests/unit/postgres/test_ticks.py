@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.interface import Claim, Declaration, Registration
 from coterie.storage.postgres import Limits, PostgresStorage, folding
 from coterie.storage.postgres.commits import SQL

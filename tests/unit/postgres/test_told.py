@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.postgres import Limits
 from coterie.storage.postgres.commits import AGAIN_MOST, Committer
 from coterie.storage.postgres.failures import Lost

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.kernel.random import Chance
 from coterie.kernel.retry import Retry
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.singletons.definitions import SingletonOptions, define
 from coterie.singletons.keeping import KeptRow

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from coterie.errors import MalformedMessage, RunnerUnavailable
-from coterie.kernel.codec import PLAIN
+from coterie.kernel.serialization.codec import PLAIN
 from coterie.singletons.standing import Singletons
-from coterie.storage.interface import RunnerRow, SeatRow, StateRow, View
+from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow, StateRow
 from tests.unit.singletons.stages import NOW, Progress, singleton
 from tests.unit.singletons.test_staleness import execution
 
@@ -42,8 +42,8 @@ class FakeConnection:
         self.asked: list[tuple[str, str]] = []
         self.successor: str | None = "id2"
 
-    async def view(self) -> View:
-        return View(tuple(self.runners), tuple(self.seats), "")
+    async def view(self) -> ClusterSnapshot:
+        return ClusterSnapshot(tuple(self.runners), tuple(self.seats), "")
 
     async def peek(self, key: str) -> StateRow | None:
         rows = self.rows.get(key)

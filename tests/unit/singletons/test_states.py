@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, SchemaDecodeFailed, StatePersistFailed
-from coterie.kernel.codec import PLAIN
 from coterie.kernel.retry import Retry
+from coterie.kernel.serialization.codec import PLAIN
 from coterie.singletons import keeping
 from tests.unit.singletons.stages import Progress, Stage, loaded, refused, unknown, unreachable, until
 

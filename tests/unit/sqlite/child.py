@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from coterie.errors import CoterieError
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.interface import Declaration, KvPut, Ownership, Registration
 from coterie.storage.sqlite import SqliteStorage, owners

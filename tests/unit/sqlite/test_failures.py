@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.storage.interface import KvPut
 from coterie.storage.sqlite import transactions
 from coterie.storage.sqlite.connection import open_memory

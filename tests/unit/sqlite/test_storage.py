@@ -13,8 +13,8 @@ import apsw
 import pytest
 
 from coterie.errors import ConfigurationError, NotStarted, PersistenceError, ShuttingDown
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import ManualClock
+from coterie.kernel.random import Chance
 from coterie.storage import migrations
 from coterie.storage.interface import KvPut, Storage
 from coterie.storage.sqlite.desk import desk_in_memory

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from coterie.errors import PersistenceError
-from coterie.kernel.chance import Chance
-from coterie.kernel.codec import codec_for
-from coterie.kernel.dial import Dial
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.clock import Dial
+from coterie.kernel.random import Chance
+from coterie.kernel.serialization.codec import codec_for
+from coterie.kernel.service import Tasks
 from coterie.steps.running import DurableWork
 from coterie.storage.interface import Claim
 from coterie.storage.units import DeferredRow, Loaded, Stepped, StepRow, StepWrite

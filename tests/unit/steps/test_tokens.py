@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import WorkflowError
-from coterie.kernel import schema
+from coterie.kernel.serialization import schema
 from coterie.steps.tokens import MalformedToken, TokenParts, Tokens
 
 OURS, THEIRS = Tokens(b"s" * 32), Tokens(b"t" * 32)

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.cli.examining import certificates
 from coterie.errors import ConfigurationError
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.kernel.clock import ManualClock
 from coterie.settings import Settings
 from coterie.transport.certificates import Certificates, near_end
@@ -61,7 +61,7 @@ def test_new_files_are_used_from_then_on(installed: Installed, authority: Author
     assert found.server is not before[0]
     assert found.client is not before[1]
     assert found.ends_at > ended
-    assert meters.TLS_EXPIRES.of().value == found.ends_at.timestamp()
+    assert metrics.TLS_EXPIRES.of().value == found.ends_at.timestamp()
 
 
 def test_new_files_that_do_not_fit_are_told_of_and_the_old_ones_stay(

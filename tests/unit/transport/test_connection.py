@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from coterie.errors import RunnerUnavailable, ShuttingDown
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.testing import run_simulation
 from coterie.transport import connection as module
 from coterie.transport import envelopes

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
+from coterie.kernel.deadlines import TICK_S, Deadlines
 from coterie.testing.running import current_loop
-from coterie.transport.deadlines import TICK_S, Deadlines
 
 
 class Table:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.transport.frames import Refused
 from coterie.transport.handshake import BYTES_MOST, Established, Handshake, OtherIncarnation
 from coterie.transport.identity import PROTOCOL, Identity

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.transport.identity import (
     PROTOCOL,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError, RunnerUnavailable
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.transport.frames import Refused
 from coterie.transport.handshake import OtherIncarnation

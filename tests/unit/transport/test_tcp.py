@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from coterie.errors import ConfigurationError, RunnerUnavailable
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
 from coterie.transport.interface import PeerAddress

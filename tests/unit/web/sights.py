@@ -11,12 +11,12 @@ from coterie.observe.health import Health, Reason
 from coterie.observe.view import View as Viewed
 from coterie.observe.viewing import Pages
 from coterie.singletons.standing import SingletonInfo
-from coterie.storage.interface import View
+from coterie.storage.interface import ClusterSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from coterie.kernel.secret import Secret
+    from coterie.settings.secret import Secret
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 STUCK = Reason(
@@ -53,7 +53,7 @@ def importer() -> SingletonInfo:
 def health(*reasons: Reason) -> Health:
     facts = ClusterFacts(
         now=AT,
-        view=View(runners=(), seats=(), stamp=""),
+        view=ClusterSnapshot(runners=(), seats=(), stamp=""),
         runners={"a" * 32: LocalFacts(runner="a" * 32, name="web-2")},
         singletons=(importer(),),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coterie.kernel.secret import Secret
+from coterie.settings.secret import Secret
 from coterie.web.access import access
 
 TOKEN = Secret("correct-horse-battery-staple")

@@ -10,9 +10,9 @@ import pytest
 import schemathesis
 
 from coterie.errors import PersistenceError
-from coterie.kernel.secret import Secret
 from coterie.observe.health import Reason
 from coterie.observe.view import PAGES as PAGES_OF_VIEW
+from coterie.settings.secret import Secret
 from coterie.web import application
 from coterie.web.application import build
 from coterie.web.openapi import document

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from coterie.cli.demo.runners import DemoRunner
     from coterie.cli.demo.sight import Lead
     from coterie.cli.demo.stage import Stage
-    from coterie.kernel.addresses import ShardId
+    from coterie.kernel.ids import ShardId
 
     Act = Callable[["Stage"], Awaitable[Count]]
 

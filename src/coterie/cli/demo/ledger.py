@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.cli.demo.program import Account
 from coterie.errors import CoterieError
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

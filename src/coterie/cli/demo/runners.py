@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from coterie.cli.demo.sight import Stuck
 from coterie.cli.workers import Worker, ending
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.testing.proxy import Proxy
 
 if TYPE_CHECKING:

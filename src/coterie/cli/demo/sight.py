@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from coterie.cluster import Cluster
-    from coterie.kernel.addresses import ShardId
+    from coterie.kernel.ids import ShardId
 
 T = TypeVar("T")
 

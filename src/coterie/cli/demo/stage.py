@@ -16,9 +16,9 @@ from coterie.cli.demo.runners import NAME, DemoRunner
 from coterie.cli.demo.sight import IMPORTER, Sight, Stuck
 from coterie.cli.showing import Screen, lasting, tell
 from coterie.cluster import Cluster
-from coterie.kernel.chance import Chance
 from coterie.kernel.clock import SystemClock, to_datetime
-from coterie.kernel.secret import redacted_url
+from coterie.kernel.random import Chance
+from coterie.settings.secret import redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -25,7 +25,7 @@ from coterie.storage.postgres.sessions import deadline
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.storage.interface import Write
     from coterie.storage.messages import Message, Receipt
     from coterie.storage.postgres.connections import Connector, Limits

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from coterie.errors import ConfigurationError, PersistenceError
-from coterie.kernel import forks
-from coterie.kernel.secret import redacted_url
+from coterie.kernel import fork_guard
+from coterie.settings.secret import redacted_url
 from coterie.storage.postgres import inspection, instants
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe, hint_of, hopeless
 from coterie.storage.postgres.session_registry import SessionRegistry
@@ -22,7 +22,7 @@ from coterie.storage.postgres.sessions import Session, deadline
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
 
 log = logging.getLogger("coterie")
 
@@ -63,7 +63,7 @@ class Connector:
         self._url = url
         self._chance = chance
         self._limits = limits
-        self._origin = forks.Origin(f"the connection to {self.address}")
+        self._origin = fork_guard.Origin(f"the connection to {self.address}")
         self._warned: set[str] = set()
 
     def rename(self, incarnation: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.storage import statements
 from coterie.storage.postgres.connections import application_name
 

@@ -10,7 +10,7 @@ from coterie.storage.inspection import AuditRow, Ending, Server, StateMark
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.kernel.forks import Origin
+    from coterie.kernel.fork_guard import Origin
     from coterie.storage.postgres.pool import Pool
 
 _SQL = statements.load("coterie.storage.postgres.sql", "inspection.sql")

@@ -11,7 +11,7 @@ from coterie.storage.postgres.commits import SQL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.kernel.forks import Origin
+    from coterie.kernel.fork_guard import Origin
     from coterie.storage.groups import GroupWriter
     from coterie.storage.postgres.pool import Pool
 

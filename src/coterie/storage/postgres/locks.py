@@ -16,7 +16,7 @@ from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss
 from coterie.storage.postgres.sessions import deadline
 
 if TYPE_CHECKING:
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.storage.postgres.connections import Limits
     from coterie.storage.postgres.sessions import Session
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.forks import Origin
+    from coterie.kernel.fork_guard import Origin
     from coterie.storage.groups import GroupWriter
     from coterie.storage.postgres.pool import Pool
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.forks import Origin
+    from coterie.kernel.fork_guard import Origin
     from coterie.storage.groups import GroupWriter, Waiter
     from coterie.storage.interface import Claim
     from coterie.storage.messages import (

@@ -16,7 +16,7 @@ import msgspec
 
 from coterie.errors import PersistenceError
 from coterie.storage import statements
-from coterie.storage.interface import Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting, View
+from coterie.storage.interface import ClusterSnapshot, Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting
 from coterie.storage.postgres import inspection
 from coterie.storage.postgres.ending import Ending
 from coterie.storage.postgres.locks import Dedicated, lock_key
@@ -26,7 +26,7 @@ from coterie.storage.unreadable import checked_runner, checked_seat, readable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.storage.interface import Declaration, Registration
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.locks import Fetch
@@ -125,7 +125,7 @@ class PostgresOwnership:
         rows = await self._dedicated.read(SQL["agreements"], self._cluster, list(values))
         return {row["name"]: row["value"] for row in rows}
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         """Everybody and everything."""
         return to_view(await self._dedicated.read(SQL["view"], self._cluster))
 
@@ -272,7 +272,7 @@ class PostgresOwnership:
             await fetch(SQL["note"], self._cluster, runner, kind, list(seats), list(seats.values()), note)
 
 
-def to_view(rows: Sequence[Any]) -> View:
+def to_view(rows: Sequence[Any]) -> ClusterSnapshot:
     """The one row of the statement `view` as a value."""
     row = rows[0]
     columns = ("names", "groups", "holders", "epochs", "fingerprints", "effective_from", "clean")
@@ -290,7 +290,7 @@ def to_view(rows: Sequence[Any]) -> View:
         key=itemgetter(0),
         is_whole=True,
     )
-    return View(tuple(runners), tuple(seats), row["stamp"])
+    return ClusterSnapshot(tuple(runners), tuple(seats), row["stamp"])
 
 
 def to_renewal(row: Any) -> Renewal:

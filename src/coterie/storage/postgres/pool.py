@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError, ShuttingDown
-from coterie.kernel import meters
+from coterie.kernel import metrics
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
 from coterie.storage.postgres.sessions import deadline
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.sessions import Session
 
@@ -68,7 +68,7 @@ class Pool:
         try:
             return await self._tried(sql, values, doing=doing, repeat=repeat)
         except PersistenceError as error:
-            meters.STORAGE_ERRORS.of("read" if repeat else "write", error.outcome).value += 1
+            metrics.STORAGE_ERRORS.of("read" if repeat else "write", error.outcome).value += 1
             raise
 
     async def _tried(self, sql: str, values: Sequence[Any], *, doing: str, repeat: bool) -> Sequence[asyncpg.Record]:

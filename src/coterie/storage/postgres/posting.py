@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
-from coterie.kernel.texts import storable
+from coterie.kernel.text import storable
 from coterie.storage.messages import Commit, Insert, Receipt, Setback, Status
 
 if TYPE_CHECKING:

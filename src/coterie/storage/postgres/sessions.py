@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
-from coterie.kernel import forks
+from coterie.kernel import fork_guard
 from coterie.storage.postgres.failures import DatabaseRefusal, Lost, describe
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Session:
         self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
         self._numbers = itertools.count(1)
-        self._origin = forks.Origin(what)
+        self._origin = fork_guard.Origin(what)
         self._expired: str | None = None
         self._loop = asyncio.get_running_loop()
         self._began = self._over = math.inf  # of the call under way
@@ -60,7 +60,7 @@ class Session:
         self._socket: socket.socket | None = raw._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # noqa: SLF001
         # It would switch jit off and on around its questions about types: for good, in a session that is only lent.
         raw._server_caps = raw._server_caps._replace(jit=False)  # type: ignore[attr-defined]  # noqa: SLF001
-        forks.watch(self)
+        fork_guard.watch(self)
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 once it is closed."""

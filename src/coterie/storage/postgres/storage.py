@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, cast
 
 from coterie.errors import PersistenceError
-from coterie.kernel import forks
+from coterie.kernel import fork_guard
 from coterie.storage import statements
 from coterie.storage.groups import GroupWriter
 from coterie.storage.interface import Storage
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
-    from coterie.storage.interface import View
+    from coterie.storage.interface import ClusterSnapshot
     from coterie.storage.postgres.ownership import PostgresOwnership
     from coterie.storage.postgres.sessions import Session
     from coterie.storage.undertakings import Undertaking
@@ -99,7 +99,7 @@ class PostgresStorage(Storage):
             sessions_most=2 * settings.pool_size + _BESIDE_POOLS,
         )
         super().__init__(what=f"the storage at {self.address}")
-        self._origin = forks.Origin(self.what)
+        self._origin = fork_guard.Origin(self.what)
         self._chance = chance
         self._cluster = settings.name
         self._migrate = settings.migrate
@@ -170,7 +170,7 @@ class PostgresStorage(Storage):
         self.pool.rename()
         self.undertakings.pool.rename()
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         """Everybody and everything."""
         self._origin.require_same()
         self.require_running()

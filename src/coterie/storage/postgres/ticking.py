@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
 import msgspec
 
-from coterie.kernel.texts import storable
+from coterie.kernel.text import storable
 from coterie.storage.ticks import Claimed, TickClaim, TickNote
 
 if TYPE_CHECKING:

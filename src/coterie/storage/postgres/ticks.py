@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from coterie.kernel.addresses import Seat
+from coterie.kernel.ids import Seat
 from coterie.storage.postgres.alone import LONGEST_S
 from coterie.storage.postgres.commits import SQL
 from coterie.storage.ticks import Book, CronRow, PauseRow, TickRow
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.forks import Origin
+    from coterie.kernel.fork_guard import Origin
     from coterie.storage.groups import GroupWriter
     from coterie.storage.interface import Written
     from coterie.storage.postgres.pool import Pool

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.errors import Outcome
-    from coterie.kernel.chance import Chance
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.random import Chance
+    from coterie.kernel.service import Tasks
     from coterie.storage.messages import Commit, Committed
     from coterie.storage.postgres.connections import Connector, Limits
     from coterie.storage.postgres.sessions import Session

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.kernel.texts import storable
+from coterie.kernel.text import storable
 from coterie.storage import statements
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.records import LAST_NS, bindings

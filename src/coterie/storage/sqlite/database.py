@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from coterie.errors import PersistenceError
-from coterie.kernel import meters
-from coterie.kernel.forks import Origin
+from coterie.kernel import metrics
+from coterie.kernel.fork_guard import Origin
 from coterie.kernel.service import Service
 from coterie.storage.sqlite import guard, transactions
 from coterie.storage.sqlite.connection import require_library
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
     from coterie.storage.sqlite.desk import Desk
     from coterie.storage.sqlite.executor import Executor, Executors
 
@@ -101,7 +101,7 @@ class Database(Service):
         try:
             return await self._reader.run(run)
         except PersistenceError as error:
-            meters.STORAGE_ERRORS.of("read", error.outcome).value += 1
+            metrics.STORAGE_ERRORS.of("read", error.outcome).value += 1
             raise
 
     def session(self) -> Executor[Desk]:

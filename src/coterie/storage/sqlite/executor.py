@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from coterie.errors import PersistenceError
-from coterie.kernel import meters, turns
-from coterie.kernel.forks import Origin
+from coterie.kernel import coroutines, metrics
+from coterie.kernel.fork_guard import Origin
 from coterie.kernel.service import Service
 from coterie.storage.interface import WAITING_MOST
 
@@ -118,7 +118,7 @@ class ThreadExecutor(Service, Generic[Owned]):
         return await done
 
     async def _start(self) -> None:
-        turns.shorten()
+        coroutines.shorten()
         self._loop = asyncio.get_running_loop()
         self._origin.set()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -180,7 +180,7 @@ class ThreadExecutor(Service, Generic[Owned]):
         try:
             return self._idle(owned)
         except Exception as error:
-            meters.TASK_FAILURES.of("SQLite thread").value += 1
+            metrics.TASK_FAILURES.of("SQLite thread").value += 1
             log.exception("the %s failed while it was idle, and goes on: %r", self.what, error)
             return None
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SQL = dict(statements.load(f"{__package__}.sql", "leading.sql"))
 
 
-def save(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: bool = False) -> Written:
+def save_leader_state(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: bool = False) -> Written:
     """Write the state that follows a version, and its place in the history."""
     told = states.save(connection, scope, write, audit=audit)
     if told == "written" and (write.keep or write.ttl_s is not None):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import apsw
 
-SQL = dict(statements.load(f"{__package__}.sql", "leases.sql"))
+LEASES_SQL = dict(statements.load(f"{__package__}.sql", "leases.sql"))
 
 _LAST_NS = 2**63 - 1
 
@@ -55,20 +55,20 @@ NONE = Lease(0, expired=True, leaving=False)
 
 def grant(leases: apsw.Connection, boot: Boot, runner: str, *, ttl_s: float) -> None:
     """The first lease of a runner."""
-    leases.execute(SQL["grant"], boot.bindings(id=runner, expires_boot_ns=boot.expires_boot_ns(ttl_s)))
+    leases.execute(LEASES_SQL["grant"], boot.bindings(id=runner, expires_boot_ns=boot.expires_boot_ns(ttl_s)))
 
 
 def renew(leases: apsw.Connection, boot: Boot, runner: str, *, ttl_s: float) -> Lease | None:
     """Prolong a lease; None: there is none."""
     bindings = boot.bindings(id=runner, expires_boot_ns=boot.expires_boot_ns(ttl_s))
-    for counter, leaving in leases.execute(SQL["renew"], bindings):
+    for counter, leaving in leases.execute(LEASES_SQL["renew"], bindings):
         return Lease(counter, expired=False, leaving=bool(leaving))
     return None
 
 
 def read(leases: apsw.Connection, boot: Boot) -> dict[str, Lease]:
     """Everybody's lease."""
-    rows = leases.execute(SQL["all"], boot.bindings())
+    rows = leases.execute(LEASES_SQL["all"], boot.bindings())
     return {
         runner: Lease(counter, bool(expired), bool(leaving), bool(other_boot))
         for runner, counter, expired, leaving, other_boot in rows
@@ -83,12 +83,12 @@ def is_still(leases: apsw.Connection, boot: Boot, runner: str, *, counter: int, 
 
 def leave(leases: apsw.Connection, boot: Boot, runner: str) -> bool:
     """Mark a runner as leaving; False: it has no lease."""
-    return bool(leases.execute(SQL["leave"], boot.bindings(id=runner)).fetchall())
+    return bool(leases.execute(LEASES_SQL["leave"], boot.bindings(id=runner)).fetchall())
 
 
 def end(leases: apsw.Connection, boot: Boot, runner: str) -> None:
     """Forget a lease."""
-    leases.execute(SQL["end"], boot.bindings(id=runner))
+    leases.execute(LEASES_SQL["end"], boot.bindings(id=runner))
 
 
 def sweep(leases: apsw.Connection, boot: Boot, registered: Container[str]) -> None:

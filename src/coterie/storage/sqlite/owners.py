@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
     from coterie.settings import Settings
-    from coterie.storage.interface import View
+    from coterie.storage.interface import ClusterSnapshot
     from coterie.storage.sqlite.database import Database
     from coterie.storage.sqlite.witness import Witness
 
@@ -126,7 +126,7 @@ class Owners:
         witness = self._ground.witness
         return witness.taken(incarnation) if witness.is_proof else nullcontext()
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         """Everybody and everything, for those who hold nothing."""
         doing = "look at runners and seats"
         return await self._database.read_desk(lambda desk: look(desk, self._ground), doing=doing)

@@ -23,7 +23,7 @@ from coterie.storage.sqlite.transactions import Patience, commit, read, snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from coterie.storage.interface import Declaration, Grant, Registration, View
+    from coterie.storage.interface import ClusterSnapshot, Declaration, Grant, Registration
     from coterie.storage.sqlite.desk import Desk
     from coterie.storage.sqlite.executor import Executor
     from coterie.storage.sqlite.frozen import Frozen
@@ -72,7 +72,7 @@ class SqliteOwnership:
 
         return await self._write(agree, doing="agree on settings", patience=self._waits.start)
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         """Everybody and everything."""
         return await self._read(lambda desk: look(desk, self._ground), doing="look at runners and seats")
 
@@ -283,7 +283,7 @@ class SqliteOwnership:
         return await self._executor.run(run)
 
 
-def look(desk: Desk, ground: Ground) -> View:
+def look(desk: Desk, ground: Ground) -> ClusterSnapshot:
     """Everybody and everything."""
     everybody = leases.read(desk.leases, ground.boot())
     with snapshot(desk.main):

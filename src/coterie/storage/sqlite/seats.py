@@ -10,7 +10,7 @@ import msgspec
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
-from coterie.storage.interface import Grant, RunnerRow, SeatRow, View
+from coterie.storage.interface import ClusterSnapshot, Grant, RunnerRow, SeatRow
 from coterie.storage.unreadable import checked_runner, checked_seat, readable
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def stamp(main: apsw.Connection, scope: Scope) -> str:
     return f"{count}.{epochs}.{held}.{hashlib.sha256(definitions.encode()).hexdigest()[:16]}"
 
 
-def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> View:
+def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> ClusterSnapshot:
     """Everybody and everything."""
     leaving = {runner for runner, lease in leases.items() if lease.leaving}
     runners = readable(
@@ -137,7 +137,7 @@ def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> Vi
         key=itemgetter(0),
         is_whole=True,
     )
-    return View(tuple(runners), tuple(seats), stamp(main, scope))
+    return ClusterSnapshot(tuple(runners), tuple(seats), stamp(main, scope))
 
 
 def note(

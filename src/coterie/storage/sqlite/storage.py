@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from coterie.kernel.chance import Chance
     from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
-    from coterie.storage.interface import View, Write
+    from coterie.storage.interface import ClusterSnapshot, Write
     from coterie.storage.sqlite.kv import Handler
     from coterie.storage.sqlite.ownership import SqliteOwnership
     from coterie.storage.sqlite.witness import Witness
@@ -108,7 +108,7 @@ class SqliteStorage(Storage):
         self.messages = SqliteMessages(self._main, writer=self.groups, cluster=settings.name, clock=clock, audit=audit)
         self._handlers: dict[type, Handler] = {
             **{kind: partial(handler, audit=audit) for kind, handler in HANDLERS.items()},
-            StateSave: partial(leading.save, audit=audit),
+            StateSave: partial(leading.save_leader_state, audit=audit),
             Stamp: partial(leading.stamp, audit=audit),
             Insert: completions.insert,
             Commit: partial(completions.commit, audit=audit),
@@ -179,7 +179,7 @@ class SqliteStorage(Storage):
         """Nothing here goes by the name of a process but the sessions, which are told theirs."""
         self.incarnation = incarnation
 
-    async def view(self) -> View:
+    async def view(self) -> ClusterSnapshot:
         """Everybody and everything."""
         return await self._owners.view()
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from coterie.kernel.addresses import Seat
 from coterie.kernel.clock import to_datetime, to_ns
+from coterie.kernel.ids import Seat
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.claiming import SQL, encoded, instant_ns
 from coterie.storage.sqlite.kv import Scope

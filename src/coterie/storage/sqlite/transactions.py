@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from coterie.errors import Outcome
-    from coterie.kernel.chance import Chance
+    from coterie.kernel.random import Chance
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.service import Tasks
     from coterie.storage.messages import Commit, Committed
     from coterie.storage.sqlite.database import Database
     from coterie.storage.sqlite.transactions import Patience

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from coterie.errors import PersistenceError
-from coterie.kernel import forks
+from coterie.kernel import fork_guard
 from coterie.storage.sqlite.location import beside
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class _Sign:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.holders = 0
-        forks.watch(self)
+        fork_guard.watch(self)
 
     @classmethod
     def locked(cls, path: Path) -> _Sign | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from coterie.kernel.chance import Chance
+from coterie.kernel.random import Chance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

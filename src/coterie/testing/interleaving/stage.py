@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from coterie.kernel.tasks import Tasks
+from coterie.kernel.service import Tasks
 from coterie.testing.interleaving.sessions import POLL_S, STUCK_S, Session, Watcher
 from coterie.testing.interleaving.track import Told, Track
 

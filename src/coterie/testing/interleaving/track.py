@@ -13,7 +13,7 @@ from coterie.testing.interleaving.sessions import HELD_COMMIT, Gone, Session
 if TYPE_CHECKING:
     import asyncio
 
-    from coterie.kernel.tasks import Tasks
+    from coterie.kernel.service import Tasks
 
 End = Literal["", "done", "stopped", "given up", "lost"]
 

@@ -1,14 +1,24 @@
-"""Driving coroutines by hand: what was begun in one place is gone on with in another, in a context of its own."""
+"""Driving coroutines by hand: what was begun in one place is gone on with in another, in a context of its own.
+
+Turns of threads: a busy event loop must not starve the threads beside it.
+
+A thread that waits for the interpreter asks for it after the *switch interval*, 5 ms by default, and starts to count
+anew whenever the holder lets go for a moment. A saturated event loop lets go at each look at its sockets, every
+millisecond or so, and takes it back before anybody has woken up: other threads then stood still for seconds, and so did
+the lease. An interval shorter than a turn of the loop makes the waiting thread ask in time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Generator
     from contextvars import Context
+
 
 enter_task = asyncio.tasks._enter_task  # noqa: SLF001 documented, for those who write tasks of their own
 leave_task = asyncio.tasks._leave_task  # noqa: SLF001
@@ -65,3 +75,13 @@ def coroutine_of(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
 
 async def _awaiting(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+TURN_S = 0.0001
+"""Measured with a saturated loop on two cores: 5 ms and 1 ms starve for seconds, 0.5 ms at times, 0.2 ms not at all."""
+
+
+def shorten() -> None:
+    """Shorten the switch interval of this process, unless it is shorter already. It stays so."""
+    if sys.getswitchinterval() > TURN_S:
+        sys.setswitchinterval(TURN_S)

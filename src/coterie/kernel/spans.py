@@ -23,9 +23,9 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from coterie.kernel.addresses import Seat
 from coterie.kernel.context import enter, work_here
-from coterie.kernel.texts import said
+from coterie.kernel.ids import Seat
+from coterie.kernel.text import said
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from coterie.errors import ConfigurationError, quoted
 from coterie.kernel.durations import format_duration, to_timedelta
 from coterie.kernel.retry import Retry
-from coterie.kernel.secret import Secret, redacted_url
+from coterie.settings.secret import Secret, redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import msgspec
 
 from coterie.errors import ConfigurationError, CoterieError, MalformedMessage, NewerVersion
-from coterie.kernel.codec import PLAIN, Codec, codec_for
-from coterie.kernel.refusals import misfit
+from coterie.kernel.serialization.codec import PLAIN, Codec, codec_for, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from coterie.kernel.shapes import ABSENT, Part, dump_model, is_model_type, parts_of
+from coterie.kernel.serialization.models import ABSENT, Part, dump_model, is_model_type, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -15,12 +15,12 @@ from uuid import UUID  # noqa: TID251 as a type
 import msgspec
 from msgspec import inspect
 
-from coterie.kernel.codec import PLAIN, codec_for
+from coterie.kernel.serialization.codec import PLAIN, codec_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coterie.kernel.codec import Codec
+    from coterie.kernel.serialization.codec import Codec
 
 _MOST_BYTES = 1024
 """Of a description: one that is larger says only what is outermost, since links with tokens must not grow."""

@@ -15,7 +15,7 @@ from coterie.errors import ConfigurationError, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from coterie.kernel.readings import Kind
+    from coterie.settings.parsers import Kind
 
 Scope = Literal["process", "cluster"]
 
