@@ -27,8 +27,8 @@ from bench.measure import Row, compare
 from bench.ownership import DURABLE, Limit, limit
 from coterie import Cluster
 from coterie.kernel.ids import Seat
+from coterie.storage.contracts.ticks import TickClaim, Verdict
 from coterie.storage.interface import Claim, Declaration, Registration
-from coterie.storage.ticks import TickClaim, Verdict
 from coterie.testing import Server
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import MessageIds
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
+from coterie.storage.contracts.messages import Commit, Message
+from coterie.storage.engines import open_storage
 from coterie.storage.interface import Claim, Declaration, Registration
-from coterie.storage.messages import Commit, Message
-from coterie.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from coterie.kernel.random import Chance
-from coterie.storage.postgres.connections import Connector, Limits
+from coterie.storage.postgres.connector import Connector, Limits
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.testing.servers import Server, run_aside
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
-    from coterie.storage.groups import Waiter
+    from coterie.storage.group_commit import Waiter
 
 
 def pass_on(waiter: Waiter, done: asyncio.Future[Any]) -> None:

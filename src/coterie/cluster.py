@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from coterie.signals import Teller
     from coterie.singletons.definitions import SingletonOptions
     from coterie.singletons.leader import Leader
+    from coterie.storage.contracts.units import Started
     from coterie.storage.interface import Claim, RunnerRow
-    from coterie.storage.units import Started
     from coterie.web.serving import Serving
     from coterie.workflows.definitions import WorkflowOptions
     from coterie.workflows.room import WorkflowRoom

@@ -26,7 +26,7 @@ from coterie.ownership.aside import ThreadAside
 from coterie.ownership.directory import Directory, peer_of
 from coterie.ownership.ids import Ids
 from coterie.steps.tokens import Tokens
-from coterie.storage.opening import open_storage
+from coterie.storage.engines import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Limits
 from coterie.transport.peers import Peers

@@ -13,7 +13,7 @@ import pytest
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
-from coterie.storage.opening import open_storage
+from coterie.storage.engines import open_storage
 from coterie.testing.pooler import Pooler
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.storage.messages import Message, MessageRow, StateChange
+from coterie.storage.contracts.messages import Message, MessageRow, StateChange
 from tests.contract.test_states import S1, S2, A, B, evict, joined, register, take
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from coterie.storage.contracts.messages import Commit, Filter, Setback
 from coterie.storage.interface import KvPut
-from coterie.storage.messages import Commit, Filter, Setback
 from tests.contract import ticks
 from tests.contract.messages import S1, S2, A, joined, message, take
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from coterie.storage.contracts.messages import Mark, Message
     from coterie.storage.interface import Claim, Storage
-    from coterie.storage.messages import Mark, Message
 
 SAMPLE = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 INSTANT = timedelta(microseconds=1)

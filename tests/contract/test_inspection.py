@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
+from coterie.storage.contracts.messages import Commit, Message
+from coterie.storage.engines import open_storage
 from coterie.storage.interface import Claim, Declaration, Registration, StateSave
-from coterie.storage.messages import Commit, Message
-from coterie.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from coterie.storage.interface import Storage

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import LeadershipLost
-from coterie.storage.executions import Stamp
+from coterie.storage.contracts.executions import Stamp
 from coterie.storage.interface import ASIDE_MOST, Claim, Declaration, KvPut, Registration, StateLoaded, StateSave
 from tests.contract.test_states import S1, S2, A, B, a, b, evict, joined, take
 

@@ -13,7 +13,7 @@ from coterie.entities.envelopes import FAILED
 from coterie.entities.failures import pack_failure
 from coterie.entities.mail import Messages
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.storage.messages import Commit, Setback
+from coterie.storage.contracts.messages import Commit, Setback
 from tests.contract.messages import S1, A, id_of, joined, message, take
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from coterie import Cluster, Entity, MessageCancelled, MessageDead, Retry, rpc
 from coterie.entities import sweeping
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.storage.messages import Message
+from coterie.storage.contracts.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

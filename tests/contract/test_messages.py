@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from coterie.storage.contracts.messages import Commit, Message, Receipt, Setback, Waiting
 from coterie.storage.interface import Claim
-from coterie.storage.messages import Commit, Message, Receipt, Setback, Waiting
 from tests.contract.messages import CANCELLED, S1, S2, A, due_ids, id_of, joined, look, message, statuses, take
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from coterie.storage.messages import Backlog, Commit, Setback
+from coterie.storage.contracts.messages import Backlog, Commit, Setback
 from tests.contract.messages import S1, S2, A, id_of, joined, message, take
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from coterie.storage.contracts.messages import Commit, Committed, Setback
 from coterie.storage.interface import Claim, StateLoaded, StateSave
-from coterie.storage.messages import Commit, Committed, Setback
 from tests.contract.messages import (
     CANCELLED,
     S1,

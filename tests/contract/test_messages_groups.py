@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import LeadershipLost
+from coterie.storage.contracts.messages import Commit, Filter, Insert, Receipt, Setback
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
-from coterie.storage.messages import Commit, Filter, Insert, Receipt, Setback
 from tests.contract.messages import A, B, change, id_of, joined, message, take
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from coterie.storage.contracts.messages import Commit, Filter, Setback, Suspicion
 from coterie.storage.interface import Claim
-from coterie.storage.messages import Commit, Filter, Setback, Suspicion
 from tests.contract.messages import S1, S2, A, B, due_ids, evict, id_of, joined, look, message, register, statuses, take
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from coterie.storage.contracts.messages import MessageRow, Status
     from coterie.storage.interface import Ownership, Storage
-    from coterie.storage.messages import MessageRow, Status
     from tests.contract.conftest import Passing
 
     Takes = Callable[[], Awaitable[Claim]]

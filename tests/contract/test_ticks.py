@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.kernel.ids import Seat
+from coterie.storage.contracts.ticks import Take, Verdict
 from coterie.storage.interface import Claim, Declaration
-from coterie.storage.ticks import Take, Verdict
 from tests.contract.test_states import A, B, evict
 from tests.contract.ticks import (
     FINGERPRINT,
@@ -46,8 +46,8 @@ from tests.contract.ticks import (
 )
 
 if TYPE_CHECKING:
+    from coterie.storage.contracts.ticks import Claimed
     from coterie.storage.interface import Ownership, Storage
-    from coterie.storage.ticks import Claimed
     from tests.contract.conftest import Passing
 
 __all__ = ["a", "b"]  # fixtures

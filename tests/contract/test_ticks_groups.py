@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.ids import Seat
+from coterie.storage.contracts.ticks import TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, KvPut, StateSave
-from coterie.storage.ticks import TickClaim, TickNote, Verdict
 from tests.contract.test_states import A, B, evict
 from tests.contract.ticks import (
     N2,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.text import storable
-from coterie.storage.ticks import PauseRow, Verdict
+from coterie.storage.contracts.ticks import PauseRow, Verdict
 from tests.contract.test_states import A, B
 from tests.contract.ticks import (
     INSTANT,
@@ -39,8 +39,8 @@ from tests.contract.ticks import (
 )
 
 if TYPE_CHECKING:
+    from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.interface import Ownership, Storage
-    from coterie.storage.ticks import TickRow
     from tests.contract.conftest import Passing
 
 __all__ = ["a", "b"]  # fixtures

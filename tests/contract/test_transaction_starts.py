@@ -10,7 +10,7 @@ import pytest
 
 from coterie import Cluster, Entity, KeyConflict, PersistenceError, RemoteError, Retry, WorkflowNotFound, rpc
 from coterie.connection import Connection
-from coterie.storage.undertakings import Undertaking
+from coterie.storage.user_transaction import Undertaking
 from coterie.workflows import room
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from coterie import Leader, Tick, Transaction, Workflow
-    from coterie.storage.messages import Commit, Committed
+    from coterie.storage.contracts.messages import Commit, Committed
 
     Body = Callable[[Transaction], Awaitable[Any]]
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import KeyConflict, PersistenceError, ShuttingDown, TransactionTimeout
+from coterie.storage.contracts.messages import Commit
+from coterie.storage.contracts.units import UnitStart
 from coterie.storage.interface import Claim, KvPut, StateLoaded
-from coterie.storage.messages import Commit
-from coterie.storage.units import UnitStart
 from tests.contract.conftest import opened
 from tests.contract.messages import S1, A, change, id_of, joined, message, statuses, take
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from coterie.storage.contracts.messages import Committed, Transaction
     from coterie.storage.interface import Ownership, Storage
-    from coterie.storage.messages import Committed, Transaction
 
 LONG_S = 60.0
 """A limit that no test reaches."""

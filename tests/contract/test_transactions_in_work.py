@@ -12,7 +12,7 @@ import pytest
 
 from coterie import Cluster, Entity, MessageDead, PersistenceError, RemoteError, Retry, rpc
 from coterie.entities import sweeping
-from coterie.storage.undertakings import Undertaking
+from coterie.storage.user_transaction import Undertaking
 from coterie.testing import probe
 from tests.contract import shops
 from tests.contract.shops import Clerk, Refused, Shop, Stage, audited, books, running
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from coterie.storage.messages import Commit, Committed
+    from coterie.storage.contracts.messages import Commit, Committed
 
 
 @pytest.fixture(autouse=True)

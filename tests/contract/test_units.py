@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
+from coterie.storage.contracts.units import DeferredRow, StepKind, UnitEnded, UnitEnding, UnitStatus
 from coterie.storage.interface import Claim
-from coterie.storage.units import DeferredRow, StepKind, UnitEnded, UnitEnding, UnitStatus
 from tests.contract.test_states import A, B, evict
 from tests.contract.units import (
     CRON,
@@ -44,8 +44,8 @@ from tests.contract.units import (
 )
 
 if TYPE_CHECKING:
+    from coterie.storage.contracts.units import UnitKind
     from coterie.storage.interface import Ownership, Storage
-    from coterie.storage.units import UnitKind
     from tests.contract.conftest import Passing
 
 __all__ = ["a", "b"]  # fixtures

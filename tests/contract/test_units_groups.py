@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.interface import Claim, KvPut, StateSave
-from coterie.storage.units import StepWrite, UnitEnd
 from tests.contract.test_states import A, B, evict
 from tests.contract.test_ticks_groups import writer
 from tests.contract.units import (

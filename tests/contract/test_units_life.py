@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.ticks import TickNote
-from coterie.storage.units import DeferredRow, ParentEnded, Resolved, tick_of_unit
+from coterie.storage.contracts.ticks import TickNote
+from coterie.storage.contracts.units import DeferredRow, ParentEnded, Resolved, tick_of_unit
 from tests.contract.test_states import A
 from tests.contract.units import (
     CRON,
@@ -40,8 +40,8 @@ from tests.contract.units import (
 )
 
 if TYPE_CHECKING:
+    from coterie.storage.contracts.units import UnitRow, UnitStatus
     from coterie.storage.interface import Ownership, Storage
-    from coterie.storage.units import UnitRow, UnitStatus
     from tests.contract.conftest import Passing
 
 __all__ = ["a", "b"]  # fixtures

@@ -18,11 +18,11 @@ import pytest
 import coterie
 from coterie.kernel import metrics
 from coterie.kernel.ids import Seat
-from coterie.storage import unreadable
-from coterie.storage.executions import Stamp
+from coterie.storage import unreadable_rows
+from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.messages import Filter, Setback
+from coterie.storage.contracts.ticks import Take, TickClaim, Verdict
 from coterie.storage.interface import Claim, Declaration, KvPut, Registration, StateSave
-from coterie.storage.messages import Filter, Setback
-from coterie.storage.ticks import Take, TickClaim, Verdict
 from tests.contract.messages import S1, S2, A, B, id_of, message
 from tests.contract.ticks import FINGERPRINT, N1, N2, SCHEDULE, at
 from tests.contract.units import ask, key, of
@@ -144,9 +144,9 @@ async def hand(url: str, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
 
 @pytest.fixture(autouse=True)
 def _forgets() -> Iterator[None]:
-    unreadable._known.clear()
+    unreadable_rows._known.clear()
     yield
-    unreadable._known.clear()
+    unreadable_rows._known.clear()
 
 
 class Cluster:
@@ -287,12 +287,12 @@ async def test_a_row_that_cannot_be_read_is_logged_once_counted_and_forgotten_wh
     for _ in range(3):
         assert [row.id for row in await cluster.storage.messages.look([id_of(1), id_of(2)])] == [id_of(2)]
     assert metrics.UNREADABLE_ROWS.of("messages").value == counted + 3
-    (row,) = unreadable.found()
+    (row,) = unreadable_rows.found()
     assert str(row).startswith(f"row '{id_of(1)}' of table messages cannot be read: ValidationError: ")
     assert [str(row) in record.getMessage() for record in caplog.records] == [True]
     await hand.run(f"update messages set errors = '[]' where id = '{id_of(1)}'")
     assert len(await cluster.storage.messages.look([id_of(1), id_of(2)])) == 2
-    assert unreadable.found() == ()
+    assert unreadable_rows.found() == ()
 
 
 @pytest.mark.parametrize("table", ["runners", "seats"])
@@ -303,13 +303,13 @@ async def test_a_row_that_could_not_be_read_is_forgotten_when_it_is_deleted(
     broken = {"runners": "knows = '[]'", "seats": "name = 'shard:default:odd'"}
     assert await hand.run(f"update {table} set {broken[table]} where {column} = '{row}'") is not None
     await cluster.storage.view()
-    (known,) = unreadable.found()
+    (known,) = unreadable_rows.found()
     assert known.table == table
     if table == "runners":  # the seats that it holds become free
         assert await hand.run(f"update seats set holder = null where holder = '{row}'") is not None
     assert await hand.run(f"delete from {table} where {column} = '{known.key}'") is not None
     await cluster.storage.view()
-    assert unreadable.found() == ()
+    assert unreadable_rows.found() == ()
 
 
 async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: Hand) -> None:

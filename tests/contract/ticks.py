@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.ids import Seat
+from coterie.storage.contracts.ticks import Take, TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, Declaration, Registration
-from coterie.storage.ticks import Take, TickClaim, TickNote, Verdict
 from tests.contract.test_states import A, B, evict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from coterie.storage.contracts.ticks import Book, CronRow, Kind, TickRow
     from coterie.storage.interface import ClusterSnapshot, Ownership, Storage
-    from coterie.storage.ticks import Book, CronRow, Kind, TickRow
 
 N1, N2 = "nightly", "hourly"
 SCHEDULE = "s1"

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.ids import Seat, ShardId
+from coterie.storage.contracts.ticks import Take
+from coterie.storage.contracts.units import StepWrite, UnitEnd, UnitStart, life_of_tick, unit_of_tick
 from coterie.storage.interface import Claim, Declaration, Registration
-from coterie.storage.ticks import Take
-from coterie.storage.units import StepWrite, UnitEnd, UnitStart, life_of_tick, unit_of_tick
 from tests.contract.test_states import A, B, evict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from coterie.storage.contracts.units import Loaded, Stepped, Taken, UnitEnded, UnitKind, UnitRow
     from coterie.storage.interface import Ownership, Storage
-    from coterie.storage.units import Loaded, Stepped, Taken, UnitEnded, UnitKind, UnitRow
 
 S1, S2 = Seat.shard(ShardId("default", 1)), Seat.shard(ShardId("default", 2))
 LEADER, CRON = Seat.singleton("importer"), Seat.cron("nightly")

@@ -11,8 +11,8 @@ from coterie import Cluster, Entity, Retry, rpc
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
+from coterie.storage.engines import open_storage
 from coterie.storage.interface import Registration
-from coterie.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

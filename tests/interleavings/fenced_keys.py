@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap
-from coterie.storage.postgres import folding
+from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import judges
 from tests.interleavings.ground import CLUSTER, given
@@ -49,8 +49,8 @@ def _taking(s: Steps, name: str) -> tuple[Step, ...]:
 
 def _step(s: Steps, write: KvPut | KvSwap | KvRemove) -> Step:
     """The statement and arrays that the engine itself makes of the write."""
-    (bucket,) = folding.fold([write])
-    return s.step(bucket.shape, *folding.values(bucket, [write]), step="write")
+    (bucket,) = plan.fold([write])
+    return s.step(bucket.shape, *plan.values(bucket, [write]), step="write")
 
 
 def _modifying(s: Steps) -> tuple[Step, ...]:
@@ -59,7 +59,7 @@ def _modifying(s: Steps) -> tuple[Step, ...]:
     def values(reads: dict[str, Rows]) -> tuple[object, ...]:
         (row,) = reads["get"]
         write = KvSwap("k", row["stamp"], str(int(row["value"]) + 1).encode(), 2, claim=MINE)
-        return (CLUSTER, *folding.values(folding.fold([write])[0], [write]))
+        return (CLUSTER, *plan.values(plan.fold([write])[0], [write]))
 
     swap = Step("swap", s.sql["swap_kv"], values, then=restart_unless_written)  # type: ignore[arg-type] # reads only
     return (s.step("kv_get", "k", step="get"), *atomic(swap))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from coterie.storage import migrations, statements
-from coterie.storage.postgres.connections import Limits, session_settings
+from coterie.storage.postgres.connector import Limits, session_settings
 from coterie.testing.interleaving import Ground, Run, Stage
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.storage.executions import Stamp
+from coterie.storage.contracts.executions import Stamp
 from coterie.storage.interface import Claim, StateSave
-from coterie.storage.postgres import folding
+from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from coterie.testing.interleaving.scripts import stop_if_none
 from tests.interleavings import judges
@@ -66,8 +66,8 @@ def _pair(a: Script, b: Script, judge: judges.Judge, *, left_s: float = 6, state
 
 def _step(s: Steps, *writes: Write) -> Step:
     """The statement and values that the engine itself makes of the writes."""
-    (bucket,) = folding.fold(writes)
-    return s.step(bucket.shape, *folding.values(bucket, writes), step="write")
+    (bucket,) = plan.fold(writes)
+    return s.step(bucket.shape, *plan.values(bucket, writes), step="write")
 
 
 def _beginning(s: Steps) -> tuple[Step, ...]:

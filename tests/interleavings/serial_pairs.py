@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.storage.executions import Stamp
+from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
-from coterie.storage.messages import Insert
-from coterie.storage.postgres import alone, folding, posting
+from coterie.storage.postgres.batch import messages, plan
+from coterie.storage.postgres.batch import single as alone
 from coterie.testing.interleaving import Count, Pair, Script, Step, atomic, explore
 from tests.interleavings import stored_messages, stored_ticks, stored_units
 from tests.interleavings.ground import CLUSTER, THERE, defined, given
@@ -169,8 +170,8 @@ def single(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
 
 def folded(s: Steps, write: Write, *, prefix: str = "") -> tuple[Step, ...]:
     """A write as the engine folds it, with others or alone."""
-    shape = folding.shape_of(write)
-    return single(s, f"{prefix}{shape}", *folding.values(folding.Bucket(shape, [0]), [write]))
+    shape = plan.shape_of(write)
+    return single(s, f"{prefix}{shape}", *plan.values(plan.Bucket(shape, [0]), [write]))
 
 
 # The key-value store
@@ -228,7 +229,7 @@ def _messages(s: Steps) -> list[Group]:
         "cancel fenced": single(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
     }
     asked = {
-        "insert": single(s, "insert_messages", *posting.values("insert_messages", [Insert(inserted)])),
+        "insert": single(s, "insert_messages", *messages.values("insert_messages", [Insert(inserted)])),
         "lone insert": single(s, "insert_message", *alone.values("insert_message", Insert(m.message("n2", key="x")))),
         "add": _adding(s),
         "cancel": single(s, "cancel", "m1", b"cancelled"),

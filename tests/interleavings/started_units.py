@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import Claim
-from coterie.storage.messages import Commit
-from coterie.storage.postgres import folding
+from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings.ground import CLUSTER, given
 from tests.interleavings.planting import Plant, swapped
@@ -44,8 +44,8 @@ def _order(
     row = Step("order", f"insert into coterie.kv values ('{CLUSTER}', '{who}', 'order', 1) returning key")
     starts = [step for unit in units for step in _starting(s, unit, payload)]
     write = Commit(Claim(who, seat, epoch))
-    (bucket,) = folding.fold([write])
-    fence = s.step(bucket.shape, *folding.values(bucket, [write]), step="fence", then=_go_if_written)
+    (bucket,) = plan.fold([write])
+    fence = s.step(bucket.shape, *plan.values(bucket, [write]), step="fence", then=_go_if_written)
     return Script(f"{who} orders {payload.decode()}{note}", atomic(row, *starts, fence), tries=3)
 
 

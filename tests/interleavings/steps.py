@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage.interface import KvSwap
-from coterie.storage.postgres import folding
+from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Step, atomic
 from coterie.testing.interleaving.scripts import Reads, Row, Verdict, restart_if_none, stop_if_none
 from tests.interleavings.ground import CLUSTER
@@ -127,15 +127,15 @@ class Steps:
     def _swap(self, change: Callable[[Row | None], KvSwap]) -> Step:
         """The statement and arrays that the engine itself makes of the write."""
 
-        def fold(reads: Reads) -> tuple[folding.Bucket, list[KvSwap]]:
+        def fold(reads: Reads) -> tuple[plan.Bucket, list[KvSwap]]:
             writes = [change(reads["get"][0] if reads["get"] else None)]
-            return folding.fold(writes)[0], writes
+            return plan.fold(writes)[0], writes
 
         def sql(reads: Reads) -> str:
             return self.sql[f"kv_{fold(reads)[0].shape}"]
 
         def values(reads: Reads) -> Sequence[Any]:
-            return (CLUSTER, *folding.values(*fold(reads)))
+            return (CLUSTER, *plan.values(*fold(reads)))
 
         return Step("swap", sql, values, then=restart_if_none)
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from coterie.storage.contracts.messages import Commit, Insert, Message, Setback, StateChange
 from coterie.storage.interface import Claim
-from coterie.storage.messages import Commit, Insert, Message, Setback, StateChange
-from coterie.storage.postgres import alone, folding, posting
+from coterie.storage.postgres.batch import messages as posting
+from coterie.storage.postgres.batch import plan, single
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from coterie.testing.interleaving.scripts import restart_if_none
 from tests.interleavings import mail_judges as judges
@@ -161,13 +162,13 @@ LOAD = Step(
 
 def _script(s: Steps, name: str, write: Write) -> Script:
     """The statement and arrays that the engine itself makes of a write that is not alone."""
-    bucket = folding.Bucket(folding.shape_of(write), [0])
-    return Script(name, atomic(s.step(bucket.shape, *folding.values(bucket, [write]), step="write")))
+    bucket = plan.Bucket(plan.shape_of(write), [0])
+    return Script(name, atomic(s.step(bucket.shape, *plan.values(bucket, [write]), step="write")))
 
 
 def _lone_end(s: Steps) -> Script:
     """The same for one that is; unless it is ended, why not. Each in a transaction of its own."""
-    short, long = (folding.values(folding.Bucket(shape, [0]), [ENDED]) for shape in ("end_message", "end_messages"))
+    short, long = (plan.values(plan.Bucket(shape, [0]), [ENDED]) for shape in ("end_message", "end_messages"))
     end = s.step("end_message", *short, step="end")
 
     def sql(reads: Reads) -> str:
@@ -178,10 +179,10 @@ def _lone_end(s: Steps) -> Script:
 
 
 def _lone_insert(s: Steps, write: Insert) -> tuple[Step, ...]:
-    shape = alone.shape_of(write)
+    shape = single.shape_of(write)
     assert shape is not None
-    insert = s.step(shape, *alone.values(shape, write), step="insert")
-    return atomic(replace(insert, nothing=THERE) if shape in folding.ADDING else insert)
+    insert = s.step(shape, *single.values(shape, write), step="insert")
+    return atomic(replace(insert, nothing=THERE) if shape in plan.ADDING else insert)
 
 
 def _suspect(s: Steps, me: str) -> Step:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from coterie.storage.contracts.ticks import TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim
-from coterie.storage.postgres import folding
-from coterie.storage.ticks import TickClaim, TickNote, Verdict
+from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from coterie.testing.interleaving.scripts import stop_if_none
 from tests.interleavings import tick_judges as judges
@@ -139,8 +139,8 @@ def _against_each_other(s: Steps) -> list[Pair]:
 
 def _script(s: Steps, name: str, write: Write) -> Script:
     """The statement and arrays that the engine itself makes of a write."""
-    (bucket,) = folding.fold([write])
-    return Script(name, atomic(s.step(bucket.shape, *folding.values(bucket, [write]), step="write")))
+    (bucket,) = plan.fold([write])
+    return Script(name, atomic(s.step(bucket.shape, *plan.values(bucket, [write]), step="write")))
 
 
 def _looking(s: Steps, me: str, epoch: int | None = None) -> tuple[Step, ...]:

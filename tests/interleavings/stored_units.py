@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.interface import Claim
-from coterie.storage.postgres import folding
-from coterie.storage.units import StepWrite, UnitEnd
+from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
 from coterie.testing.interleaving.scripts import restart_if_none, stop_if_none
 from tests.interleavings import unit_judges as judges
@@ -260,21 +260,21 @@ def _bearing(s: Steps) -> list[Pair]:
 
 def _steps(s: Steps, name: str = "steps", *, write: StepWrite = STEP) -> Script:
     """The statements and arrays that the engine itself makes of a step that is not alone, in a transaction."""
-    bucket = folding.Bucket("add_steps", [0])
-    add = s.step("add_steps", *folding.values(bucket, [write]), step="add")
+    bucket = plan.Bucket("add_steps", [0])
+    add = s.step("add_steps", *plan.values(bucket, [write]), step="add")
     return Script(name, atomic(add, _rest(s, write)))
 
 
 def _lone(s: Steps, name: str = "lone step", *, write: StepWrite = STEP) -> Script:
     """The same of one that is, each in a transaction of its own."""
-    bucket = folding.Bucket("add_step", [0])
-    add = replace(s.step(bucket.shape, *folding.values(bucket, [write]), step="add"), nothing=THERE)
+    bucket = plan.Bucket("add_step", [0])
+    add = replace(s.step(bucket.shape, *plan.values(bucket, [write]), step="add"), nothing=THERE)
     return Script(name, (*atomic(add), *atomic(_rest(s, write))))
 
 
 def _rest(s: Steps, write: StepWrite) -> Step:
     """Unless it is written: why not."""
-    values = (CLUSTER, *folding.values(folding.Bucket("write_steps", [0]), [write]))
+    values = (CLUSTER, *plan.values(plan.Bucket("write_steps", [0]), [write]))
     nothing = "select 1 as nothing"
 
     def sql(reads: Reads) -> str:
@@ -284,8 +284,8 @@ def _rest(s: Steps, write: StepWrite) -> Step:
 
 
 def _end(s: Steps, name: str = "end", *, write: UnitEnd = DONE) -> Script:
-    (bucket,) = folding.fold([write])
-    return Script(name, atomic(s.step(bucket.shape, *folding.values(bucket, [write]), step="end")))
+    (bucket,) = plan.fold([write])
+    return Script(name, atomic(s.step(bucket.shape, *plan.values(bucket, [write]), step="end")))
 
 
 def _at_once(*parts: Step | Script) -> Script:

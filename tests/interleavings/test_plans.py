@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from coterie.storage import statements
-from coterie.storage.postgres.connections import Limits, session_settings
+from coterie.storage.postgres.connector import Limits, session_settings
 from tests.interleavings.ground import SQL
 from tests.interleavings.plants import PLANTS
 

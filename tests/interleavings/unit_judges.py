@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coterie.storage.contracts.units import StepWrite
 from coterie.storage.interface import Claim
-from coterie.storage.postgres import alone, stepping
-from coterie.storage.units import StepWrite
+from coterie.storage.postgres.batch import single, units
 
 if TYPE_CHECKING:
-    from coterie.storage.units import Stepped
+    from coterie.storage.contracts.units import Stepped
     from coterie.testing.interleaving import Run
 
 Problems = list[str]
@@ -204,9 +204,9 @@ def _stepped(run: Run, side: str) -> list[Stepped]:
         return []
     if added:
         if is_lone:
-            return [alone.result("add_step", written, [list(added[0].values())])]
-        return stepping.results("add_steps", [written], added)
-    return stepping.results("write_steps", [written], rest)
+            return [single.result("add_step", written, [list(added[0].values())])]
+        return units.results("add_steps", [written], added)
+    return units.results("write_steps", [written], rest)
 
 
 def _unit(run: Run, name: str = "u") -> Any:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
+    from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.interface import Storage
-    from coterie.storage.ticks import TickRow
     from coterie.testing import Processes, Server
     from coterie.testing.servers import Mode
 

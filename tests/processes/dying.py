@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import coterie.cluster
 from coterie.connection import system_doors
-from coterie.storage.messages import Commit, Insert
+from coterie.storage.contracts.messages import Commit, Insert
 from tests.processes.bank import note
 from tests.waiters import pass_on
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
+    from coterie.storage.contracts.units import Loaded
     from coterie.storage.interface import Storage
-    from coterie.storage.units import Loaded
     from coterie.testing import Processes
     from tests.processes.flows import Plan
 

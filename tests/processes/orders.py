@@ -18,7 +18,7 @@ from coterie import Cluster, Entity, Workflow, WorkflowNotFound, rpc
 from coterie.kernel.service import Tasks
 from coterie.storage.postgres.units import PostgresUnits
 from coterie.storage.sqlite import units as sqlite_units
-from coterie.storage.undertakings import Undertaking
+from coterie.storage.user_transaction import Undertaking
 from tests.processes.dying import DURING_S, die
 from tests.processes.holder import Journal
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from coterie.storage.ticks import TickRow
+    from coterie.storage.contracts.ticks import TickRow
     from tests.processes.journals import Event
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from coterie.storage.ticks import TickRow
+    from coterie.storage.contracts.ticks import TickRow
     from coterie.testing import Server
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]

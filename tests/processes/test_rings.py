@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coterie.storage.ticks import TickRow
+from coterie.storage.contracts.ticks import TickRow
 from tests.processes.rings import Ring, due, judge, late_s
 
 BEGAN = 1_800_000_000

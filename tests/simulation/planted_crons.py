@@ -15,9 +15,9 @@ from coterie.cron.room import Holdings
 from coterie.cron.running import Running
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
-from coterie.storage.sqlite import claiming
+from coterie.storage.contracts.ticks import Claimed, TickClaim, TickNote
+from coterie.storage.sqlite import tick_writes
 from coterie.storage.sqlite import ticks as taking
-from coterie.storage.ticks import Claimed, TickClaim, TickNote
 
 from . import test_crons
 from .workloads import cron_deploys as deploys
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _not_fenced(kind: type) -> Iterator[None]:
-    right = claiming._proven
+    right = tick_writes._proven
 
     def trusting(connection: Any, scope: Any, writes: Sequence[Any], *, audit: bool) -> list[Any]:
         if writes and isinstance(writes[0], kind):
             return list(writes)
         return right(connection, scope, writes, audit=audit)
 
-    with patch.object(claiming, "_proven", trusting):
+    with patch.object(tick_writes, "_proven", trusting):
         yield
 
 
@@ -53,7 +53,7 @@ def _not_fenced(kind: type) -> Iterator[None]:
 def _outcome_without_epoch() -> Iterator[None]:
     old = "t.epoch = asked.value ->> 'epoch' and t.attempt = asked.value ->> 'attempt' and t.outcome is null"
     running = _swap("running", old, "t.outcome is null")
-    with _not_fenced(TickNote), patch.dict(claiming.SQL, running=running):
+    with _not_fenced(TickNote), patch.dict(tick_writes.SQL, running=running):
         yield
 
 
@@ -61,7 +61,7 @@ def _outcome_without_epoch() -> Iterator[None]:
 def _outcome_twice() -> Iterator[None]:
     """An outcome is taken for news though there is one: a late answer writes over what is known."""
     old = "t.epoch = asked.value ->> 'epoch' and t.attempt = asked.value ->> 'attempt' and t.outcome is null"
-    with patch.dict(claiming.SQL, running=_swap("running", old, "t.epoch = asked.value ->> 'epoch'")):
+    with patch.dict(tick_writes.SQL, running=_swap("running", old, "t.epoch = asked.value ->> 'epoch'")):
         yield
 
 
@@ -69,7 +69,7 @@ def _outcome_twice() -> Iterator[None]:
 def _taken_whoever_has_it() -> Iterator[None]:
     adopt = _swap("adopt", "epoch < :epoch", "epoch <= :epoch")
     with (
-        patch.dict(claiming.SQL, adopt=adopt),
+        patch.dict(tick_writes.SQL, adopt=adopt),
         patch.object(taking, "_is_foreign", lambda take, look: any(t.epoch <= take.claim.epoch for t in look.open)),
     ):
         yield
@@ -77,7 +77,7 @@ def _taken_whoever_has_it() -> Iterator[None]:
 
 @contextmanager
 def _taken_as_two_attempts() -> Iterator[None]:
-    with patch.dict(claiming.SQL, adopt=_swap("adopt", "attempt = attempt + 1", "attempt = attempt + 2")):
+    with patch.dict(tick_writes.SQL, adopt=_swap("adopt", "attempt = attempt + 1", "attempt = attempt + 2")):
         yield
 
 
@@ -92,29 +92,29 @@ def _last_not_moved_by_what_is_skipped() -> Iterator[None]:
     def stuck(write: TickClaim) -> dict[str, Any]:
         runs = [verdict for verdict in write.verdicts if not verdict.reason]
         until = runs[-1].until if runs else write.last or write.verdicts[0].at
-        return {"name": write.name, "last_at_ns": claiming.instant_ns(until), "runs": len(runs)}
+        return {"name": write.name, "last_at_ns": tick_writes.instant_ns(until), "runs": len(runs)}
 
-    with patch.object(claiming, "_advanced", stuck):
+    with patch.object(tick_writes, "_advanced", stuck):
         yield
 
 
 @contextmanager
 def _judged_without(*words: str) -> Iterator[None]:
     """A claim that is not refused for these reasons."""
-    right = claiming._judged
+    right = tick_writes._judged
 
     def lenient(write: TickClaim, schedule: Any, now: Any) -> Any:
         told = right(write, schedule, now)
         return "written" if told in words else told
 
-    with patch.object(claiming, "_judged", lenient):
+    with patch.object(tick_writes, "_judged", lenient):
         yield
 
 
 @contextmanager
 def _last_not_compared() -> Iterator[None]:
-    claim = claiming.SQL["claim"].replace("insert into ticks", "insert or ignore into ticks")
-    with _judged_without("moved"), patch.dict(claiming.SQL, claim=claim):
+    claim = tick_writes.SQL["claim"].replace("insert into ticks", "insert or ignore into ticks")
+    with _judged_without("moved"), patch.dict(tick_writes.SQL, claim=claim):
         yield
 
 
@@ -125,8 +125,8 @@ def _claimed_by_whoever_asks() -> Iterator[None]:
 
 
 def _swap(name: str, old: str, new: str) -> str:
-    assert old in claiming.SQL[name], f"{old!r} is no longer in {name}: bring the plant up to date"
-    return claiming.SQL[name].replace(old, new)
+    assert old in tick_writes.SQL[name], f"{old!r} is no longer in {name}: bring the plant up to date"
+    return tick_writes.SQL[name].replace(old, new)
 
 
 # ── what is decided ─────────────────────────────────────────────────────────────────────────────────────────────

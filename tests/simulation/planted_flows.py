@@ -14,9 +14,9 @@ from coterie.kernel.clock import Dial, to_datetime
 from coterie.steps import waiting
 from coterie.steps.places import Places
 from coterie.steps.running import DurableWork
-from coterie.storage.sqlite import stepping
+from coterie.storage.contracts.units import Stepped, StepRow, StepWrite
+from coterie.storage.sqlite import unit_writes
 from coterie.storage.sqlite.units import SqliteUnits
-from coterie.storage.units import Stepped, StepRow, StepWrite
 from coterie.workflows.executing import Execution
 from coterie.workflows.room import Holdings
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from coterie.steps.places import Place
-    from coterie.storage.units import Loaded
+    from coterie.storage.contracts.units import Loaded
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 
 def _swapped(name: str, old: str, new: str) -> AbstractContextManager[Any]:
-    assert old in stepping.SQL[name], f"{old!r} is no longer in {name}: bring the plant up to date"
-    return patch.dict(stepping.SQL, {name: stepping.SQL[name].replace(old, new)})
+    assert old in unit_writes.SQL[name], f"{old!r} is no longer in {name}: bring the plant up to date"
+    return patch.dict(unit_writes.SQL, {name: unit_writes.SQL[name].replace(old, new)})
 
 
 @contextmanager
 def _not_fenced() -> Iterator[None]:
-    right = stepping._proven
+    right = unit_writes._proven
 
     def trusting(connection: Any, scope: Any, writes: Sequence[Any], *, audit: bool) -> list[Any]:
         if writes and isinstance(writes[0], StepWrite):
             return list(writes)
         return right(connection, scope, writes, audit=audit)
 
-    with patch.object(stepping, "_proven", trusting):
+    with patch.object(unit_writes, "_proven", trusting):
         yield
 
 

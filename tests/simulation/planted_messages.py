@@ -16,8 +16,8 @@ from coterie.entities.posting import Posting
 from coterie.entities.suspects import Suspects
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import MessageId
-from coterie.storage.messages import Suspected
-from coterie.storage.sqlite import deliveries, records, states
+from coterie.storage.contracts.messages import Suspected
+from coterie.storage.sqlite import message_writes, messages, states
 
 from . import test_messages
 from .workloads import messages as workload
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from coterie.entities.stored import Shelf
     from coterie.entities.work import Work
-    from coterie.storage.messages import Commit, Delivery, Message, Receipt
+    from coterie.storage.contracts.messages import Commit, Delivery, Message, Receipt
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 
@@ -135,16 +135,16 @@ def _committed_without_the_fence() -> Iterator[None]:
 
 @contextmanager
 def _loss_not_counted_on_takeover() -> Iterator[None]:
-    with patch.object(deliveries, "suspect", lambda *_, **__: Suspected(0, ())):
+    with patch.object(message_writes, "suspect", lambda *_, **__: Suspected(0, ())):
         yield
 
 
 @contextmanager
 def _innocent_counted_with_the_guilty() -> Iterator[None]:
-    right = records.SQL["begun_alone"]
+    right = messages.SQL["begun_alone"]
     wrong = right.replace("suspicion = 2 and epoch = :before", "suspicion > 0 and epoch < :epoch")
     assert wrong != right, "bring the plant up to date"
-    with patch.dict(records.SQL, begun_alone=wrong):
+    with patch.dict(messages.SQL, begun_alone=wrong):
         yield
 
 

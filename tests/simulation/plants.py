@@ -12,7 +12,7 @@ from unittest.mock import patch
 from coterie.durable.changes import KeyValues
 from coterie.entities import calling
 from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout
-from coterie.storage.sqlite import leases, states
+from coterie.storage.sqlite import seats, states
 from coterie.testing import run_simulation
 from coterie.testing.checkers import Violation
 
@@ -60,7 +60,7 @@ def _fence_removed() -> Iterator[None]:
 @contextmanager
 def _lease_checked_without_lock() -> Iterator[None]:
     # What was seen some time ago is believed at the moment of the eviction.
-    with patch.object(leases, "is_still", lambda *_, **__: True):
+    with patch.object(seats, "is_still", lambda *_, **__: True):
         yield
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from coterie import Cluster, LeadershipLost, Retry, Tick
 from coterie.storage.sqlite.ticks import SqliteTicks
-from coterie.storage.undertakings import Undertaking
+from coterie.storage.user_transaction import Undertaking
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
 from coterie.testing.simulation import simulate
@@ -24,7 +24,7 @@ from .workloads.cron_history import judge
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from coterie.storage.ticks import Book, Take
+    from coterie.storage.contracts.ticks import Book, Take
 
 pytestmark = pytest.mark.simulation
 

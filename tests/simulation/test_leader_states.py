@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Leader, LeadershipLost, PersistenceError, StatePersistFailed
-from coterie.storage.sqlite.leading import SqliteExecutions, SqliteStates
+from coterie.storage.sqlite.states import SqliteExecutions, SqliteStates
 from coterie.testing.running import current_loop
 from coterie.testing.seeds import stream
 from coterie.testing.simulation import simulate
@@ -17,7 +17,7 @@ from coterie.testing.simulation import simulate
 from .diaries import Diary, define_counter, new_cluster
 
 if TYPE_CHECKING:
-    from coterie.storage.executions import Execution
+    from coterie.storage.contracts.executions import Execution
     from coterie.storage.interface import Claim, StateSave, Written
 
 pytestmark = pytest.mark.simulation

@@ -15,8 +15,8 @@ from coterie.cluster import Cluster
 from coterie.errors import PersistenceError, TransactionTimeout
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
+from coterie.storage.contracts.messages import Commit, StateChange
 from coterie.storage.interface import Claim, Declaration, KvPut, Registration
-from coterie.storage.messages import Commit, StateChange
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.simulation import simulate
 

@@ -15,9 +15,9 @@ from coterie.kernel.service import Service, State
 from coterie.ownership.ids import Ids
 from coterie.runner import Runner
 from coterie.settings import Settings
-from coterie.storage.groups import GroupWriter
+from coterie.storage.engines import open_storage
+from coterie.storage.group_commit import GroupWriter
 from coterie.storage.interface import Machine
-from coterie.storage.opening import open_storage
 from coterie.transport.identity import Identity
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire

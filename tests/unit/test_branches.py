@@ -20,7 +20,7 @@ REPORT = {
     "files": {
         "src/coterie/cron/ticks.py": file(9, 10, decide=[[3, 4]], goes_on=[]),
         "/elsewhere/src/coterie/cron/zones.py": file(10, 10),
-        "src/coterie/storage/groups.py": file(1, 2, fenced=[[7, 8], [7, 9]]),
+        "src/coterie/storage/group_commit.py": file(1, 2, fenced=[[7, 8], [7, 9]]),
         "src/coterie/cli/top.py": file(0, 100, draw=[[1, 2]]),
     }
 }
@@ -36,7 +36,7 @@ def test_a_share_is_of_all_files_of_an_area() -> None:
 def test_each_function_that_is_not_covered_needs_a_reason() -> None:
     assert branches.unlisted(REPORT, {}) == [
         "cron/ticks.py::decide at lines [3]",
-        "storage/groups.py::fenced at lines [7]",
+        "storage/group_commit.py::fenced at lines [7]",
     ]
     assert len(branches.unlisted(REPORT, {"cron/ticks.py": {"decide": "x"}})) == 1
     assert len(branches.unlisted(REPORT, {"cron/zones.py": {"decide": "x"}})) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import NotStarted, Outcome, PersistenceError, ShuttingDown
 from coterie.kernel import chaos
-from coterie.storage.groups import Group, GroupWriter, fenced
+from coterie.storage.group_commit import Group, GroupWriter, fenced
 from coterie.storage.interface import KvPut, Write
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from coterie.kernel.ids import MACHINES, Snowflake
 from coterie.kernel.random import Chance
 from coterie.ownership.ids import AHEAD_MS, LEASE_S, Ids
 from coterie.settings import Settings
-from coterie.storage.opening import open_storage
+from coterie.storage.engines import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,7 +12,7 @@ from coterie.errors import ConfigurationError
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
-from coterie.storage.opening import file_of, open_storage
+from coterie.storage.engines import file_of, open_storage
 
 
 def opened(url: str) -> Any:

@@ -14,7 +14,7 @@ from coterie.durable.pruner import TABLES, Pruner
 from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
-from coterie.storage.units import UnitsPurged
+from coterie.storage.contracts.units import UnitsPurged
 from tests.unit.entities.stores import unreachable
 
 if TYPE_CHECKING:

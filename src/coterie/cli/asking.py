@@ -15,7 +15,7 @@ from coterie.cli.options import common, settings_for
 from coterie.cli.showing import Screen, as_json, safe, tell
 from coterie.cluster import Cluster
 from coterie.settings.secret import redacted_url
-from coterie.storage.opening import file_of
+from coterie.storage.engines import file_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

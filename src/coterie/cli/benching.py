@@ -14,8 +14,8 @@ from coterie.cli.asking import NOBODY, refuse
 from coterie.cli.workers import Worker, ending
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.service import Tasks
+from coterie.storage.contracts.messages import Filter
 from coterie.storage.interface import KvPut
-from coterie.storage.messages import Filter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -10,7 +10,7 @@ from coterie.cli.asking import NO, YES, asks
 from coterie.cli.findings import Finding, as_objects, shown
 from coterie.cli.judging import Audit, Fence, Holders, Messages, States, Ticks
 from coterie.cli.progress import Progress
-from coterie.storage import unreadable
+from coterie.storage import unreadable_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -43,7 +43,7 @@ async def command(asking: Asking) -> int:
     history = History()
     with Progress("checking", json=asking.as_json) as progress:
         await history.read(asking.here.storage, progress)
-    findings, code = history.findings(), NO if history.broken or unreadable.found() else YES
+    findings, code = history.findings(), NO if history.broken or unreadable_rows.found() else YES
     document = {
         "rows": history.rows,
         "has_audit": bool(history.audit.rows),
@@ -93,7 +93,7 @@ class History:
             self.messages.see(endings)
             progress.at(self.rows)
         view = await storage.view()
-        self.holders.see(view, unreadable=[row.key for row in unreadable.found() if row.table == "runners"])
+        self.holders.see(view, unreadable=[row.key for row in unreadable_rows.found() if row.table == "runners"])
         self.audit.compare(view)
         self.fence.compare(view)
 
@@ -101,7 +101,7 @@ class History:
         """A line for each promise, several where it is broken."""
         said = dict(zip(("grants", "holders", "fence", "states", "ticks", "messages"), self._judges(), strict=True))
         found = [each for what, judge in said.items() for each in _found(what, judge, self._well(what))]
-        found += [Finding("rows", str(row), "bad", "mend or delete it with SQL") for row in unreadable.found()]
+        found += [Finding("rows", str(row), "bad", "mend or delete it with SQL") for row in unreadable_rows.found()]
         if not self.audit.is_dated:
             says = "the database's clock was set back: when something was written is not compared with grants"
             found.append(Finding("clock", says, "warn"))
@@ -109,7 +109,7 @@ class History:
 
     def concluded(self) -> str:
         """The last line."""
-        count, left_out = len(self.broken), len(unreadable.found())
+        count, left_out = len(self.broken), len(unreadable_rows.found())
         found = f"{count:,} {'violation' if count == 1 else 'violations'}" if count else "no promise is broken"
         text = f"{self.rows:,} rows checked, {found}"
         if left_out:

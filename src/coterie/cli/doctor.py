@@ -103,7 +103,7 @@ class Examination:
         from coterie.kernel.clock import SystemClock
         from coterie.kernel.ids import new_incarnation
         from coterie.kernel.random import Chance
-        from coterie.storage.opening import file_of, open_storage
+        from coterie.storage.engines import file_of, open_storage
 
         file, chance = file_of(settings), Chance()
         if file is not None and not file.exists():

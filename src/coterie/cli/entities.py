@@ -16,7 +16,7 @@ from coterie.errors import MalformedMessage
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.serialization.versions import split
-from coterie.storage.messages import Filter
+from coterie.storage.contracts.messages import Filter
 
 if TYPE_CHECKING:
     from coterie.cli.asking import Asking

@@ -12,7 +12,7 @@ from coterie.errors import ConfigurationError
 from coterie.observe.judge import BOUNDS
 from coterie.settings import help_rows
 from coterie.settings.parsers import split_address
-from coterie.storage.unreadable import found
+from coterie.storage.unreadable_rows import found
 from coterie.transport.certificates import Certificates, near_end
 from coterie.transport.identity import is_loopback
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from coterie.observe.facts import LocalFacts
     from coterie.settings import Settings
-    from coterie.storage.inspection import Server
+    from coterie.storage.contracts.inspection import Server
     from coterie.storage.interface import RunnerRow
     from coterie.storage.migrations import Migration
 

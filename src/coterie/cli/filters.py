@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from coterie.cli.asking import WRONG, refuse
 from coterie.kernel.durations import to_seconds
-from coterie.storage import messages
+from coterie.storage.contracts import messages
 
 if TYPE_CHECKING:
     from collections.abc import Container
     from datetime import datetime
 
     from coterie.entities.mail import MessageInfo
-    from coterie.storage.messages import Status
+    from coterie.storage.contracts.messages import Status
 
 State = Literal["waiting", "running", "scheduled", "dead", "done"]
 """A pending message is one of the first three: due, at work, due later."""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from coterie.storage.inspection import AuditRow, Ending, StateMark
+    from coterie.storage.contracts.inspection import AuditRow, Ending, StateMark
+    from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.interface import ClusterSnapshot
-    from coterie.storage.ticks import TickRow
 
 _SET_BACK = timedelta(seconds=1)
 """From here on the database's clock was set back: instants on both sides of that cannot be compared."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from coterie.cli.filters import Filter, State
     from coterie.cli.showing import Screen
     from coterie.entities.mail import MessageInfo
+    from coterie.storage.contracts.messages import Status
     from coterie.storage.interface import ClusterSnapshot
-    from coterie.storage.messages import Status
 
 _PAGE = 200
 _GLYPHS = {"waiting": "good", "running": "good", "scheduled": "good", "dead": "bad", "done": "good"}

@@ -14,7 +14,7 @@ from coterie.cli.showing import lasting, tell
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import new_incarnation
 from coterie.kernel.random import Chance
-from coterie.storage.opening import open_storage
+from coterie.storage.engines import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

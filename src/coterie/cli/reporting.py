@@ -12,7 +12,7 @@ from coterie.cli.events import Draining, Found, Joined, Leads, Led, Left, Owns, 
 from coterie.errors import CoterieError
 from coterie.kernel.ids import Seat
 from coterie.settings.secret import redacted_url
-from coterie.storage.opening import file_of
+from coterie.storage.engines import file_of
 
 if TYPE_CHECKING:
     import socket

@@ -15,7 +15,7 @@ from coterie.cli.loading import load, parse
 from coterie.cli.reporting import Reporter, WorkerReporter, shown_database
 from coterie.cli.speaking import Voice, be_heard
 from coterie.settings.parsers import split_address
-from coterie.storage.opening import file_of
+from coterie.storage.engines import file_of
 
 if TYPE_CHECKING:
     from coterie.cli.loading import Loaded, Target

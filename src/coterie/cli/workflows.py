@@ -14,7 +14,7 @@ from coterie.cli.reading import read_json
 from coterie.cli.showing import as_json, plain, safe
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.steps import failures
-from coterie.storage.units import UnitStatus
+from coterie.storage.contracts.units import UnitStatus
 from coterie.workflows.definitions import unit_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from coterie.cli.asking import Asking
     from coterie.cli.showing import Screen
-    from coterie.storage.units import StepRow, UnitRow
+    from coterie.storage.contracts.units import StepRow, UnitRow
     from coterie.workflows.standing import WorkflowInfo
 
 _GLYPHS = {"running": "good", "suspended": "good", "done": "good", "failed": "bad", "interrupted": "warn"}

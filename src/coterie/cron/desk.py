@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
+    from coterie.storage.contracts.units import Units
     from coterie.storage.interface import Storage
-    from coterie.storage.units import Units
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

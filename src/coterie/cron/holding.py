@@ -22,7 +22,7 @@ from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.supervisor import Seated
-from coterie.storage.ticks import Take, TickClaim, TickRow, Verdict
+from coterie.storage.contracts.ticks import Take, TickClaim, TickRow, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from coterie.cron.running import Key
     from coterie.cron.ticks import Decision
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.ticks import Book, Outcome
+    from coterie.storage.contracts.ticks import Book, Outcome
 
 log = logging.getLogger("coterie.cron")
 

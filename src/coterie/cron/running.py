@@ -27,8 +27,8 @@ from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.text import said, storable
 from coterie.steps.unit import finish, work_of
-from coterie.storage.ticks import TickNote
-from coterie.storage.units import life_of_tick, unit_of_tick
+from coterie.storage.contracts.ticks import TickNote
+from coterie.storage.contracts.units import life_of_tick, unit_of_tick
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from coterie.cron.desk import Desk
     from coterie.ownership.tenure import Tenure
     from coterie.steps.running import DurableWork
-    from coterie.storage.ticks import Kind, Outcome, TickRow
+    from coterie.storage.contracts.ticks import Kind, Outcome, TickRow
 
     Key = tuple[Kind, datetime, int]
 

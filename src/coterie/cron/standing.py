@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from coterie.connection import Connection
     from coterie.cron.definitions import Cron
     from coterie.kernel.durations import Duration
+    from coterie.storage.contracts.ticks import CronRow, Kind, Outcome, TickRow
     from coterie.storage.interface import ClusterSnapshot
-    from coterie.storage.ticks import CronRow, Kind, Outcome, TickRow
 
 _LOOK_S = 0.05
 """Between two looks whether a run is over."""

@@ -11,7 +11,7 @@ from coterie.errors import LeadershipLost
 from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.text import countable
 from coterie.steps.unit import Steps
-from coterie.storage.messages import Commit
+from coterie.storage.contracts.messages import Commit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from coterie.entities.calling import Calling
     from coterie.entities.deliveries import Deliveries
     from coterie.entities.rpcs import Rpc
+    from coterie.storage.contracts.messages import Message, MessageRow
     from coterie.storage.interface import Storage
-    from coterie.storage.messages import Message, MessageRow
 
 SLICE_S = 0.5
 """How long to wait for an owner before storage is asked: it may have frozen or be cut off, and another one may have

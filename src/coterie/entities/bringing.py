@@ -15,7 +15,7 @@ from coterie.entities.handovers import Kind, pack
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
-    from coterie.storage.messages import Message, Receipt
+    from coterie.storage.contracts.messages import Message, Receipt
 
 _MESSAGE_CODEC, _NEW = int(Route.MESSAGE), int(Kind.NEW)
 

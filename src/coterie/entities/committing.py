@@ -23,7 +23,7 @@ from coterie.entities.outcomes import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Tasks
-from coterie.storage.messages import Commit
+from coterie.storage.contracts.messages import Commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coterie.entities.ledgers import Ledger
     from coterie.entities.residents import Resident
     from coterie.entities.work import Work
-    from coterie.storage.messages import Committed, Message, Messages, StateChange, Transaction
+    from coterie.storage.contracts.messages import Committed, Message, Messages, StateChange, Transaction
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 """Between two tries to save, while the database is away: a blip delays a reply, nothing more."""

@@ -27,7 +27,7 @@ from coterie.entities.stored import Shelf, StoredWork
 from coterie.entities.suspects import Suspects
 from coterie.errors import MailboxFull, MalformedMessage, NewerVersion, PersistenceError, RunnerFull, UnknownEntity
 from coterie.kernel import metrics
-from coterie.storage.messages import Setback
+from coterie.storage.contracts.messages import Setback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from coterie.errors import CoterieError
     from coterie.kernel.random import Chance
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.messages import Delivery, Messages, Suffered, Waiting
+    from coterie.storage.contracts.messages import Delivery, Messages, Suffered, Waiting
 
     Waiter = Callable[[bytes], None]
 

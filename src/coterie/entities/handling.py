@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from coterie.entities.residents import Counts, Resident
     from coterie.entities.stored import StoredWork
     from coterie.entities.work import Work
-    from coterie.storage.messages import Message, Messages
+    from coterie.storage.contracts.messages import Message, Messages
 
 _LEAST_S = SECONDS[0]
 _TRUST_S = 0.05

@@ -11,13 +11,13 @@ from msgspec import Meta, Struct
 from coterie.entities.envelopes import LOOK, MALFORMED, Name, encode
 from coterie.errors import CoterieError, MalformedMessage
 from coterie.kernel.service import Tasks
-from coterie.storage.messages import Delivery
+from coterie.storage.contracts.messages import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from coterie.entities.hosting import Host
-    from coterie.storage.messages import Message
+    from coterie.storage.contracts.messages import Message
     from coterie.transport.interface import Request
 
 

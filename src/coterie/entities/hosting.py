@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Retry
     from coterie.ownership.tenure import Tenure
     from coterie.settings import Settings
+    from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import Storage
-    from coterie.storage.messages import Message
 
 log = logging.getLogger("coterie.entities")
 

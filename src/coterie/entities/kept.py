@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.storage.messages import StateChange
+from coterie.storage.contracts.messages import StateChange
 
 if TYPE_CHECKING:
     from coterie.kernel.serialization.versions import Versioned

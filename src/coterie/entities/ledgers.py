@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.storage.messages import Message, Transaction
+    from coterie.storage.contracts.messages import Message, Transaction
 
 
 class Ledger:

@@ -15,15 +15,15 @@ from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import EntityAddress, MessageId, Seat
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text
-from coterie.storage.messages import Filter
+from coterie.storage.contracts.messages import Filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from coterie.kernel.durations import Duration
-    from coterie.storage import messages
-    from coterie.storage.messages import MessageRow, Status
+    from coterie.storage.contracts import messages
+    from coterie.storage.contracts.messages import MessageRow, Status
 
 log = logging.getLogger("coterie.entities")
 

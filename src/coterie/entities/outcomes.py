@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie.entities.definitions import EntityType
     from coterie.entities.rpcs import Rpc
     from coterie.entities.work import Work
-    from coterie.storage.messages import Message, MessageRow, Receipt, Transaction
+    from coterie.storage.contracts.messages import Message, MessageRow, Receipt, Transaction
 
 _DELAY_MOST_S = 36_525 * 86_400.0
 """A century ahead: not every database can count much further."""

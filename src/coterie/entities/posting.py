@@ -46,7 +46,7 @@ from coterie.kernel.ids import MessageId, MessageIds
 from coterie.kernel.service import Tasks
 from coterie.kernel.text import require_text
 from coterie.ownership.directory import peer_of
-from coterie.storage.messages import Insert, Message
+from coterie.storage.contracts.messages import Insert, Message
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from coterie.entities.definitions import EntityType
     from coterie.entities.rpcs import Rpc
     from coterie.entities.work import Work
+    from coterie.storage.contracts.messages import MessageRow, Receipt
     from coterie.storage.interface import Storage
-    from coterie.storage.messages import MessageRow, Receipt
 
 _MESSAGE = int(Route.MESSAGE)
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5

@@ -11,8 +11,8 @@ from coterie.kernel.service import Tasks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from coterie.storage.contracts.messages import MessageRow
     from coterie.storage.interface import Storage
-    from coterie.storage.messages import MessageRow
 
 _TOGETHER = 500
 

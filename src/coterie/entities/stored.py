@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from coterie.entities.handovers import Handover
     from coterie.errors import CoterieError
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.messages import Delivery, Mark
+    from coterie.storage.contracts.messages import Delivery, Mark
 
 _EARLY_MOST = 1_000
 """Hand-overs that wait for a shard's first read; those beyond it are found by a sweep."""

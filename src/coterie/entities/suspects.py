@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
 from coterie.kernel.service import Tasks
-from coterie.storage.messages import Suspicion
+from coterie.storage.contracts.messages import Suspicion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.entities.handovers import Handover
     from coterie.entities.stored import StoredWork
-    from coterie.storage.messages import Delivery, Messages
+    from coterie.storage.contracts.messages import Delivery, Messages
 
 log = logging.getLogger("coterie.entities")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coterie.entities.stored import Shelf
     from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
-    from coterie.storage.messages import Mark, Messages, Suspected, Waiting
+    from coterie.storage.contracts.messages import Mark, Messages, Suspected, Waiting
 
 log = logging.getLogger("coterie.entities")
 

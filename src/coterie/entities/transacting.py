@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from coterie.entities.work import Work
-    from coterie.storage import messages
+    from coterie.storage.contracts import messages
 
 
 class Transaction(Protocol):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from coterie.observe.health import Health, Reason
     from coterie.observe.judge import Bounds
     from coterie.singletons.standing import SingletonInfo
+    from coterie.storage.contracts.messages import Backlog
     from coterie.storage.interface import ClusterSnapshot, RunnerRow
-    from coterie.storage.messages import Backlog
 
 log = logging.getLogger("coterie")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.kernel import metrics
 from coterie.observe.facts import ExcludedSeat, FailingCalls, LocalFacts
-from coterie.storage import unreadable
+from coterie.storage import unreadable_rows
 
 if TYPE_CHECKING:
     from coterie.entities.hosting import Host
@@ -91,7 +91,7 @@ def facts_of(
         cpu_s=used.cpu_s,
         failing=failing,
         failed_over_s=None if vitals is None else vitals.failed_over_s,
-        unreadable=tuple(map(str, unreadable.found()[:_UNREADABLE_MOST])),
+        unreadable=tuple(map(str, unreadable_rows.found()[:_UNREADABLE_MOST])),
     )
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from coterie.ownership.exclusion import Cause
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
+    from coterie.storage.contracts.units import Units
     from coterie.storage.interface import Storage
-    from coterie.storage.units import Units
 
 
 class Resign(Protocol):

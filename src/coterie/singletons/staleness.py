@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from coterie.storage.executions import Execution
+    from coterie.storage.contracts.executions import Execution
 
 Sign = Literal["progress", "heartbeat", "execution"]
 

@@ -16,14 +16,14 @@ from coterie.errors import HeartbeatFailed, LeadershipLost, PersistenceError
 from coterie.kernel import metrics
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.text import said, storable
-from coterie.storage.executions import Stamp
+from coterie.storage.contracts.executions import Stamp
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.kernel.clock import Clock
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.executions import Execution, Executions
+    from coterie.storage.contracts.executions import Execution, Executions
 
 log = logging.getLogger("coterie.singletons")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coterie.connection import Connection
     from coterie.kernel.durations import Duration
     from coterie.singletons.definitions import Singleton
-    from coterie.storage.executions import Execution
+    from coterie.storage.contracts.executions import Execution
     from coterie.storage.interface import ClusterSnapshot, SeatRow, StateRow
 
 T = TypeVar("T")

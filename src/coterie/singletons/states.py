@@ -17,7 +17,7 @@ from coterie.kernel.serialization.versions import MigrationFailed
 from coterie.kernel.text import storable
 from coterie.singletons.definitions import S
 from coterie.singletons.turns import Turn
-from coterie.storage.messages import Commit
+from coterie.storage.contracts.messages import Commit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Tenure
     from coterie.singletons.definitions import Singleton
     from coterie.singletons.keeping import KeptRow
+    from coterie.storage.contracts.messages import Transaction
     from coterie.storage.interface import Storage
-    from coterie.storage.messages import Transaction
 
 log = logging.getLogger("coterie.singletons")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from contextvars import Token
 
-    from coterie.storage.units import StepKind, StepRow
+    from coterie.storage.contracts.units import StepKind, StepRow
 
     Task = asyncio.Task[object] | None
 

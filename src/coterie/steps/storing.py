@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import LeadershipLost, PersistenceError, StepDiverged
 from coterie.kernel.context import refuse_in_transaction
 from coterie.steps.places import Places
-from coterie.storage.units import StepWrite
+from coterie.storage.contracts.units import StepWrite
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coterie.kernel.service import Tasks
     from coterie.ownership.tenure import Tenure
     from coterie.steps.places import Place
-    from coterie.storage.units import DeferredRow, Loaded, StepRow, Units
+    from coterie.storage.contracts.units import DeferredRow, Loaded, StepRow, Units
 
 log = logging.getLogger("coterie.workflows")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from coterie.errors import LeadershipLost
 from coterie.kernel.text import storable
 from coterie.steps.running import DurableWork
-from coterie.storage.units import UnitEnd
+from coterie.storage.contracts.units import UnitEnd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
     from coterie.steps.waiting import Deferred
-    from coterie.storage.units import Loaded, UnitKind, Units
+    from coterie.storage.contracts.units import Loaded, UnitKind, Units
 
 P = ParamSpec("P")
 T = TypeVar("T")

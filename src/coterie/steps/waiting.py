@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coterie.ownership.tenure import Tenure
     from coterie.steps.places import Place
     from coterie.steps.tokens import Tokens
-    from coterie.storage.units import DeferredRow, Loaded, StepRow, Units
+    from coterie.storage.contracts.units import DeferredRow, Loaded, StepRow, Units
 
 T = TypeVar("T")
 

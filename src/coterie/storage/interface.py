@@ -19,22 +19,22 @@ import msgspec
 
 from coterie.errors import LeadershipLost
 from coterie.kernel.service import Service
-from coterie.storage.executions import Stamp
-from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.ticks import TickClaim, TickNote
-from coterie.storage.units import StepWrite, UnitEnd
+from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.messages import Commit, Insert, Setback
+from coterie.storage.contracts.ticks import TickClaim, TickNote
+from coterie.storage.contracts.units import StepWrite, UnitEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from coterie.errors import PersistenceError
-    from coterie.storage.executions import Executions
-    from coterie.storage.inspection import Inspection
-    from coterie.storage.messages import Messages, Transaction
+    from coterie.storage.contracts.executions import Executions
+    from coterie.storage.contracts.inspection import Inspection
+    from coterie.storage.contracts.messages import Messages, Transaction
+    from coterie.storage.contracts.ticks import Ticks
+    from coterie.storage.contracts.units import Units
     from coterie.storage.migrations import Migration, Phase
-    from coterie.storage.ticks import Ticks
-    from coterie.storage.units import Units
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ import apsw
 
 from coterie.errors import CoterieError, PersistenceError
 from coterie.kernel.random import Chance
-from coterie.storage.sqlite.desk import desk_in_memory
-from coterie.storage.sqlite.transactions import Patience
+from coterie.storage.sqlite.database import desk_in_memory
+from coterie.storage.sqlite.write_lock import Patience
 from coterie.testing.clocks import SimClock
 from coterie.testing.nodes import current_node
 from coterie.testing.seeds import stream
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.errors import Outcome
-    from coterie.storage.sqlite.desk import Desk
+    from coterie.storage.sqlite.database import Desk
     from coterie.storage.sqlite.executor import Role
     from coterie.testing.loop import SimLoop
 

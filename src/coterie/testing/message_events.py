@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from coterie.testing.checkers import Event
 
 if TYPE_CHECKING:
-    from coterie.storage.messages import Status
+    from coterie.storage.contracts.messages import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
+    from coterie.storage.contracts.units import Started
     from coterie.storage.interface import Storage
-    from coterie.storage.units import Started
 
 
 class StartChild(Protocol):

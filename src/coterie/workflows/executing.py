@@ -25,7 +25,7 @@ from coterie.kernel.context import ClusterContext, enter
 from coterie.steps import failures
 from coterie.steps.running import TRANSIENT, DurableWork
 from coterie.steps.storing import tell_waiting
-from coterie.storage.units import UnitEnd
+from coterie.storage.contracts.units import UnitEnd
 from coterie.workflows.workflow import Compensation, Outcome, Workflow
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.ownership.tenure import Tenure
-    from coterie.storage.units import Loaded, Started, UnitEnding, UnitRow
+    from coterie.storage.contracts.units import Loaded, Started, UnitEnding, UnitRow
     from coterie.workflows.definitions import WorkflowType
     from coterie.workflows.desk import Desk
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coterie.ownership.joining import Definition
     from coterie.ownership.tenure import Occupy, Tenure
     from coterie.runner import Runner
-    from coterie.storage.units import Taken, UnitRow
+    from coterie.storage.contracts.units import Taken, UnitRow
     from coterie.workflows.definitions import WorkflowOptions, WorkflowType
     from coterie.workflows.desk import StartChild
 

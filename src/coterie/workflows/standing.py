@@ -28,7 +28,7 @@ from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text, storable
 from coterie.steps import failures
 from coterie.steps.unit import new_life
-from coterie.storage.units import UnitStart, require_same
+from coterie.storage.contracts.units import UnitStart, require_same
 from coterie.workflows.definitions import require_id
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from coterie.connection import Connection
     from coterie.kernel.durations import Duration
     from coterie.steps.tokens import TokenParts
-    from coterie.storage.messages import Transaction
-    from coterie.storage.units import Started, UnitRow, UnitStatus
+    from coterie.storage.contracts.messages import Transaction
+    from coterie.storage.contracts.units import Started, UnitRow, UnitStatus
     from coterie.workflows.definitions import WorkflowType
 
 T_co = TypeVar("T_co", covariant=True)

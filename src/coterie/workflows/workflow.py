@@ -11,7 +11,7 @@ from coterie.kernel.durations import seconds_or_none
 from coterie.steps import failures, results
 from coterie.steps.places import named
 from coterie.steps.unit import Steps
-from coterie.storage.units import ParentEnded
+from coterie.storage.contracts.units import ParentEnded
 from coterie.workflows.definitions import require_id
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Retry
     from coterie.steps.places import Place
     from coterie.steps.running import DurableWork
-    from coterie.storage.units import Started, UnitRow
+    from coterie.storage.contracts.units import Started, UnitRow
 
 P = ParamSpec("P")
 T = TypeVar("T")

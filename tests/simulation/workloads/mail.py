@@ -24,7 +24,7 @@ from coterie.testing.turn_checkers import AttemptsBounded, NotEarly, OneHandlerA
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from coterie.storage.messages import Status
+    from coterie.storage.contracts.messages import Status
     from coterie.testing.simulation import Simulation
 
     Outcome = Literal["ok", "failed", "unknown"]

@@ -11,7 +11,7 @@ import pytest
 
 from coterie import Cluster
 from coterie.cli.benching import NAME, SCENARIOS, TOGETHER
-from coterie.storage.messages import Filter
+from coterie.storage.contracts.messages import Filter
 from tests.unit.cli.running import coterie, require_golden, transcript
 
 if TYPE_CHECKING:

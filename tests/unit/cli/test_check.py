@@ -12,10 +12,10 @@ import apsw
 import pytest
 
 from coterie.cli.judging import Audit, Fence, Holders, Messages, States, Ticks
-from coterie.storage import unreadable
-from coterie.storage.inspection import AuditRow, Ending, StateMark
+from coterie.storage import unreadable_rows
+from coterie.storage.contracts.inspection import AuditRow, Ending, StateMark
+from coterie.storage.contracts.ticks import TickRow
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
-from coterie.storage.ticks import TickRow
 from tests.unit.cli.running import Served, coterie, require_golden, serving, transcript
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def planted(recorded: Served, tmp_path: Path) -> tuple[str, apsw.Connection]:
 @pytest.fixture
 def _forgets() -> Iterator[None]:
     """What this process could not read is known until it is read."""
-    unreadable._known.clear()
+    unreadable_rows._known.clear()
     yield
-    unreadable._known.clear()
+    unreadable_rows._known.clear()
 
 
 @pytest.mark.usefixtures("_forgets")

@@ -16,7 +16,7 @@ from coterie.cli.findings import Finding, concluded, shown
 from coterie.observe.facts import LocalFacts
 from coterie.settings import Settings
 from coterie.settings.secret import redacted_url
-from coterie.storage.inspection import Server
+from coterie.storage.contracts.inspection import Server
 from coterie.storage.interface import RunnerRow
 from coterie.storage.migrations import Migration
 from tests.unit.cli.running import coterie, require_golden, screen, transcript

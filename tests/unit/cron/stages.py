@@ -23,15 +23,15 @@ from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.settings import Settings
+from coterie.storage.contracts.ticks import Book, Claimed, PauseRow, TickRow
 from coterie.storage.interface import Claim
-from coterie.storage.ticks import Book, Claimed, PauseRow, TickRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from coterie.cron.definitions import Cron
+    from coterie.storage.contracts.ticks import Take, TickClaim, TickNote
     from coterie.storage.interface import Written
-    from coterie.storage.ticks import Take, TickClaim, TickNote
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ import pytest
 
 from coterie import Breaker, LeadershipLost
 from coterie.cron.running import Running
-from coterie.storage.ticks import PauseRow
+from coterie.storage.contracts.ticks import PauseRow
 from tests.unit.cron.stages import Stage, cron, noon, row, unknown, unreachable
 
 if TYPE_CHECKING:

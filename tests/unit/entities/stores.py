@@ -15,8 +15,18 @@ from msgspec.structs import replace
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.service import Tasks
+from coterie.storage.contracts.messages import (
+    Attempt,
+    Delivery,
+    Due,
+    Insert,
+    Message,
+    MessageRow,
+    Receipt,
+    Suspected,
+    Waiting,
+)
 from coterie.storage.interface import StateLoaded
-from coterie.storage.messages import Attempt, Delivery, Due, Insert, Message, MessageRow, Receipt, Suspected, Waiting
 from tests.unit.entities.hosts import Ground
 from tests.waiters import pass_on
 
@@ -27,9 +37,9 @@ if TYPE_CHECKING:
     from coterie.entities.entity import Entity
     from coterie.entities.occupancy import ShardOccupant
     from coterie.entities.sweeping import Sweeping
-    from coterie.storage.groups import Waiter
+    from coterie.storage.contracts.messages import Backlog, Commit, Mark, Setback, Suspicion
+    from coterie.storage.group_commit import Waiter
     from coterie.storage.interface import Claim
-    from coterie.storage.messages import Backlog, Commit, Mark, Setback, Suspicion
 
 EPOCH_S = 1_700_000_000.0
 """The database's clock when the loop's is zero."""

@@ -26,7 +26,7 @@ from tests.unit.entities.test_sweeping import same_shard
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coterie.storage.messages import Due, Mark, Message
+    from coterie.storage.contracts.messages import Due, Mark, Message
 
 SAMPLE = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

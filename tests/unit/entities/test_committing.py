@@ -15,7 +15,7 @@ from coterie.entities.work import handling
 from tests.unit.entities.stores import StoredGround, refused, stored, unknown, unreachable
 
 if TYPE_CHECKING:
-    from coterie.storage.messages import Message
+    from coterie.storage.contracts.messages import Message
 
 pytestmark = pytest.mark.simulated(seeds=2)
 

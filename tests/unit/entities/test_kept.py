@@ -9,7 +9,7 @@ import pytest
 from coterie.entities.kept import Kept, key_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.serialization.versions import Versioned
-from coterie.storage.messages import StateChange
+from coterie.storage.contracts.messages import StateChange
 
 
 @dataclass

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from coterie.entities.calls import Call
     from coterie.entities.definitions import EntityType
-    from coterie.storage.messages import Message
+    from coterie.storage.contracts.messages import Message
 
 SAMPLE = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 ZONES = [UTC, timezone(timedelta(hours=5, minutes=45)), timezone(-timedelta(hours=9, minutes=30))]

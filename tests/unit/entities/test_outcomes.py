@@ -20,7 +20,7 @@ from coterie.entities.outcomes import (
 )
 from coterie.entities.work import Work
 from coterie.errors import KeyConflict, MalformedMessage, ReentrantCall, RemoteError
-from coterie.storage.messages import Attempt, Message, MessageRow, Receipt
+from coterie.storage.contracts.messages import Attempt, Message, MessageRow, Receipt
 from tests.unit.entities.accounts import ACCOUNT, Overdrawn, account
 
 NOW = datetime(2026, 3, 29, tzinfo=UTC)

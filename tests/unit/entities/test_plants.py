@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from coterie.entities.handovers import Handover
-    from coterie.storage.messages import Delivery, Message
+    from coterie.storage.contracts.messages import Delivery, Message
 
     Plant = tuple[str, Callable[[], AbstractContextManager[Any]], Callable[[], object]]
 

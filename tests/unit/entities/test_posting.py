@@ -20,7 +20,7 @@ from coterie.errors import (
     PersistenceError,
     SendTimeout,
 )
-from coterie.storage.messages import Receipt
+from coterie.storage.contracts.messages import Receipt
 from tests.unit.entities.accounts import ACCOUNT, account
 from tests.unit.entities.callers import LOST, FakeCalling
 from tests.unit.entities.stores import now_at, refused, unknown, unreachable
@@ -28,7 +28,7 @@ from tests.unit.entities.test_outcomes import message
 
 if TYPE_CHECKING:
     from coterie.entities.calls import Call
-    from coterie.storage.messages import Insert
+    from coterie.storage.contracts.messages import Insert
 
 pytestmark = pytest.mark.simulated(seeds=2)
 

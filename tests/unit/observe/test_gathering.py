@@ -18,8 +18,8 @@ from coterie.observe.asking import Answering, ask
 from coterie.observe.facts import LocalFacts
 from coterie.observe.gathering import Free, Gathering
 from coterie.observe.local import Usage, usage
+from coterie.storage.contracts.messages import Backlog, Late
 from coterie.storage.interface import ClusterSnapshot
-from coterie.storage.messages import Backlog, Late
 from coterie.transport.routes import Route
 
 from .clusters import NOW, ago, local, row, seat, shards

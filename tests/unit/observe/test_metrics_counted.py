@@ -13,7 +13,7 @@ import pytest
 from coterie import Cluster, Entity, Leader, MailboxFull, RemoteError, Retry, Tick, Workflow, rpc
 from coterie.errors import MessageDead, PersistenceError, SendTimeout
 from coterie.kernel import metrics
-from coterie.storage.groups import GroupWriter
+from coterie.storage.group_commit import GroupWriter
 from coterie.storage.interface import KvPut
 from coterie.testing.simulation import simulate
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from coterie.kernel.metrics import Meter
-    from coterie.storage.groups import Group
+    from coterie.storage.group_commit import Group
 
 
 class Since:

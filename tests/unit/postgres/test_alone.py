@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from coterie.storage.contracts.messages import Commit, Insert, Message, StateChange
+from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.interface import Claim, StateSave
-from coterie.storage.messages import Commit, Insert, Message, StateChange
-from coterie.storage.postgres import alone, folding
-from coterie.storage.units import StepWrite, UnitEnd
+from coterie.storage.postgres.batch import plan, single
 from tests.unit.postgres.conftest import new_storage
 from tests.unit.postgres.test_ownership import S1, A, runner
 
@@ -47,16 +47,16 @@ STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
     ],
 )
 def test_which_writes_have_a_statement_of_their_own(write: Write, shape: str | None) -> None:
-    assert alone.shape_of(write) == shape
-    assert shape is None or alone.is_shape(shape)
+    assert single.shape_of(write) == shape
+    assert shape is None or single.is_shape(shape)
 
 
 def test_inside_of_a_transaction_statements_are_taken_that_do_not_fail() -> None:
     """A failed one would take its neighbours with it."""
-    assert [bucket.shape for bucket in folding.fold([STEP])] == ["add_steps"]
-    assert [bucket.shape for bucket in folding.fold([Insert(MESSAGE)])] == ["insert_messages"]
+    assert [bucket.shape for bucket in plan.fold([STEP])] == ["add_steps"]
+    assert [bucket.shape for bucket in plan.fold([Insert(MESSAGE)])] == ["insert_messages"]
     for sent, shape in ((MESSAGE, "insert_messages"), (KEYED, "insert_message")):
-        both = [bucket.shape for bucket in folding.fold([STEP, Insert(sent)])]
+        both = [bucket.shape for bucket in plan.fold([STEP, Insert(sent)])]
         assert sorted(both) == ["add_steps", shape]
 
 

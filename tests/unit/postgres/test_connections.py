@@ -11,14 +11,14 @@ import pytest
 from coterie.errors import ConfigurationError, PersistenceError
 from coterie.kernel.random import Chance
 from coterie.storage.postgres import Limits
-from coterie.storage.postgres.connections import (
+from coterie.storage.postgres.connector import (
     Connector,
     application_name,
     require_version,
     session_settings,
     without_password,
 )
-from coterie.storage.postgres.sessions import deadline
+from coterie.storage.postgres.session import deadline
 from coterie.testing.proxy import Proxy
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage
 

@@ -14,7 +14,7 @@ import pytest
 
 from coterie import Cluster, ClusterError, Entity, Leader, rpc
 from coterie.kernel import metrics
-from coterie.storage.postgres.inspection import Facts, judge
+from coterie.storage.postgres.server_check import Facts, judge
 from coterie.testing.servers import Server
 from tests.unit.postgres.conftest import stranger, until
 

@@ -7,8 +7,8 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.random import Chance
-from coterie.storage.postgres import failures
-from coterie.storage.postgres.connections import Connector
+from coterie.storage.postgres import errors
+from coterie.storage.postgres.connector import Connector
 from tests.unit.postgres.conftest import SHORT
 
 
@@ -21,9 +21,9 @@ from tests.unit.postgres.conftest import SHORT
 )
 def test_a_server_without_room_is_told_as_such(error: asyncpg.PostgresError, hint: str) -> None:
     """Line 25: "is the server running?" was said of a server that had answered."""
-    refused = failures.refusal(error, doing="save")
+    refused = errors.refusal(error, doing="save")
     assert hint in refused.hint
-    assert failures.hopeless(error) is None, "another try may help"
+    assert errors.hopeless(error) is None, "another try may help"
 
 
 async def test_a_server_that_is_full_is_not_taken_for_one_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:

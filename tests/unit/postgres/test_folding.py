@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.storage.contracts.messages import Commit, Insert, Message, Receipt
+from coterie.storage.contracts.ticks import Claimed, TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave, Write
-from coterie.storage.messages import Commit, Insert, Message, Receipt
-from coterie.storage.postgres.folding import FENCED, Bucket, fold, refused, results, values
-from coterie.storage.ticks import Claimed, TickClaim, TickNote, Verdict
+from coterie.storage.postgres.batch.plan import FENCED, Bucket, fold, refused, results, values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

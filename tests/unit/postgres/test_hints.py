@@ -7,7 +7,7 @@ import socket
 import asyncpg
 import pytest
 
-from coterie.storage.postgres.failures import describe, hint_of, hopeless
+from coterie.storage.postgres.errors import describe, hint_of, hopeless
 
 
 def error(state: str, *args: str) -> asyncpg.PostgresError:

@@ -9,7 +9,7 @@ import pytest
 
 from coterie.errors import ConfigurationError
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres.inspection import ROUNDS, Facts, judge, lends_sessions, require_grants
+from coterie.storage.postgres.server_check import ROUNDS, Facts, judge, lends_sessions, require_grants
 from tests.postgres import Server
 from tests.unit.postgres.conftest import database_of, new_storage
 from tests.unit.postgres.proxies import Proxy

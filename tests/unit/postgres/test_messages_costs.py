@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.interface import Claim
-from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.postgres import alone, folding, posting
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.postgres.connections import Limits, session_settings
+from coterie.storage.postgres.batch import messages, plan, single
+from coterie.storage.postgres.connector import Limits, session_settings
+from coterie.storage.postgres.writer import SQL
 from tests.contract.messages import change, id_of, message
 from tests.finished import fill_postgres
 from tests.unit.postgres.conftest import new_storage, stranger
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import Write
-    from coterie.storage.messages import Message
     from tests.postgres import Server
 
 pytestmark = pytest.mark.postgres
@@ -69,14 +69,14 @@ DEEPER = 15
 
 def lone(write: Write) -> Sequence[Any]:
     """What the statement takes after the cluster's name for a write that is alone."""
-    shape = alone.shape_of(write)
+    shape = single.shape_of(write)
     assert shape is not None
-    return alone.values(shape, write)
+    return single.values(shape, write)
 
 
 def of(*writes: Write) -> Sequence[Any]:
     """The same for those of a group."""
-    return folding.values(folding.Bucket(folding.shape_of(writes[0]), [*range(len(writes))]), writes)
+    return plan.values(plan.Bucket(plan.shape_of(writes[0]), [*range(len(writes))]), writes)
 
 
 def here(number: int) -> Message:
@@ -97,7 +97,7 @@ def hot(number: int) -> dict[str, Sequence[Any]]:
         "insert_messages": of(Insert(sent)),
         "insert_message": lone(Insert(sent)),
         "add_message": lone(Insert(new(number))),
-        "read_back": posting.sought([one]),
+        "read_back": messages.sought([one]),
         "end_messages": of(Commit(MINE, one.id, b"reply")),
         "end_message": lone(Commit(MINE, one.id, b"reply")),
         "commit_handlers": of(Commit(MINE, one.id, b"reply", change("e", b"state"), (sent,))),

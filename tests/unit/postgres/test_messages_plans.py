@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.postgres import folding
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.postgres.connections import session_settings
+from coterie.storage.postgres.batch import plan as folding
+from coterie.storage.postgres.connector import session_settings
+from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import SHORT, Grown, stranger
 from tests.unit.postgres.test_states_plans import nodes
 

@@ -12,8 +12,8 @@ import pytest
 from coterie.errors import PersistenceError, ShuttingDown
 from coterie.storage.interface import Declaration, KvPut, Registration
 from coterie.storage.postgres import Limits
-from coterie.storage.postgres.inspection import grants
-from coterie.storage.postgres.locks import lock_key
+from coterie.storage.postgres.lease_session import lock_key
+from coterie.storage.postgres.server_check import grants
 from tests.unit.postgres.conftest import database_of, new_storage, stranger, until
 from tests.unit.postgres.proxies import Proxy
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.storage import statements
-from coterie.storage.postgres.connections import session_settings
+from coterie.storage.postgres.connector import session_settings
 from tests.unit.postgres.conftest import SHORT, stranger
 
 if TYPE_CHECKING:

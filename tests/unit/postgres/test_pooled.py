@@ -16,7 +16,7 @@ from coterie.errors import ConfigurationError
 from coterie.storage import statements
 from coterie.storage.interface import KvPut
 from coterie.storage.postgres import Limits
-from coterie.storage.postgres.sessions import deadline
+from coterie.storage.postgres.session import deadline
 from coterie.testing.pooler import Pooler
 from tests.unit.postgres.conftest import new_storage, stranger, until
 from tests.unit.postgres.test_ownership import S1, A, B, runner
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from coterie.storage.postgres import PostgresStorage
-    from coterie.storage.postgres.sessions import Session
+    from coterie.storage.postgres.session import Session
 
 pytestmark = pytest.mark.postgres
 

@@ -11,7 +11,7 @@ from coterie.errors import ConfigurationError, PersistenceError
 from coterie.kernel.random import Chance
 from coterie.storage.interface import KvPut
 from coterie.storage.migrations import Migration
-from coterie.storage.postgres.connections import Connector
+from coterie.storage.postgres.connector import Connector
 from coterie.storage.postgres.schema import KNOWN, PostgresSchema
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage, stranger
 

@@ -13,8 +13,8 @@ import pytest
 from coterie.errors import Forked, PersistenceError, ShuttingDown
 from coterie.storage.interface import KvPut
 from coterie.storage.postgres import Limits, PostgresStorage
-from coterie.storage.postgres.failures import Lost
-from coterie.storage.postgres.sessions import deadline
+from coterie.storage.postgres.errors import Lost
+from coterie.storage.postgres.session import deadline
 from tests.unit.postgres.conftest import SHORT, new_storage, until
 from tests.unit.postgres.proxies import Proxy
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.postgres.commits import SQL as WRITES
-from coterie.storage.postgres.connections import session_settings
-from coterie.storage.postgres.machines import SQL as MACHINES
+from coterie.storage.postgres.connector import session_settings
+from coterie.storage.postgres.machine_ids import SQL as MACHINES
+from coterie.storage.postgres.writer import SQL as WRITES
 from tests.unit.postgres.conftest import SHORT, new_storage, stranger
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.ids import Seat
+from coterie.storage.contracts.ticks import Take, TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, Declaration, Registration
-from coterie.storage.postgres import Limits, PostgresStorage, folding
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.ticks import Take, TickClaim, TickNote, Verdict
+from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres.batch import plan
+from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import new_storage, stranger
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from coterie.storage.contracts.ticks import Outcome, TickRow
     from coterie.storage.postgres.ownership import PostgresOwnership
-    from coterie.storage.ticks import Outcome, TickRow
 
 pytestmark = pytest.mark.postgres
 
@@ -284,5 +285,5 @@ async def test_options_that_two_crons_exchange_are_seen(storage: PostgresStorage
 
 def values_of(write: TickClaim | TickNote) -> Sequence[Any]:
     """What the statement takes after the cluster's name."""
-    (bucket,) = folding.fold([write])
-    return folding.values(bucket, [write])
+    (bucket,) = plan.fold([write])
+    return plan.values(bucket, [write])

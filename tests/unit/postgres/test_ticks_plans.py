@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coterie.storage.contracts.ticks import Take
 from coterie.storage.interface import Claim
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.postgres.connections import session_settings
-from coterie.storage.ticks import Take
+from coterie.storage.postgres.connector import session_settings
+from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import SHORT, Grown, new_storage, stranger
 from tests.unit.postgres.test_states_plans import nodes, plan_of
 

@@ -10,9 +10,9 @@ import pytest
 
 from coterie.kernel.random import Chance
 from coterie.storage.postgres import Limits
-from coterie.storage.postgres.commits import AGAIN_MOST, Committer
-from coterie.storage.postgres.failures import Lost
-from coterie.storage.postgres.folding import Bucket
+from coterie.storage.postgres.batch.plan import Bucket
+from coterie.storage.postgres.errors import Lost
+from coterie.storage.postgres.writer import AGAIN_MOST, Committer
 
 
 def commits(*, in_transaction: bool) -> Committer:

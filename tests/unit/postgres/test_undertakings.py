@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
+from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import KvPut, StateLoaded
-from coterie.storage.messages import Commit
-from coterie.storage.postgres import undertakings, visitors
-from coterie.storage.postgres.sessions import Session, deadline
-from coterie.storage.postgres.undertakings import PostgresGround
+from coterie.storage.postgres import user_sql
+from coterie.storage.postgres.session import Session, deadline
+from coterie.storage.postgres.user_sql import PostgresGround
 from tests.contract.messages import S1, A, change, id_of, joined, message, statuses, take
 from tests.unit.postgres.conftest import database_of, new_storage, stranger, until
 from tests.unit.postgres.proxies import Proxy
@@ -242,7 +242,7 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
     postgres_url: str, storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch, timed: int, what: str
 ) -> None:
     """M12: nobody here looks at a clock; also as an older server does it."""
-    monkeypatch.setattr(undertakings, "_TIMED", timed)
+    monkeypatch.setattr(user_sql, "_TIMED", timed)
     monkeypatch.setattr(Session, "_ring", lambda *_: None)
 
     async def nothing(*_: Any) -> Any:
@@ -265,7 +265,7 @@ async def test_a_statement_that_ends_the_transaction_in_spite_of_its_words_is_no
     postgres_url: str, storage: PostgresStorage, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's status decides: the session is dropped, and nobody takes the transaction for whole."""
-    monkeypatch.setattr(visitors, "refused", lambda _: ("", ""))
+    monkeypatch.setattr(user_sql, "refused", lambda _: ("", ""))
     for sql in ("commit", "rollback"):
         transaction = storage.transaction(limit_s=LONG_S)
         await transaction.execute("create table if not exists orders (id integer)")
@@ -317,7 +317,7 @@ async def test_a_renamed_process_gives_its_sessions_the_new_name(storage: Postgr
     ],
 )
 def test_words_that_are_refused(sql: str) -> None:
-    problem, hint = visitors.refused(sql)
+    problem, hint = user_sql.refused(sql)
     assert problem
     assert hint
 
@@ -339,9 +339,9 @@ def test_words_that_are_refused(sql: str) -> None:
     ],
 )
 def test_words_that_are_not(sql: str) -> None:
-    assert visitors.refused(sql) == ("", "")
+    assert user_sql.refused(sql) == ("", "")
 
 
 def test_the_servers_word_tells_how_many_rows_were_changed() -> None:
     tags = {"INSERT 0 3": 3, "UPDATE 2": 2, "DELETE 0": 0, "MERGE 7": 7, "SELECT 5": 0, "CREATE TABLE": 0, "": 0}
-    assert {tag: visitors.changed(tag) for tag in tags} == tags
+    assert {tag: user_sql.changed(tag) for tag in tags} == tags

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.storage import statements
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.postgres.connections import session_settings
+from coterie.storage.postgres.connector import session_settings
+from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import SHORT, new_storage, stranger
 from tests.unit.postgres.test_states_plans import nodes, plan_of
 from tests.unit.postgres.test_ticks_plans import pages_of, unfenced

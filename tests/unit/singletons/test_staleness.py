@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.singletons.staleness import Stale, judge
-from coterie.storage.executions import Execution
+from coterie.storage.contracts.executions import Execution
 from tests.unit.singletons.stages import NOW
 
 MISSED = 2.0

@@ -13,12 +13,12 @@ from coterie.kernel.clock import ManualClock
 from coterie.ownership.tenure import Tenure, Trust
 from coterie.singletons import stamping
 from coterie.singletons.stamping import Stamps
-from coterie.storage.executions import Execution
+from coterie.storage.contracts.executions import Execution
 from coterie.storage.interface import Claim
 from tests.unit.singletons.stages import NOW, refused, unreachable, until
 
 if TYPE_CHECKING:
-    from coterie.storage.executions import Stamp, Stamped
+    from coterie.storage.contracts.executions import Stamp, Stamped
 
 
 class Unprintable(Exception):

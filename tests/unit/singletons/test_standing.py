@@ -18,7 +18,7 @@ from tests.unit.singletons.test_staleness import execution
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.storage.executions import Execution
+    from coterie.storage.contracts.executions import Execution
 
 
 def seat(name: str, *, holder: str | None = "id1", epoch: int = 1) -> SeatRow:

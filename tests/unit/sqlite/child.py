@@ -18,13 +18,13 @@ from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.interface import Declaration, KvPut, Ownership, Registration
-from coterie.storage.sqlite import SqliteStorage, owners
+from coterie.storage.sqlite import SqliteStorage, ownership
 from coterie.transport.identity import process_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from coterie.storage.messages import Transaction
+    from coterie.storage.contracts.messages import Transaction
 
 
 def opened(url: str) -> SqliteStorage:
@@ -108,7 +108,7 @@ def _obey(order: str, path: str) -> object:
 
 async def juggle(url: str, incarnation: str) -> None:
     """Register, take and give back seats, leave, again and again; say what was granted."""
-    owners._LIMIT_S = 30.0  # four at once, on a machine that may be busy
+    ownership._LIMIT_S = 30.0  # four at once, on a machine that may be busy
     granted: list[tuple[str, int]] = []
     async with opened(url) as storage:
         say("ready")

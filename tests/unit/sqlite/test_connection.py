@@ -12,8 +12,8 @@ import apsw
 import pytest
 
 from coterie.errors import ConfigurationError
-from coterie.storage.sqlite import connection as opening
-from coterie.storage.sqlite.connection import open_file, open_memory, require_library
+from coterie.storage.sqlite import database as opening
+from coterie.storage.sqlite.database import open_file, open_memory, require_library
 from tests.unit.sqlite.child import UNPRIVILEGED
 
 if TYPE_CHECKING:

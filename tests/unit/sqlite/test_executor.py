@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from coterie.errors import NotStarted, PersistenceError, ShuttingDown
-from coterie.storage.sqlite.connection import open_memory
+from coterie.storage.sqlite.database import open_memory
 from coterie.storage.sqlite.executor import ThreadExecutor
 from tests.unit.sqlite.conftest import until
 

@@ -11,10 +11,10 @@ import pytest
 from coterie.errors import PersistenceError
 from coterie.kernel.random import Chance
 from coterie.storage.interface import KvPut
-from coterie.storage.sqlite import transactions
-from coterie.storage.sqlite.connection import open_memory
-from coterie.storage.sqlite.failures import commit_failed, failed
-from coterie.storage.sqlite.transactions import Patience
+from coterie.storage.sqlite import write_lock
+from coterie.storage.sqlite.database import open_memory
+from coterie.storage.sqlite.errors import commit_failed, failed
+from coterie.storage.sqlite.write_lock import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,7 @@ def test_after_any_error_nothing_is_written_and_the_next_one_works(at: str, erro
 
     def insert() -> None:
         work = lambda c: c.execute("insert into t values (1)")  # noqa: E731
-        transactions.transact(connection, work, patience=patience, doing="write")
+        write_lock.transact(connection, work, patience=patience, doing="write")
 
     with pytest.raises(PersistenceError) as caught:
         insert()

@@ -12,8 +12,8 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import Declaration, Registration
-from coterie.storage.sqlite import locks
-from coterie.storage.sqlite.frozen import standing
+from coterie.storage.sqlite import write_lock
+from coterie.storage.sqlite.write_lock import standing
 from coterie.transport.identity import process_id
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ A, B, C = "a" * 32, "b" * 32, "c" * 32
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for locks less long than in real life."""
-    monkeypatch.setattr("coterie.storage.sqlite.owners._LIMIT_S", 0.2)
-    monkeypatch.setattr("coterie.storage.sqlite.owners._EVICT_LIMIT_S", 0.1)
+    monkeypatch.setattr("coterie.storage.sqlite.ownership._LIMIT_S", 0.2)
+    monkeypatch.setattr("coterie.storage.sqlite.ownership._EVICT_LIMIT_S", 0.1)
 
 
 async def join(session: Ownership, incarnation: str) -> None:
@@ -158,16 +158,16 @@ def test_only_who_holds_the_lock_at_every_look_stands_still() -> None:
 
 
 def test_a_process_is_told_from_a_later_one_of_the_same_number() -> None:
-    assert locks.process_of(os.getpid()) == process_id()
+    assert write_lock.process_of(os.getpid()) == process_id()
     process = subprocess.Popen(["sleep", "600"])
     try:
-        named = locks.process_of(process.pid)
-        assert not locks.end(f"{process.pid}:1")
+        named = write_lock.process_of(process.pid)
+        assert not write_lock.end(f"{process.pid}:1")
         assert process.poll() is None
-        assert locks.end(named)
+        assert write_lock.end(named)
         assert process.wait() == -signal.SIGKILL
-        assert not locks.end(named)
-        assert locks.process_of(process.pid) == ""
+        assert not write_lock.end(named)
+        assert write_lock.process_of(process.pid) == ""
     finally:
         process.kill()
         process.wait()
@@ -177,7 +177,7 @@ async def test_no_wait_for_a_lock_is_longer_than_the_time_between_renewals(
     new: Opener, path: Path, child: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """M1: renewals that lie too far apart count for nothing, and the frozen one would never be found dead [GAP-02]."""
-    monkeypatch.setattr("coterie.storage.sqlite.owners._LIMIT_S", 30.0)
+    monkeypatch.setattr("coterie.storage.sqlite.ownership._LIMIT_S", 30.0)
     async with new(settings={"lease_renew": 0.05}) as storage, storage.ownership(A) as session:
         await join(session, A)
         frozen(child, path, "hold", f"{B}=60")

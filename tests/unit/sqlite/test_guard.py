@@ -15,7 +15,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import KvPut
-from coterie.storage.sqlite import guard
+from coterie.storage.sqlite import file_guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,7 @@ async def test_opening_other_files_stays_cheap(new: Opener, tmp_path: Path) -> N
     ],
 )
 def test_the_path_that_a_uri_names(name: str, found: str | None) -> None:
-    assert guard._from_uri(name) == found
+    assert file_guard._from_uri(name) == found
 
 
 def test_the_hook_refuses_a_held_file_under_each_name_and_nothing_else(
@@ -160,14 +160,14 @@ def test_the_hook_refuses_a_held_file_under_each_name_and_nothing_else(
     ours, other = tmp_path / "ours.db", tmp_path / "other.db"
     ours.touch()
     other.touch()
-    monkeypatch.setattr(guard, "_identities", {guard._identity(ours): ours})
+    monkeypatch.setattr(file_guard, "_identities", {file_guard._identity(ours): ours})
     for event, target in (
         ("open", str(ours)),
         ("sqlite3.connect", ours),
         ("sqlite3.connect", f"file://{ours}?mode=ro"),
     ):
         with pytest.raises(PersistenceError, match="would drop its locks"):
-            guard._audit(event, (target,))
+            file_guard._audit(event, (target,))
     harmless: tuple[tuple[str, object], ...] = (
         ("open", 3),
         ("open", None),
@@ -176,6 +176,6 @@ def test_the_hook_refuses_a_held_file_under_each_name_and_nothing_else(
         ("import", ours),
     )
     for event, unwatched in harmless:
-        guard._audit(event, (unwatched,))
-    monkeypatch.setattr(guard, "_identities", {})
-    guard._audit("open", (str(ours),))
+        file_guard._audit(event, (unwatched,))
+    monkeypatch.setattr(file_guard, "_identities", {})
+    file_guard._audit("open", (str(ours),))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coterie.storage import migrations
 from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
 from coterie.storage.sqlite import kv
-from coterie.storage.sqlite.connection import open_memory
+from coterie.storage.sqlite.database import open_memory
 from coterie.storage.sqlite.kv import HANDLERS, Scope
 
 if TYPE_CHECKING:

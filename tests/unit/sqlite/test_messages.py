@@ -10,10 +10,10 @@ import apsw
 import pytest
 
 from coterie.storage import migrations
+from coterie.storage.contracts.messages import Commit, Filter, Insert, Message, Setback, StateChange, Suspected
 from coterie.storage.interface import Claim, Registration
-from coterie.storage.messages import Commit, Filter, Insert, Message, Setback, StateChange, Suspected
-from coterie.storage.sqlite import completions, deliveries, records, rows, seats, states
-from coterie.storage.sqlite.connection import open_memory
+from coterie.storage.sqlite import batch, message_writes, messages, seats, states
+from coterie.storage.sqlite.database import open_memory
 from coterie.storage.sqlite.kv import Scope
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def message(number: int, *, key: str | None = None, due_at: datetime | None = No
 
 def inserted(connection: apsw.Connection, *numbers: int, scope: Scope = NOW) -> None:
     for number in numbers:
-        assert completions.insert(connection, scope, Insert(message(number))).fresh
+        assert message_writes.insert(connection, scope, Insert(message(number))).fresh
 
 
 # How rows are found
@@ -126,10 +126,10 @@ BY_OTHERS = {
 
 def plan(connection: apsw.Connection, name: str) -> list[str]:
     """How a statement reaches the messages."""
-    statement = records.SQL[name]
+    statement = messages.SQL[name]
     bindings: Any = dict.fromkeys(re.findall(r":(\w+)", statement), 1) | {"ids": "[]"}
     if name in ("insert", "complete_all"):
-        statement = rows.repeated(statement, 64)
+        statement = batch.repeated(statement, 64)
         bindings = ("",) * (2 + 64 * (10 if name == "insert" else 3))
     steps = [str(row[3]) for row in connection.execute(f"explain query plan {statement}", bindings)]
     assert not [step for step in steps if step.startswith("SCAN messages")], (name, steps)
@@ -144,7 +144,7 @@ def test_every_statement_finds_its_messages_by_an_index(connection: apsw.Connect
         connection.execute(FILL, {"each": each})
     if analyzed:
         connection.execute("analyze")
-    assert {*BY_ID, *BY_OTHERS} == {*records.SQL}
+    assert {*BY_ID, *BY_OTHERS} == {*messages.SQL}
     for name in BY_ID:
         assert plan(connection, name) == ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id=?)"], name
     for name, searches in BY_OTHERS.items():
@@ -176,20 +176,20 @@ def test_what_another_run_of_the_handler_left_behind_is_not_this_commit(connecti
     """0.6, INV-D2: "written" means that these bytes are stored, not others under the same epoch."""
     inserted(connection, 1)
     first = Commit(CLAIM, message(1).id, b"one", StateChange("e", b"one", 0), (message(11),))
-    assert completions.commit(connection, NOW, first) == "written"
-    assert completions.commit(connection, NOW, first) == "written"
+    assert message_writes.commit(connection, NOW, first) == "written"
+    assert message_writes.commit(connection, NOW, first) == "written"
     other = {
         "reply": Commit(CLAIM, first.message, b"two", first.state, first.sends),
         "state": Commit(CLAIM, first.message, first.reply, StateChange("e", b"two", 0), first.sends),
         "sends": Commit(CLAIM, first.message, first.reply, first.state, (message(12),)),
     }
-    assert completions.commit(connection, NOW, other[part]) == "gone"
+    assert message_writes.commit(connection, NOW, other[part]) == "gone"
 
 
 def test_a_commit_that_happened_is_written_also_after_later_ones(connection: apsw.Connection) -> None:
     inserted(connection, 1, 2)
     commits = [Commit(CLAIM, message(n + 1).id, b"", StateChange("e", b"%d" % n, n)) for n in range(2)]
-    assert [completions.commit(connection, NOW, each) for each in commits * 2] == ["written"] * 4
+    assert [message_writes.commit(connection, NOW, each) for each in commits * 2] == ["written"] * 4
 
 
 # The audit
@@ -215,10 +215,10 @@ def test_a_commit_that_happened_is_no_refusal_for_the_audit(connection: apsw.Con
     """The seat is lost by now, and an earlier try did it."""
     inserted(connection, 1)
     write = Commit(CLAIM, message(1).id, b"ok")
-    assert completions.commit(connection, NOW, write, audit=True) == "written"
+    assert message_writes.commit(connection, NOW, write, audit=True) == "written"
     connection.execute("update seats set epoch = 2")
-    assert completions.commit(connection, NOW, write, audit=True) == "written"
-    assert completions.commit(connection, NOW, Commit(CLAIM, message(1).id, b"other"), audit=True) == "fenced"
+    assert message_writes.commit(connection, NOW, write, audit=True) == "written"
+    assert message_writes.commit(connection, NOW, Commit(CLAIM, message(1).id, b"other"), audit=True) == "fenced"
     assert connection.execute("select count(*) from audit").get == 1
 
 
@@ -230,7 +230,7 @@ def test_a_mark_is_exact_although_datetimes_know_microseconds_only(connection: a
     inserted(connection, 1, 2)
     inserted(connection, 3, scope=Scope("c", NOW.now_ns + 200))
     after, seen = None, []
-    while rows := deliveries.due(connection, NOW, {SEAT: after}, ahead_s=0, most=1).rows:
+    while rows := message_writes.due(connection, NOW, {SEAT: after}, ahead_s=0, most=1).rows:
         seen.append(int(rows[0].id, 16))
         after = (rows[0].due_at, rows[0].id)
     assert seen == [1, 2, 3]
@@ -248,16 +248,16 @@ def test_a_mark_is_exact_although_datetimes_know_microseconds_only(connection: a
 def test_an_instant_that_the_file_cannot_hold_is_the_last_or_first_that_it_can(
     connection: apsw.Connection, due_at: datetime | None, delay_s: float
 ) -> None:
-    receipt = completions.insert(connection, NOW, Insert(message(1, due_at=due_at, delay_s=delay_s)))
-    is_due = bool(deliveries.due(connection, NOW, {SEAT: None}, ahead_s=0, most=1).rows)
+    receipt = message_writes.insert(connection, NOW, Insert(message(1, due_at=due_at, delay_s=delay_s)))
+    is_due = bool(message_writes.due(connection, NOW, {SEAT: None}, ahead_s=0, most=1).rows)
     assert is_due == (due_at is not None and due_at.year == 1)
     assert receipt.due_at.year in (1970, 2262)
 
 
 def test_what_is_revived_is_due_in_whole_microseconds_too(connection: apsw.Connection) -> None:
     inserted(connection, 1)
-    completions.setback(connection, NOW, Setback(CLAIM, message(1).id, 1, "boom", None))
-    assert records.revive(connection, NOW, id=None, entity_type="Account", entity_id="alice") == 1
+    message_writes.setback(connection, NOW, Setback(CLAIM, message(1).id, 1, "boom", None))
+    assert messages.revive(connection, NOW, id=None, entity_type="Account", entity_id="alice") == 1
     due_at_ns = connection.execute("select due_at_ns from messages").get
     assert due_at_ns % 1000 == 0
     assert due_at_ns <= NOW.now_ns
@@ -269,8 +269,8 @@ def test_what_is_revived_is_due_in_whole_microseconds_too(connection: apsw.Conne
 def test_a_purge_looks_no_further_than_it_is_told(connection: apsw.Connection) -> None:
     """m17: also past what is done and old."""
     connection.execute(FILL, {"each": 1000})
-    count, after = records.purge(connection, NOW, after="", retention_s=0, key_retention_s=0, most=100)
+    count, after = messages.purge(connection, NOW, after="", retention_s=0, key_retention_s=0, most=100)
     assert (count, int(after, 16)) == (100, 99)
-    assert len(records.listed(connection, NOW, Filter(status="done"), after=None, most=5000)) == 900
-    count, after = records.purge(connection, NOW, after=after, retention_s=0, key_retention_s=0, most=10_000)
+    assert len(messages.listed(connection, NOW, Filter(status="done"), after=None, most=5000)) == 900
+    count, after = messages.purge(connection, NOW, after=after, retention_s=0, key_retention_s=0, most=10_000)
     assert (count, after) == (900, "")

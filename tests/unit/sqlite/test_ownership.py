@@ -13,7 +13,7 @@ import pytest
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
 from coterie.storage.interface import Claim, Declaration, Registration, StateSave
-from coterie.storage.sqlite import leases, seats
+from coterie.storage.sqlite import seats
 from tests.unit.sqlite.test_processes import go
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ async def test_a_crash_halfway_through_an_eviction_leaves_a_lease_that_means_not
         await join(a, A)
         await join(b, B)
         with monkeypatch.context() as patched:
-            patched.setattr(leases, "end", crash)
+            patched.setattr(seats, "end", crash)
             with pytest.raises(PersistenceError):
                 await a.evict(B, counter=1, expired=False)
         assert leases_of(path) == [A, B]
@@ -165,7 +165,7 @@ async def test_who_renews_while_an_eviction_waits_is_spared(
     new: Opener, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C4 b: the lease is looked at once more under both locks; and no renewal waits for the main file [C3]."""
-    monkeypatch.setattr("coterie.storage.sqlite.owners._EVICT_LIMIT_S", 30)
+    monkeypatch.setattr("coterie.storage.sqlite.ownership._EVICT_LIMIT_S", 30)
     async with new() as storage, storage.ownership(A) as a, storage.ownership(B) as b:
         await join(a, A)
         await join(b, B)
@@ -201,7 +201,7 @@ async def test_a_lock_that_cannot_be_had_is_refused_and_the_session_is_as_good_a
 async def test_a_session_is_closed_at_once_while_it_waits_for_a_lock(
     new: Opener, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.storage.sqlite.owners._LIMIT_S", 3600)
+    monkeypatch.setattr("coterie.storage.sqlite.ownership._LIMIT_S", 3600)
     writer = apsw.Connection(str(path))
     async with new() as storage:
         async with storage.ownership(A) as a:

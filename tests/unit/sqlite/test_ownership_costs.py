@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from coterie.storage import migrations
 from coterie.storage.interface import Declaration, Registration
 from coterie.storage.sqlite import seats
-from coterie.storage.sqlite.connection import open_file
+from coterie.storage.sqlite.database import open_file
 from coterie.storage.sqlite.kv import Scope
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
-from coterie.storage.sqlite.failures import cannot_open
+from coterie.storage.sqlite.errors import cannot_open
 
 if TYPE_CHECKING:
     from pathlib import Path

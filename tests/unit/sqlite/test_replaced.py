@@ -11,9 +11,9 @@ import pytest
 
 from coterie import Cluster, Leader, StorageReplaced
 from coterie.kernel.service import State
+from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import Claim, KvPut
-from coterie.storage.messages import Commit
-from coterie.storage.sqlite import guard, transactions
+from coterie.storage.sqlite import file_guard, write_lock
 from tests.unit.sqlite.test_ownership import A, join
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def again_and_again(write: Callable[[], Awaitable[object]]) -> None:
 @pytest.fixture
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a look of the last 10 ms may stand for the next."""
-    monkeypatch.setattr(guard, "LOOK_NS", 0)
+    monkeypatch.setattr(file_guard, "LOOK_NS", 0)
 
 
 WAYS = [delete, delete_wal, delete_shm, move_away, replace]
@@ -91,13 +91,13 @@ async def test_a_file_that_goes_during_a_commit_is_noticed_before_anybody_is_tol
 ) -> None:
     """The commit went to a file without a name: whether it is ever seen again is not known."""
     async with new() as storage:
-        commit = transactions.commit
+        commit = write_lock.commit
 
         def commit_and_delete(connection: apsw.Connection, **options: Any) -> None:
             commit(connection, **options)
             path.unlink()
 
-        monkeypatch.setattr(transactions, "commit", commit_and_delete)
+        monkeypatch.setattr(write_lock, "commit", commit_and_delete)
         with pytest.raises(StorageReplaced) as caught:
             await storage.kv.put(KvPut("k", b"1", 1))
         assert caught.value.outcome == "unknown"

@@ -17,13 +17,13 @@ from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Chance
 from coterie.storage import migrations
 from coterie.storage.interface import KvPut, Storage
-from coterie.storage.sqlite.desk import desk_in_memory
-from coterie.storage.sqlite.transactions import Patience
+from coterie.storage.sqlite.database import desk_in_memory
+from coterie.storage.sqlite.write_lock import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.storage.sqlite.desk import Desk
+    from coterie.storage.sqlite.database import Desk
     from coterie.storage.sqlite.executor import Executor, Role
     from tests.unit.sqlite.conftest import Opener
 

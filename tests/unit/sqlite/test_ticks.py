@@ -11,10 +11,10 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
+from coterie.storage.contracts.ticks import PauseRow, Take, TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, Declaration, KvPut, Registration
-from coterie.storage.sqlite import claiming, seats
+from coterie.storage.sqlite import seats, tick_writes
 from coterie.storage.sqlite.kv import Scope
-from coterie.storage.ticks import PauseRow, Take, TickClaim, TickNote, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -117,13 +117,13 @@ async def test_crons_of_one_group_share_their_statements(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int]] = []
-    for name, function in (("claim", claiming.claim), ("note", claiming.note)):
+    for name, function in (("claim", tick_writes.claim), ("note", tick_writes.note)):
 
         def counted(c: Any, scope: Any, writes: Any, *, audit: bool, name: Any = name, function: Any = function) -> Any:
             calls.append((name, len(writes)))
             return function(c, scope, writes, audit=audit)
 
-        monkeypatch.setattr(claiming, name, counted)
+        monkeypatch.setattr(tick_writes, name, counted)
     assert await committed(storage, *map(ask, NAMES), KvPut("k", b"", 1)) == [*["written"] * 4, None]
     ends = [note(name, outcome="ran") for name in NAMES]
     second = ask(NAMES[3], last=START, at=START - MINUTE)
@@ -221,14 +221,14 @@ async def test_a_tick_is_due_to_the_microsecond(storage: SqliteStorage, clock: M
     assert row.late_s == 0.0
 
 
-@pytest.mark.parametrize("name", sorted(claiming.SQL))
+@pytest.mark.parametrize("name", sorted(tick_writes.SQL))
 @pytest.mark.parametrize("analysed", [False, True])
 async def test_statements_find_their_rows_by_keys(storage: SqliteStorage, name: str, analysed: bool) -> None:
     """STACK 1b: nothing is walked along but the list of what is asked; neither are all ticks of a cluster or a cron."""
     assert await committed(storage, *map(ask, NAMES)) == ["written"] * 4
     if analysed:
         await storage._main.transact(_grow, doing="grow")
-    asked = f"explain query plan {claiming.SQL[name]}"
+    asked = f"explain query plan {tick_writes.SQL[name]}"
     names: dict[str, Any] = {"cluster": "default", "asked": "[]", "rows": "[]", "kind": "manual", "name": "x"}
     given = dict.fromkeys(re.findall(r":([a-z_]+)", asked), 0) | names
     steps = await storage._main.transact(lambda c: [str(row[3]) for row in c.execute(asked, given)], doing="explain")

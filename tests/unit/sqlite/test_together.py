@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.storage.groups import Group
+from coterie.storage.contracts.messages import Commit, Filter, Insert, Message, Setback, StateChange
+from coterie.storage.group_commit import Group
 from coterie.storage.interface import Claim, KvPut, Registration, StateSave
-from coterie.storage.messages import Commit, Filter, Insert, Message, Setback, StateChange
-from coterie.storage.sqlite import rows, seats, states, together
+from coterie.storage.sqlite import batch, seats, states
 from coterie.storage.sqlite.kv import Scope
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ async def test_a_message_or_key_that_is_there_is_told_of(storage: SqliteStorage)
     ids=["strangers", "keys", "insert and end", "ends", "setback and end", "states", "sent keys", "senders"],
 )
 def test_those_that_are_about_one_thing_meet(group: Sequence[Write], meets: bool) -> None:
-    assert together.meet(group) is meets
+    assert batch.meet(group) is meets
 
 
 async def test_the_fence_of_many_finds_its_rows_by_their_keys(storage: SqliteStorage) -> None:
@@ -269,7 +269,7 @@ async def test_the_fence_of_many_finds_its_rows_by_their_keys(storage: SqliteSto
 
 async def test_the_changes_of_many_states_find_their_rows_by_their_keys(storage: SqliteStorage) -> None:
     """None is walked along, however many there are."""
-    asked = f"explain query plan {rows.repeated(states.SQL['update_all'], 2)}"
+    asked = f"explain query plan {batch.repeated(states.SQL['update_all'], 2)}"
     values = ("default", *("key", 1, 1, "seat", b"") * 2)
     steps = await storage._main.read(lambda c: [str(row[3]) for row in c.execute(asked, values)], doing="explain")
     assert steps == ["SCAN 2-ROW VALUES CLAUSE", "SEARCH states USING PRIMARY KEY (cluster=? AND key=?)"]

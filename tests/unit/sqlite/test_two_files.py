@@ -14,7 +14,7 @@ import pytest
 
 from coterie.storage.sqlite import ownership
 from coterie.storage.sqlite.ownership import SqliteOwnership
-from coterie.storage.sqlite.transactions import writing
+from coterie.storage.sqlite.write_lock import writing
 from tests.unit.sqlite.test_ownership import A, B, join, leases_of, table
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from coterie.storage.interface import Ownership
-    from coterie.storage.sqlite.desk import Desk
+    from coterie.storage.sqlite.database import Desk
     from tests.unit.sqlite.conftest import Opener
 
     Left = tuple[tuple[str, ...], tuple[str, ...]]

@@ -10,9 +10,9 @@ import apsw
 import pytest
 
 from coterie.errors import PersistenceError, TransactionTimeout
+from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import KvPut, StateLoaded
-from coterie.storage.messages import Commit
-from coterie.storage.sqlite import undertakings, visitors
+from coterie.storage.sqlite import user_sql, user_sql_draft
 from tests.contract.messages import A, change, joined, take
 from tests.unit.sqlite.conftest import until
 
@@ -221,7 +221,7 @@ async def test_a_process_that_is_killed_inside_leaves_nothing(
 
 async def test_threads_are_kept_and_bounded(storage: SqliteStorage, claim: Claim) -> None:
     """Reads need no lock, so as many as there is room for go on at once; one more waits for its turn."""
-    room = [storage.transaction(limit_s=LONG_S) for _ in range(undertakings.AT_ONCE)]
+    room = [storage.transaction(limit_s=LONG_S) for _ in range(user_sql.AT_ONCE)]
     for transaction in room:
         await transaction.fetch("select id from orders")
     one_more = storage.transaction(limit_s=0.2)
@@ -233,7 +233,7 @@ async def test_threads_are_kept_and_bounded(storage: SqliteStorage, claim: Claim
     for transaction in room:
         await transaction.rollback()
     assert await waiting == []
-    assert len(storage._undertakings._started) == undertakings.AT_ONCE
+    assert len(storage._undertakings._started) == user_sql.AT_ONCE
 
 
 @pytest.mark.parametrize(
@@ -287,4 +287,4 @@ async def test_columns_and_derived_tables_may_have_any_name(storage: SqliteStora
 async def test_all_of_coteries_tables_are_known(storage: SqliteStorage, path: Path) -> None:
     with stranger(path) as other:
         there = other.execute("select lower(name) from sqlite_schema where type = 'table' and name not like 'sqlite_%'")
-        assert {name for (name,) in there} == set(visitors.tables())
+        assert {name for (name,) in there} == set(user_sql_draft.tables())

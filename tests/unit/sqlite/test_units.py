@@ -11,11 +11,11 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
+from coterie.storage.contracts.units import StepWrite, UnitEnd, UnitStart
 from coterie.storage.interface import Claim, Declaration, KvPut, Registration
-from coterie.storage.sqlite import seats, stepping
+from coterie.storage.sqlite import seats, unit_writes
+from coterie.storage.sqlite.batch import repeated
 from coterie.storage.sqlite.kv import Scope
-from coterie.storage.sqlite.rows import repeated
-from coterie.storage.units import StepWrite, UnitEnd, UnitStart
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -157,13 +157,13 @@ async def test_members_of_one_group_share_their_statements(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int]] = []
-    for name, function in (("step", stepping.step), ("end", stepping.end)):
+    for name, function in (("step", unit_writes.step), ("end", unit_writes.end)):
 
         def counted(c: Any, scope: Any, writes: Any, *, audit: bool, name: Any = name, function: Any = function) -> Any:
             calls.append((name, len(writes)))
             return function(c, scope, writes, audit=audit)
 
-        monkeypatch.setattr(stepping, name, counted)
+        monkeypatch.setattr(unit_writes, name, counted)
     both = [step(unit, position) for unit in UNITS for position in range(2)]
     assert await committed(storage, *both, KvPut("k", b"", 1)) == [*["written"] * 8, None]
     ends = [UnitEnd(CLAIM, unit, "done") for unit in UNITS[:2]]
@@ -219,13 +219,13 @@ SCANNED = {"asked", "said", "json_each"}
 
 
 @pytest.mark.parametrize("analysed", [False, True])
-@pytest.mark.parametrize("name", sorted(stepping.SQL))
+@pytest.mark.parametrize("name", sorted(unit_writes.SQL))
 async def test_statements_find_their_rows_by_keys(storage: SqliteStorage, name: str, analysed: bool) -> None:
     """STACK 1b: nothing is walked along but the list of what is asked, however many units and steps there are."""
     if analysed:
         await storage._main.transact(_grow, doing="grow")
-    many = "-- each" in stepping.SQL[name]
-    asked = f"explain query plan {repeated(stepping.SQL[name], 64) if many else stepping.SQL[name]}"
+    many = "-- each" in unit_writes.SQL[name]
+    asked = f"explain query plan {repeated(unit_writes.SQL[name], 64) if many else unit_writes.SQL[name]}"
     names: dict[str, Any] = {"cluster": "default", "rows": "[]", "units": "[]", "seats": "[]", "names": "[]"}
     given: Any = dict.fromkeys(re.findall(r":([a-z_]+)", asked), 0) | names
     if many:
@@ -240,7 +240,7 @@ async def test_statements_find_their_rows_by_keys(storage: SqliteStorage, name: 
 
 async def test_lists_walk_along_an_index_in_order(storage: SqliteStorage) -> None:
     """Whatever is chosen, the rows of others are not looked at."""
-    asked, names = f"explain query plan {stepping.SQL['list']}", {"cluster": "x", "status": None, "name": None}
+    asked, names = f"explain query plan {unit_writes.SQL['list']}", {"cluster": "x", "status": None, "name": None}
     given: Any = {**names, "before_ns": None, "most": 1}
     steps = await storage._main.read(lambda c: [str(row[3]) for row in c.execute(asked, given)], doing="explain")
     assert steps[0] == "SEARCH u USING INDEX units_changed (cluster=?)"

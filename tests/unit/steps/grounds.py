@@ -13,8 +13,8 @@ from coterie.kernel.random import Chance
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import Tasks
 from coterie.steps.running import DurableWork
+from coterie.storage.contracts.units import DeferredRow, Loaded, Stepped, StepRow, StepWrite
 from coterie.storage.interface import Claim
-from coterie.storage.units import DeferredRow, Loaded, Stepped, StepRow, StepWrite
 
 
 def time() -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from coterie import StepDiverged
 from coterie.steps.places import Place, Places, named
-from coterie.storage.units import StepRow
+from coterie.storage.contracts.units import StepRow
 
 
 def row(place: Place, **options: object) -> StepRow:

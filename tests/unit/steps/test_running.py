@@ -9,7 +9,7 @@ import pytest
 from coterie import LeadershipLost, Retry
 from coterie.errors import MalformedMessage, PersistenceError, RunnerUnavailable, StepDiverged
 from coterie.steps.places import Place
-from coterie.storage.units import StepRow
+from coterie.storage.contracts.units import StepRow
 from tests.unit.steps.grounds import Ground, pause
 
 pytestmark = pytest.mark.simulated(seeds=1)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from coterie import DeferredRejected, DeferredTimeout, StepDiverged
-from coterie.storage.units import DeferredRow, StepRow
+from coterie.storage.contracts.units import DeferredRow, StepRow
 from tests.unit.steps.grounds import Ground, pause, time
 
 pytestmark = pytest.mark.simulated(seeds=1)

@@ -13,7 +13,7 @@ commit), `pool.py`, `kv.py`, for ownership `locks.py`, `ownership.py`, `ending.p
 `storage.py`, `inspection.py`, `schema.py`. SQL lies in `sql/` and `migrations/`.
 """
 
-from coterie.storage.postgres.connections import Limits
+from coterie.storage.postgres.connector import Limits
 from coterie.storage.postgres.storage import PostgresStorage
 
 __all__ = ["Limits", "PostgresStorage"]

@@ -6,13 +6,13 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap, require_held
-from coterie.storage.postgres.commits import SQL
+from coterie.storage.postgres.writer import SQL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.kernel.fork_guard import Origin
-    from coterie.storage.groups import GroupWriter
+    from coterie.storage.group_commit import GroupWriter
     from coterie.storage.postgres.pool import Pool
 
 CLEAR_STEP = 5000

@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from coterie.storage.messages import Attempt, Backlog, Delivery, Due, Insert, Late, Loss, MessageRow, Suspected, Waiting
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.postgres.posting import STATUSES, receipt
-from coterie.storage.unreadable import readable
+from coterie.storage.contracts.messages import (
+    Attempt,
+    Backlog,
+    Delivery,
+    Due,
+    Insert,
+    Late,
+    Loss,
+    MessageRow,
+    Suspected,
+    Waiting,
+)
+from coterie.storage.postgres.batch.messages import STATUSES, receipt
+from coterie.storage.postgres.writer import SQL
+from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -19,9 +30,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.kernel.fork_guard import Origin
-    from coterie.storage.groups import GroupWriter, Waiter
-    from coterie.storage.interface import Claim
-    from coterie.storage.messages import (
+    from coterie.storage.contracts.messages import (
         Commit,
         Committed,
         Filter,
@@ -33,6 +42,8 @@ if TYPE_CHECKING:
         Suffered,
         Suspicion,
     )
+    from coterie.storage.group_commit import GroupWriter, Waiter
+    from coterie.storage.interface import Claim
     from coterie.storage.postgres.pool import Pool
 
 _errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode

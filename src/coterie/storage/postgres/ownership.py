@@ -17,19 +17,18 @@ import msgspec
 from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.interface import ClusterSnapshot, Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting
-from coterie.storage.postgres import inspection
-from coterie.storage.postgres.ending import Ending
-from coterie.storage.postgres.locks import Dedicated, lock_key
-from coterie.storage.postgres.sessions import deadline
-from coterie.storage.unreadable import checked_runner, checked_seat, readable
+from coterie.storage.postgres import server_check
+from coterie.storage.postgres.lease_session import Dedicated, Ending, lock_key
+from coterie.storage.postgres.session import deadline
+from coterie.storage.unreadable_rows import checked_runner, checked_seat, readable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.random import Chance
     from coterie.storage.interface import Declaration, Registration
-    from coterie.storage.postgres.connections import Connector, Limits
-    from coterie.storage.postgres.locks import Fetch
+    from coterie.storage.postgres.connector import Connector, Limits
+    from coterie.storage.postgres.lease_session import Fetch
 
 T = TypeVar("T")
 
@@ -237,7 +236,7 @@ class PostgresOwnership:
     async def _delete(self, victim: str, lock: str, *seen: int, kind: str, note: str = "") -> bool:
         async def delete(fetch: Fetch) -> bool:
             if self.leases_only:
-                self._pid = (await fetch(inspection.SQL["whose"]))[0]["pid"]
+                self._pid = (await fetch(server_check.SQL["whose"]))[0]["pid"]
             if not await fetch(SQL[lock], self._cluster, victim, *seen):
                 return False
             await fetch(SQL["evict"], self._cluster, victim)

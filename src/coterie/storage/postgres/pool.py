@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError, ShuttingDown
 from coterie.kernel import metrics
-from coterie.storage.postgres.failures import DatabaseRefusal, Lost, judge, loss, refusal
-from coterie.storage.postgres.sessions import deadline
+from coterie.storage.postgres.errors import DatabaseRefusal, Lost, judge, loss, refusal
+from coterie.storage.postgres.session import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.kernel.random import Chance
-    from coterie.storage.postgres.connections import Connector, Limits
-    from coterie.storage.postgres.sessions import Session
+    from coterie.storage.postgres.connector import Connector, Limits
+    from coterie.storage.postgres.session import Session
 
 
 class Pool:

@@ -1,4 +1,7 @@
-"""The tables in the schema `coterie`: what is applied, and applying what is missing under a lock."""
+"""The tables in the schema `coterie`: what is applied, and applying what is missing under a lock.
+
+The cluster's secret: drawn at its first use, by whoever comes first, and the same for all from then on.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.errors import ConfigurationError
-from coterie.storage import migrations
+from coterie.storage import migrations, statements
+from coterie.storage.interface import SECRET_BYTES
 from coterie.storage.migrations import Migration
-from coterie.storage.postgres.failures import DatabaseRefusal, Lost, loss, refusal
-from coterie.storage.postgres.inspection import SQL, require_grants
-from coterie.storage.postgres.locks import lock_key
-from coterie.storage.postgres.sessions import deadline
+from coterie.storage.postgres.errors import DatabaseRefusal, Lost, loss, refusal
+from coterie.storage.postgres.lease_session import lock_key
+from coterie.storage.postgres.server_check import SQL, require_grants
+from coterie.storage.postgres.session import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from coterie.kernel.random import Chance
     from coterie.storage.migrations import Phase
-    from coterie.storage.postgres.connections import Connector, Limits
-    from coterie.storage.postgres.sessions import Session
+    from coterie.storage.postgres.connector import Connector, Limits
+    from coterie.storage.postgres.pool import Pool
+    from coterie.storage.postgres.session import Session
+
 
 log = logging.getLogger("coterie")
 
@@ -122,3 +129,15 @@ class PostgresSchema:
             raise refusal(error, doing=self._doing) from error
         finally:
             await session.close()  # an open transaction goes with it
+
+
+_SECRETS = statements.load("coterie.storage.postgres.sql", "secrets.sql")
+
+
+async def read_or_draw(pool: Pool, *, cluster: str, chance: Chance) -> bytes:
+    """The secret of a cluster. What is drawn counts only if it is read back [M4]."""
+    rows = await pool.read(_SECRETS["read"], cluster)
+    if not rows:
+        await pool.write(_SECRETS["draw"], cluster, chance.token(SECRET_BYTES))
+        rows = await pool.read(_SECRETS["read"], cluster)
+    return bytes(rows[0][0])

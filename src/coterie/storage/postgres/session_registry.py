@@ -15,7 +15,7 @@ from coterie.errors import PersistenceError
 from coterie.storage import statements
 
 if TYPE_CHECKING:
-    from coterie.storage.postgres.sessions import Session
+    from coterie.storage.postgres.session import Session
 
 SQL = statements.load("coterie.storage.postgres.sql", "server.sql")
 

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, cast
 from coterie.errors import PersistenceError
 from coterie.kernel import fork_guard
 from coterie.storage import statements
-from coterie.storage.groups import GroupWriter
+from coterie.storage.group_commit import GroupWriter
 from coterie.storage.interface import Storage
-from coterie.storage.postgres import inspection, secrets
-from coterie.storage.postgres.commits import Committer
-from coterie.storage.postgres.connections import Connector, Limits
-from coterie.storage.postgres.executions import PostgresExecutions
-from coterie.storage.postgres.failures import DatabaseRefusal, Lost, hopeless, loss, refusal
-from coterie.storage.postgres.inspecting import PostgresInspection
+from coterie.storage.postgres import schema as secrets
+from coterie.storage.postgres import server_check
+from coterie.storage.postgres.audit import PostgresInspection
+from coterie.storage.postgres.connector import Connector, Limits
+from coterie.storage.postgres.errors import DatabaseRefusal, Lost, hopeless, loss, refusal
 from coterie.storage.postgres.kv import PostgresKv
-from coterie.storage.postgres.machines import PostgresMachines
+from coterie.storage.postgres.machine_ids import PostgresMachines
 from coterie.storage.postgres.messages import PostgresMessages
 from coterie.storage.postgres.ownership import SQL, Owners, to_view
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.schema import PostgresSchema
-from coterie.storage.postgres.sessions import deadline
-from coterie.storage.postgres.states import PostgresStates
+from coterie.storage.postgres.session import deadline
+from coterie.storage.postgres.states import PostgresExecutions, PostgresStates
 from coterie.storage.postgres.ticks import PostgresTicks
-from coterie.storage.postgres.undertakings import Undertakings
 from coterie.storage.postgres.units import PostgresUnits
+from coterie.storage.postgres.user_sql import Undertakings
+from coterie.storage.postgres.writer import Committer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.interface import ClusterSnapshot
     from coterie.storage.postgres.ownership import PostgresOwnership
-    from coterie.storage.postgres.sessions import Session
-    from coterie.storage.undertakings import Undertaking
+    from coterie.storage.postgres.session import Session
+    from coterie.storage.user_transaction import Undertaking
 
 log = logging.getLogger("coterie")
 
@@ -74,7 +74,7 @@ class PostgresStorage(Storage):
     units: PostgresUnits
     machines: PostgresMachines
     messages: PostgresMessages
-    inspection: PostgresInspection
+    server_check: PostgresInspection
     schema: PostgresSchema
 
     def __init__(
@@ -143,7 +143,7 @@ class PostgresStorage(Storage):
         """The database's clock."""
         self._origin.require_same()
         self.require_running()
-        return cast("datetime", (await self.pool.read(inspection.SQL["now"]))[0][0])
+        return cast("datetime", (await self.pool.read(server_check.SQL["now"]))[0][0])
 
     async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
         """For how many seconds the oldest row of each table should have been pruned. See `storage.interface`."""
@@ -223,9 +223,9 @@ class PostgresStorage(Storage):
         """Find out whether sessions are ours, and give these two their settings accordingly."""
         over = deadline(self._limits.call_s)
         mark = self._chance.token(8).hex()
-        self._connector.pooled = await inspection.lends_sessions(ours, other, mark=mark, over=over)
+        self._connector.pooled = await server_check.lends_sessions(ours, other, mark=mark, over=over)
         if self._connector.pooled:
-            log.warning(inspection.POOLED, self.address)
+            log.warning(server_check.POOLED, self.address)
         await self._connector.set_up(ours, "work", over=over)
         await self._connector.set_up(other, "writer", over=over)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from coterie.kernel.ids import Seat
-from coterie.storage.postgres.alone import LONGEST_S
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.ticks import Book, CronRow, PauseRow, TickRow
-from coterie.storage.unreadable import readable
+from coterie.storage.contracts.ticks import Book, CronRow, PauseRow, TickRow
+from coterie.storage.postgres.batch.single import LONGEST_S
+from coterie.storage.postgres.writer import SQL
+from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.kernel.fork_guard import Origin
-    from coterie.storage.groups import GroupWriter
+    from coterie.storage.contracts.ticks import Claimed, Kind, Take, TickClaim, TickNote
+    from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Written
     from coterie.storage.postgres.pool import Pool
-    from coterie.storage.ticks import Claimed, Kind, Take, TickClaim, TickNote
 
 _errors = msgspec.json.Decoder(tuple[str, ...]).decode
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
-from coterie.storage.postgres.alone import LONGEST_S
-from coterie.storage.postgres.commits import SQL
-from coterie.storage.units import (
+from coterie.storage.contracts.units import (
     DeferredRow,
     Loaded,
     ParentEnded,
@@ -21,6 +19,8 @@ from coterie.storage.units import (
     require_same,
     tick_of_unit,
 )
+from coterie.storage.postgres.batch.single import LONGEST_S
+from coterie.storage.postgres.writer import SQL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.kernel.fork_guard import Origin
-    from coterie.storage.groups import GroupWriter
+    from coterie.storage.contracts.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
+    from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Claim
     from coterie.storage.postgres.pool import Pool
-    from coterie.storage.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
 
     Fetch = Callable[..., Awaitable[Sequence[asyncpg.Record]]]
 

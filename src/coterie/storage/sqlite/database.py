@@ -1,29 +1,276 @@
-"""One database, a file or memory: checked, opened, guarded, and the ways to work on it."""
+"""How a file is opened: settings that durability rests on, each read back, and what is refused.
+
+What one executor works on: the main database and, from its first use on, the leases beside it.
+
+One database, a file or memory: checked, opened, guarded, and the ways to work on it.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from coterie.errors import PersistenceError
+import apsw
+
+from coterie.errors import ConfigurationError, PersistenceError, StorageReplaced
 from coterie.kernel import metrics
+from coterie.kernel.clock import SystemClock
 from coterie.kernel.fork_guard import Origin
 from coterie.kernel.service import Service
-from coterie.storage.sqlite import guard, transactions
-from coterie.storage.sqlite.connection import require_library
-from coterie.storage.sqlite.desk import desk_in_memory, desk_of_files
+from coterie.storage import migrations
+from coterie.storage.sqlite import file_guard, schema, write_lock
+from coterie.storage.sqlite.errors import cannot_open, failed
 from coterie.storage.sqlite.location import beside, require_folder, require_local, require_owned
-from coterie.storage.sqlite.transactions import Patience
+from coterie.storage.sqlite.write_lock import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import apsw
-
+    from coterie.errors import Outcome
     from coterie.kernel.clock import Clock
     from coterie.kernel.random import Chance
-    from coterie.storage.sqlite.desk import Desk
     from coterie.storage.sqlite.executor import Executor, Executors
+
+
+LIBRARY_LEAST = (3, 51, 3)
+"""The first SQLite in which two writers cannot damage a file in WAL mode (incident 40)."""
+
+# The first read may have to recover what a killed process left, while others do the same: only then SQLite's
+# own waiting is right. Later it would starve all but one process, so we wait ourselves.
+_OPENING_MS = 5_000
+
+_WANTED: dict[str, str | int] = {
+    "synchronous": 2,
+    "foreign_keys": 1,
+    "trusted_schema": 0,
+    "encoding": "UTF-8",
+}
+
+
+def require_library(version: str | None = None) -> None:
+    """Raise if the SQLite library is one that can damage files (incident 40, P23)."""
+    found = apsw.sqlite_lib_version() if version is None else version
+    if tuple(int(part) for part in found.split(".")[:3]) < LIBRARY_LEAST:
+        least = ".".join(map(str, LIBRARY_LEAST))
+        raise ConfigurationError(
+            problem=f"SQLite {found} can damage a file that several processes write; {least} is the least",
+            hint="pip install --upgrade apsw (its wheels bring a recent SQLite)",
+        )
+
+
+def open_file(path: Path, *, writes: bool = True) -> apsw.Connection:
+    """A connection to a file, which is created if need be. Takes no write lock on a file that is in use."""
+    try:
+        connection = apsw.Connection(str(path))
+    except apsw.Error as error:
+        raise cannot_open(error, path) from error
+    try:
+        _prepare_file(connection, path)
+        if not writes:
+            connection.pragma("query_only", 1)
+        connection.set_busy_timeout(0)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, apsw.Error):
+            raise cannot_open(error, path) from error
+        raise
+    return connection
+
+
+def open_memory() -> apsw.Connection:
+    """A connection to a database of its own, which is gone with it."""
+    connection = apsw.Connection(":memory:")
+    _configure(connection)
+    return connection
+
+
+def _prepare_file(connection: apsw.Connection, path: Path) -> None:
+    if connection.readonly("main"):
+        raise cannot_open(apsw.ReadOnlyError("the file is not writable"), path)
+    connection.set_busy_timeout(_OPENING_MS)
+    mode = _into_wal(connection)
+    _configure(connection)
+    connection.execute("select count(*) from sqlite_schema").fetchall()  # the first read: -wal and -shm exist now
+    _require_settings(connection, path, mode)
+
+
+def _into_wal(connection: apsw.Connection) -> object:
+    clock = SystemClock()  # real processes, real time
+    # Several processes that open a new file at once get BUSY here in spite of the timeout, where waiting
+    # would be a deadlock. One of them has won; the mode is in the file, so asking again is enough.
+    began_ns = clock.steady_ns()
+    while True:
+        try:
+            return connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if clock.steady_ns() - began_ns > _OPENING_MS * 1_000_000:
+                raise
+        apsw.sleep(2)
+
+
+def _configure(connection: apsw.Connection) -> None:
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    # Plans do not depend on the values that are bound. Otherwise (STAT4) a join is prepared anew for each new value,
+    # and the fence takes four times as long.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    connection.pragma("synchronous", "FULL")
+    connection.pragma("foreign_keys", 1)
+    connection.pragma("trusted_schema", 0)
+    connection.pragma("mmap_size", 0)  # a read error must be an error, not a signal
+
+
+def _require_settings(connection: apsw.Connection, path: Path, mode: object) -> None:
+    found = {name: connection.pragma(name) for name in _WANTED} | {"journal_mode": mode}
+    wanted = _WANTED | {"journal_mode": "wal"}
+    wrong = [f"{name} is {found[name]}, not {wanted[name]}" for name in wanted if found[name] != wanted[name]]
+    wrong += ["mmap is on"] if connection.pragma("mmap_size") else []
+    if wrong:
+        raise ConfigurationError(
+            problem=f"{path} cannot be used: {', '.join(wrong)}",
+            hint="use a file that coterie created, on a local disk",
+        )
+
+
+_MIGRATIONS = "coterie.storage.sqlite.migrations.leases"
+
+
+class Desk:
+    """The connections of one executor.
+
+    Args:
+        main: To the main database.
+        open_leases: Opens the one to the leases.
+        turn: Held during each piece of work: in memory all executors share the connections.
+        files: The paths that must lead to what is open; those of the leases may be added later.
+
+    Attributes:
+        closing: What `close` does.
+    """
+
+    def __init__(
+        self,
+        main: apsw.Connection,
+        open_leases: Callable[[], apsw.Connection],
+        *,
+        turn: threading.Lock | None = None,
+        files: list[Path] | None = None,
+    ) -> None:
+        self.main = main
+        self.turn = turn or threading.Lock()
+        self.closing = ExitStack()
+        self._open_leases = open_leases
+        self._leases: apsw.Connection | None = None
+        self._files = [] if files is None else files
+
+    def require_in_place(self, *, outcome: Outcome = "refused", lately: bool = False) -> None:
+        """Raise `StorageReplaced` if a file was deleted, moved or replaced: what is written here is lost then.
+
+        Asked before a piece of work, and once more after a commit before anybody is told of it ("unknown": the first
+        look has found nothing). With `lately` a look of the last 10 ms will do.
+        """
+        for file in self._files:
+            file_guard.require_in_place(file, outcome=outcome, lately=lately)
+
+    @property
+    def leases(self) -> apsw.Connection:
+        """The connection to the leases."""
+        if self._leases is None:
+            self._leases = self._open_leases()
+        return self._leases
+
+    def lent(self) -> Desk:
+        """The same connections for another executor, which does not close them."""
+        return Desk(self.main, lambda: self.leases, turn=self.turn)
+
+    def close(self) -> None:
+        """Let go of the connections that belong to this desk."""
+        with self.turn:
+            self.closing.close()
+
+
+def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience, clock: Clock) -> Desk:
+    """A desk with connections of its own to two files (resolved paths); `patience` is for setting up the leases."""
+    closing = ExitStack()
+    files = [main]
+
+    def open_leases() -> apsw.Connection:
+        with ExitStack() as undo:
+            connection = undo.enter_context(_opened(leases, writes=True))
+            # Leases end with this boot of the machine at the latest: a renewal need not outlive a loss of power, so it
+            # need not wait for a busy disk. The file stays whole either way.
+            connection.pragma("synchronous", "NORMAL")
+            prepare_leases(connection, patience=patience, clock=clock, address=str(leases))
+            closing.push(undo.pop_all())
+        files.append(leases)
+        return connection
+
+    desk = Desk(closing.enter_context(_opened(main, writes=writes)), open_leases, files=files)
+    desk.closing = closing
+    return desk
+
+
+def desk_in_memory(*, patience: Patience, clock: Clock) -> Desk:
+    """A desk with databases of its own, which are gone with it."""
+
+    def open_leases() -> apsw.Connection:
+        connection = open_memory()
+        desk.closing.callback(connection.close)
+        prepare_leases(connection, patience=patience, clock=clock, address="memory")
+        return connection
+
+    desk = Desk(open_memory(), open_leases)
+    desk.closing.callback(desk.main.close)
+    return desk
+
+
+def prepare_leases(connection: apsw.Connection, *, patience: Patience, clock: Clock, address: str) -> None:
+    """Set up or bring up to date a database of leases; whoever opens it does, since there is nothing to decide."""
+
+    def due() -> list[migrations.Migration]:
+        return migrations.pending(migrations.load(_MIGRATIONS), schema.applied(connection, address=address), None)
+
+    doing = f"set up {address}"
+    if write_lock.read(connection, lambda _: due(), patience=patience, doing=doing):
+        write_lock.transact(
+            connection, lambda _: schema.apply(connection, due(), clock=clock), patience=patience, doing=doing
+        )
+
+
+@contextmanager
+def _opened(path: Path, *, writes: bool) -> Iterator[apsw.Connection]:
+    """A connection to a file that is guarded while it is open."""
+    with file_guard.opening():
+        file_guard.require_in_place(path)  # else this would begin an empty file beside the one that is open
+        _create_private(path)
+        connection = open_file(path, writes=writes)
+        try:
+            held = file_guard.hold(path)
+        except StorageReplaced:
+            connection.close()
+            raise
+        except OSError as error:
+            connection.close()
+            raise failed(error, doing=f"open {path}") from error
+    try:
+        yield connection
+    finally:
+        # Both at once: the last connection that is closed takes -wal and -shm away, and who opens the file in between
+        # would miss them.
+        with file_guard.opening():
+            connection.close()
+            held.release()
+
+
+def _create_private(path: Path) -> None:
+    """Create the file for this user alone, as it will hold the cluster's secret; -wal and -shm follow its mode [X4]."""
+    if path.exists():  # with the mode that somebody gave it
+        return
+    with suppress(OSError):  # another process is faster; or SQLite will say what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
 
 T = TypeVar("T")
 
@@ -78,7 +325,7 @@ class Database(Service):
         def run(desk: Desk) -> T:
             with desk.turn:
                 desk.require_in_place(lately=True)
-                result = transactions.transact(desk.main, work, patience=patience, doing=doing)
+                result = write_lock.transact(desk.main, work, patience=patience, doing=doing)
                 desk.require_in_place(outcome="unknown", lately=True)
                 return result
 
@@ -96,7 +343,7 @@ class Database(Service):
         def run(desk: Desk) -> T:
             with desk.turn:
                 desk.require_in_place(lately=True)
-                return transactions.read(desk.main, lambda _: work(desk), patience=patience, doing=doing)
+                return write_lock.read(desk.main, lambda _: work(desk), patience=patience, doing=doing)
 
         try:
             return await self._reader.run(run)
@@ -119,17 +366,17 @@ class Database(Service):
 
     def write_lock_holder(self) -> int | None:
         """The id of the other process that holds the write lock now, if there is one that we can see [C3]."""
-        return None if self.path is None else guard.lock_holder(self.path)
+        return None if self.path is None else file_guard.lock_holder(self.path)
 
     def leases_lock_holder(self) -> int | None:
         """The same for the leases."""
-        return None if self.leases_path is None else guard.lock_holder(self.leases_path)
+        return None if self.leases_path is None else file_guard.lock_holder(self.leases_path)
 
     async def _start(self) -> None:
         self.origin.set()
         require_library()
         if self.path is not None:
-            guard.require_not_inherited(self.path)
+            file_guard.require_not_inherited(self.path)
             require_folder(self.path)
             require_local(self.path)
             require_owned(self.path)

@@ -18,7 +18,7 @@ from coterie.kernel.service import Service
 from coterie.storage.interface import WAITING_MOST
 
 if TYPE_CHECKING:
-    from coterie.storage.sqlite.desk import Desk
+    from coterie.storage.sqlite.database import Desk
 
 
 log = logging.getLogger("coterie")

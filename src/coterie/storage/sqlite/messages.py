@@ -1,23 +1,30 @@
-"""The messages of a cluster in a SQLite file: the face for the rest of coterie."""
+"""What is known about messages: plain functions that look at them, list, revive and remove them.
+
+The messages of a cluster in a SQLite file: the face for the rest of coterie.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.storage.messages import Insert, Suspected
-from coterie.storage.sqlite import deliveries, records, states
+import msgspec
+
+from coterie.kernel.clock import to_datetime
+from coterie.storage import statements
+from coterie.storage.contracts.messages import Attempt, Insert, MessageRow, Receipt, Status, Suspected
+from coterie.storage.sqlite import message_writes, states
 from coterie.storage.sqlite.kv import Scope
+from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import apsw
 
     from coterie.kernel.clock import Clock
-    from coterie.storage.groups import GroupWriter, Waiter
-    from coterie.storage.interface import Claim
-    from coterie.storage.messages import (
+    from coterie.storage.contracts.messages import (
         Backlog,
         Commit,
         Committed,
@@ -26,14 +33,178 @@ if TYPE_CHECKING:
         Filter,
         Mark,
         Message,
-        MessageRow,
-        Receipt,
         Setback,
-        Status,
         Suffered,
         Suspicion,
     )
+    from coterie.storage.group_commit import GroupWriter, Waiter
+    from coterie.storage.interface import Claim
     from coterie.storage.sqlite.database import Database
+
+
+SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
+
+STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
+"""By the number that is stored."""
+
+LAST_NS = (2**63 - 1) // 1000 * 1000
+"""The end of time."""
+
+_PAST_ALL = "\U0010ffff"
+"""No id comes after it."""
+
+
+class Error(msgspec.Struct, frozen=True):
+    """An attempt that failed, as it is stored."""
+
+    number: int
+    at_ns: int
+    error: str
+
+
+_ERRORS = msgspec.json.Decoder(tuple[Error, ...])
+
+
+def later_ns(scope: Scope, seconds: float = 0.0) -> int:
+    """An instant in whole microseconds: a mark that is made of it as a datetime must compare the same."""
+    at_ns = scope.expires_at_ns(seconds) if seconds else scope.now_ns
+    assert at_ns is not None
+    return at_ns - at_ns % 1000
+
+
+def bindings(scope: Scope, **more: object) -> dict[str, Any]:
+    """Parameters of a statement."""
+    return {"cluster": scope.cluster, "now_ns": later_ns(scope), **more}
+
+
+def receipt(connection: apsw.Connection, scope: Scope, id: str) -> Receipt | None:
+    """What its sender learns of a message that is there already: it is its own."""
+    return _receipt(connection.execute(SQL["receipt"], bindings(scope, id=id)), scope, fresh=True)
+
+
+def find(
+    connection: apsw.Connection, scope: Scope, *, entity_type: str, entity_id: str, method: str, key: str
+) -> Receipt | None:
+    """What a sender learns of the message that has a key."""
+    names = bindings(scope, entity_type=entity_type, entity_id=entity_id, method=method, key=key)
+    return _receipt(connection.execute(SQL["find"], names), scope, fresh=False)
+
+
+def _receipt(rows: Iterable[Sequence[Any]], scope: Scope, *, fresh: bool) -> Receipt | None:
+    for message, due_at_ns, status, digest, reply in rows:
+        now = to_datetime(scope.now_ns)
+        return Receipt(message, fresh, to_datetime(due_at_ns), now, STATUSES[status], digest, reply)
+    return None
+
+
+def look(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[MessageRow]:
+    """All about these messages."""
+    rows = connection.execute(SQL["look"], bindings(scope, ids=encoded(ids)))
+    return readable(rows, _row, table="messages", key=itemgetter(0))
+
+
+def listed(
+    connection: apsw.Connection, scope: Scope, chosen: Filter, *, after: str | None, most: int
+) -> list[MessageRow]:
+    """The next messages in the order of their ids."""
+    ids = _chosen(connection, scope, chosen, after=after or "", most=most)
+    return sorted(look(connection, scope, ids), key=lambda row: row.id)
+
+
+def cancel(connection: apsw.Connection, scope: Scope, id: str, reply: bytes, *, fenced: bool) -> bool:
+    """End a pending message, its holder's if it is fenced, else one that nobody holds; False: there is none."""
+    return _changed(connection, "cancel" if fenced else "cancel_free", bindings(scope, id=id, reply=reply)) == 1
+
+
+def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_type: str, entity_id: str) -> int:
+    """Make a dead message, or all dead ones of an entity, pending again; how many."""
+    if id is not None:
+        return _changed(connection, "revive", bindings(scope, id=id))
+    names = bindings(scope, entity_type=entity_type, entity_id=entity_id)
+    connection.execute(SQL["hasten"], names)
+    return _changed(connection, "revive_entity", names)
+
+
+def remove(connection: apsw.Connection, scope: Scope, chosen: Filter, *, most: int) -> int:
+    """Delete some messages that have ended; how many."""
+    ids = _chosen(connection, scope, chosen, after="", most=most, ended=True)
+    return _changed(connection, "remove", bindings(scope, ids=encoded(ids)))
+
+
+def count(connection: apsw.Connection, scope: Scope, chosen: Filter, *, most: int) -> int:
+    """How many there are, up to a bound."""
+    return len(_chosen(connection, scope, chosen, after="", most=most))
+
+
+def discard(connection: apsw.Connection, scope: Scope, ids: Sequence[str], status: Status) -> int:
+    """Delete those of these messages that have ended so; how many."""
+    return _changed(connection, "discard", bindings(scope, ids=encoded(ids), status=STATUSES.index(status)))
+
+
+def purge(
+    connection: apsw.Connection, scope: Scope, *, after: str, retention_s: float, key_retention_s: float, most: int
+) -> tuple[int, str]:
+    """Delete what was done long ago among the next messages; how many, and where to go on [m17]."""
+    before_ns, keys_before_ns = later_ns(scope, -retention_s), later_ns(scope, -key_retention_s)
+    last, sent_at_ns = _last_of(connection, scope, after=after, most=most)
+    names = bindings(scope, after=after, last=last or _PAST_ALL, before_ns=before_ns, keys_before_ns=keys_before_ns)
+    removed = _changed(connection, "purge", names)
+    # Ids begin with the time at which they were drawn: behind one that was sent lately are more such.
+    is_young = sent_at_ns > max(before_ns, keys_before_ns)
+    return removed, "" if last is None or is_young else last
+
+
+def _last_of(connection: apsw.Connection, scope: Scope, *, after: str, most: int) -> tuple[str | None, int]:
+    for message, sent_at_ns in connection.execute(SQL["last_of"], bindings(scope, after=after, most=most)):
+        return message, sent_at_ns
+    return None, 0
+
+
+def encoded(ids: Sequence[str]) -> str:
+    """A list of ids as a parameter."""
+    return msgspec.json.encode(ids).decode()
+
+
+def _chosen(
+    connection: apsw.Connection, scope: Scope, chosen: Filter, *, after: str, most: int, ended: bool = False
+) -> list[str]:
+    before_ns = None if chosen.older_than_s is None else later_ns(scope, -chosen.older_than_s)
+    names = bindings(scope, after=after, most=most, ended=ended, before_ns=before_ns, method=chosen.method)
+    names |= {"entity_type": chosen.entity_type, "entity_id": chosen.entity_id}
+    names["status"] = None if chosen.status is None else STATUSES.index(chosen.status)
+    name = "chosen_dead" if chosen.status == "dead" else "chosen"
+    if chosen.status == "pending" and not ended:
+        name = "chosen_pending"
+    return [message for (message,) in connection.execute(SQL[name], names)]
+
+
+def _changed(connection: apsw.Connection, name: str, names: dict[str, Any]) -> int:
+    connection.execute(SQL[name], names)
+    return connection.changes()
+
+
+def _row(row: Sequence[Any]) -> MessageRow:
+    message, seat, entity_type, entity_id, method, status, key, *rest = row
+    sent_at_ns, due_at_ns, completed_at_ns, attempts, errors, payload, reply, trace_id, losses = rest
+    return MessageRow(
+        id=message,
+        seat=seat,
+        entity_type=entity_type,
+        entity_id=entity_id,
+        method=method,
+        status=STATUSES[status],
+        key=key,
+        sent_at=to_datetime(sent_at_ns),
+        due_at=to_datetime(due_at_ns),
+        completed_at=None if completed_at_ns is None else to_datetime(completed_at_ns),
+        attempts=attempts,
+        errors=tuple(Attempt(each.number, to_datetime(each.at_ns), each.error) for each in _ERRORS.decode(errors)),
+        payload=payload,
+        reply=reply,
+        trace_id=trace_id,
+        losses=losses,
+    )
+
 
 T = TypeVar("T")
 
@@ -79,72 +250,68 @@ class SqliteMessages:
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
         """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
-        return await self._read(lambda c, s: deliveries.due(c, s, after, ahead_s=ahead_s, most=most))
+        return await self._read(lambda c, s: message_writes.due(c, s, after, ahead_s=ahead_s, most=most))
 
     async def backlog(self, *, most: int, dead_most: int) -> Backlog:
         """The longest due message of each seat, and how many are dead."""
-        return await self._read(lambda c, s: deliveries.backlog(c, s, most=most, dead_most=dead_most))
+        return await self._read(lambda c, s: message_writes.backlog(c, s, most=most, dead_most=dead_most))
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
         """Those of these messages that are pending."""
-        return await self._read(lambda c, s: deliveries.fetch(c, s, ids))
+        return await self._read(lambda c, s: message_writes.fetch(c, s, ids))
 
     async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
         """Judge what may have been running when the holder before was lost."""
 
         def judge(connection: apsw.Connection, scope: Scope) -> Suspected:
-            return deliveries.suspect(connection, scope, claim, concurrency, loss_limit=loss_limit)
+            return message_writes.suspect(connection, scope, claim, concurrency, loss_limit=loss_limit)
 
         return await self._fenced(claim, judge, about="suspects", lost=Suspected(0, ()))
 
     async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
         """Note how a suspect is begun, before it is."""
         return await self._fenced(
-            claim, lambda c, s: deliveries.mark(c, s, claim, id, int(suspicion)), about=id, lost=False
+            claim, lambda c, s: message_writes.mark(c, s, claim, id, int(suspicion)), about=id, lost=False
         )
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
         """What is known about these messages."""
-        return await self._read(lambda c, s: records.look(c, s, ids))
+        return await self._read(lambda c, s: look(c, s, ids))
 
     async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
         """The message that has a key."""
         names = {"entity_type": entity_type, "entity_id": entity_id, "method": method, "key": key}
-        return await self._read(lambda c, s: records.find(c, s, **names))
+        return await self._read(lambda c, s: find(c, s, **names))
 
     async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
         """End a pending message; False: there is none. With a claim under the fence, else if nobody holds it."""
         fenced = claim is not None
-        return await self._fenced(
-            claim, lambda c, s: records.cancel(c, s, id, reply, fenced=fenced), about=id, lost=False
-        )
+        return await self._fenced(claim, lambda c, s: cancel(c, s, id, reply, fenced=fenced), about=id, lost=False)
 
     async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
         """Messages in order of their ids, past the id `after`."""
-        return await self._read(lambda c, s: records.listed(c, s, chosen, after=after, most=most))
+        return await self._read(lambda c, s: listed(c, s, chosen, after=after, most=most))
 
     async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
         """Make a dead message, or all dead ones of an entity, pending again; how many."""
-        return await self._transact(
-            lambda c, s: records.revive(c, s, id=id, entity_type=entity_type, entity_id=entity_id)
-        )
+        return await self._transact(lambda c, s: revive(c, s, id=id, entity_type=entity_type, entity_id=entity_id))
 
     async def remove(self, chosen: Filter, *, most: int) -> int:
         """Delete up to `most` messages that are done or dead; how many it were."""
-        return await self._transact(lambda c, s: records.remove(c, s, chosen, most=most))
+        return await self._transact(lambda c, s: remove(c, s, chosen, most=most))
 
     async def count(self, chosen: Filter, *, most: int) -> int:
         """How many messages there are, counted up to `most`."""
-        return await self._read(lambda c, s: records.count(c, s, chosen, most=most))
+        return await self._read(lambda c, s: count(c, s, chosen, most=most))
 
     async def discard(self, ids: Sequence[str], status: Status) -> int:
         """Delete those of these messages that have ended so; how many it were."""
-        return await self._transact(lambda c, s: records.discard(c, s, ids, status))
+        return await self._transact(lambda c, s: discard(c, s, ids, status))
 
     async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
         """Delete what was done longer ago than that, among the next `most` ids past `after`."""
         kept = {"retention_s": retention_s, "key_retention_s": key_retention_s}
-        return await self._transact(lambda c, s: records.purge(c, s, after=after, **kept, most=most))
+        return await self._transact(lambda c, s: purge(c, s, after=after, **kept, most=most))
 
     async def _read(self, work: Callable[[apsw.Connection, Scope], T]) -> T:
         return await self._database.read(lambda c: work(c, self._scope()), doing="read messages")

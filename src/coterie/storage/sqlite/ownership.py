@@ -1,4 +1,6 @@
-"""Who holds what, on SQLite: the session of one runner, with a thread and connections of its own to both files.
+"""Opens the sessions of this process's runners, and reads for those who have none.
+
+Who holds what, on SQLite: the session of one runner, with a thread and connections of its own to both files.
 
 Whatever changes runners takes the locks in one order, the main file's and then the leases', so that nobody who holds
 the leases waits for a group commit: renewals pass at any time [C3]. Under both locks an eviction looks at the lease
@@ -8,7 +10,8 @@ an eviction the runner: a crash in between leaves a lease without a runner, whic
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import apsw
@@ -16,19 +19,134 @@ import apsw
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import to_datetime
 from coterie.storage.interface import Presences, Renewal, Sighting
-from coterie.storage.sqlite import leases, seats
-from coterie.storage.sqlite.failures import failed
-from coterie.storage.sqlite.transactions import Patience, commit, read, snapshot, writing
+from coterie.storage.sqlite import seats
+from coterie.storage.sqlite.errors import failed
+from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.seats import Boot
+from coterie.storage.sqlite.witness import FlockWitness, MemoryWitness, boot_id
+from coterie.storage.sqlite.write_lock import Frozen, Patience, commit, read, snapshot, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
+    from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
+    from coterie.settings import Settings
     from coterie.storage.interface import ClusterSnapshot, Declaration, Grant, Registration
-    from coterie.storage.sqlite.desk import Desk
+    from coterie.storage.sqlite.database import Database, Desk
     from coterie.storage.sqlite.executor import Executor
-    from coterie.storage.sqlite.frozen import Frozen
-    from coterie.storage.sqlite.leases import Lease
-    from coterie.storage.sqlite.owners import Ground, Waits
+    from coterie.storage.sqlite.seats import Lease
+    from coterie.storage.sqlite.witness import Witness
+
+
+_PAUSE_S = 0.0003
+"""Between two tries for a lock, less than others take: a lease keeper must not be the one who waits [m6]."""
+
+_LIMIT_S = 1.0
+"""How long to wait for a lock, and not for longer than the time between two renewals, which wait behind it: renewals
+that lie too far apart prove nothing about others [M1], and nobody would ever end who stands still with the lock."""
+
+_EVICT_LIMIT_S = 0.25
+"""How long an eviction waits before it asks who is in the way."""
+
+_START_LIMIT_S = 10.0
+"""How long a start waits: nothing is held yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the work of all sessions stands on."""
+
+    cluster: str
+    clock: Clock
+    boot_id: str
+    witness: Witness
+    audit: bool
+
+    def scope(self) -> Scope:
+        """Whose rows, and what time it is."""
+        return Scope(self.cluster, self.clock.wall_ns())
+
+    def boot(self) -> Boot:
+        """Whose leases, and what time it is for them."""
+        return Boot(self.cluster, self.boot_id, self.clock.steady_ns())
+
+
+class Waits:
+    """How long one session waits for which lock.
+
+    Args:
+        renew_s: The time between two of its renewals.
+    """
+
+    def __init__(self, database: Database, chance: Chance, *, renew_s: float) -> None:
+        def patience(limit_s: float, *, main: bool = True) -> Patience:
+            holder = database.write_lock_holder if main else database.leases_lock_holder
+            # "refused": the session is as good as before.
+            return Patience(chance=chance, limit_s=limit_s, pause_s=_PAUSE_S, holder=holder, refused="refused")
+
+        self.start = patience(_START_LIMIT_S)
+        self.main = patience(min(_LIMIT_S, renew_s))
+        self.evict = patience(min(_EVICT_LIMIT_S, renew_s))
+        self.leases = patience(min(_LIMIT_S, renew_s), main=False)
+
+    def end(self) -> None:
+        """Wait no more."""
+        for patience in (self.start, self.main, self.evict, self.leases):
+            patience.end()
+
+
+class Owners:
+    """The sessions of one process: one at a time, and one more for each life after an eviction.
+
+    Args:
+        witness: Who knows whose process lives; by default locks beside the file.
+    """
+
+    def __init__(
+        self, database: Database, *, settings: Settings, clock: Clock, chance: Chance, witness: Witness | None
+    ) -> None:
+        if witness is None:
+            cluster, path = settings.name, database.path
+            witness = MemoryWitness() if path is None else FlockWitness(path, cluster=cluster)
+        boot = "" if database.path is None else boot_id()
+        self._database = database
+        self._chance = chance
+        self._kill = settings.sqlite_kill_frozen
+        self._renew_s = settings.lease_renew.total_seconds()
+        self._ground = Ground(settings.name, clock, boot, witness, settings.audit)
+
+    @asynccontextmanager
+    async def open(self, incarnation: str) -> AsyncIterator[SqliteOwnership]:
+        """A session with the sign of life of this incarnation, on the loop of whoever opens it."""
+        executor = self._database.session()
+        waits = Waits(self._database, self._chance, renew_s=self._renew_s)
+        frozen = Frozen(self._database, kill=self._kill)
+        session = SqliteOwnership(executor, incarnation, ground=self._ground, waits=waits, frozen=frozen)
+        await executor.start()
+        try:
+            async with self._ground.witness.taken(incarnation) as fresh:
+                try:
+                    await session.prepare()
+                    yield session
+                finally:
+                    if fresh and not session.appeared:
+                        self._ground.witness.remove(incarnation)
+        finally:
+            waits.end()
+            await executor.stop()
+
+    def presence(self, incarnation: str) -> AbstractAsyncContextManager[object]:
+        """The sign of life of this incarnation across its sessions, where the kernel keeps it."""
+        witness = self._ground.witness
+        return witness.taken(incarnation) if witness.is_proof else nullcontext()
+
+    async def view(self) -> ClusterSnapshot:
+        """Everybody and everything, for those who hold nothing."""
+        doing = "look at runners and seats"
+        return await self._database.read_desk(lambda desk: look(desk, self._ground), doing=doing)
+
 
 T = TypeVar("T")
 
@@ -88,8 +206,8 @@ class SqliteOwnership:
             seats.register(desk.main, scope, me)
             seats.declare(desk.main, scope, declared)
             boot = self._ground.boot()
-            leases.sweep(desk.leases, boot, set(seats.registered(desk.main, scope)))
-            leases.grant(desk.leases, boot, me.id, ttl_s=ttl_s)
+            seats.sweep(desk.leases, boot, set(seats.registered(desk.main, scope)))
+            seats.grant(desk.leases, boot, me.id, ttl_s=ttl_s)
 
     async def declare(self, seats: Sequence[Declaration]) -> None:
         """Make seats known, and their definitions current where that is due [M8]."""
@@ -120,8 +238,8 @@ class SqliteOwnership:
         boot, doing = self._ground.boot(), "renew the lease"
         try:
             with writing(desk.leases, patience=self._waits.leases, doing=doing):
-                mine = leases.renew(desk.leases, boot, self._me, ttl_s=ttl_s)
-                everybody = leases.read(desk.leases, boot)
+                mine = seats.renew(desk.leases, boot, self._me, ttl_s=ttl_s)
+                everybody = seats.read(desk.leases, boot)
         except PersistenceError:
             self._frozen.blocks_leases(desk, boot, ttl_s=ttl_s)
             raise
@@ -151,7 +269,7 @@ class SqliteOwnership:
         def leave(desk: Desk) -> bool:
             with writing(desk.leases, patience=self._waits.leases, doing=doing):
                 there = runner in seats.registered(desk.main, self._ground.scope())
-                return there and leases.leave(desk.leases, self._ground.boot(), runner)
+                return there and seats.leave(desk.leases, self._ground.boot(), runner)
 
         doing = f"have runner {runner} leave"
         return await self._run(leave)
@@ -189,9 +307,9 @@ class SqliteOwnership:
         """Whose processes are alive. Counters are read before: who renews after that is spared."""
 
         def presences(desk: Desk) -> Presences:
-            everybody = leases.read(desk.leases, self._ground.boot())
+            everybody = seats.read(desk.leases, self._ground.boot())
             there = seats.registered(desk.main, self._ground.scope())
-            known = {each: everybody.get(each, leases.NONE) for each in runners if each in there}
+            known = {each: everybody.get(each, seats.NONE) for each in runners if each in there}
             witness = self._ground.witness
             gone, held = witness.gone(runners), witness.held(runners)
             gone |= {each for each, lease in known.items() if lease.other_boot} - held
@@ -212,7 +330,7 @@ class SqliteOwnership:
 
     def _evict(self, desk: Desk, victim: str, *, counter: int, expired: bool) -> bool:
         def is_due() -> bool:
-            return leases.is_still(desk.leases, self._ground.boot(), victim, counter=counter, expired=expired)
+            return seats.is_still(desk.leases, self._ground.boot(), victim, counter=counter, expired=expired)
 
         def delete(patience: Patience) -> bool:
             return self._delete(desk, victim, is_due, kind="evicted", about=f"by {self._me}", patience=patience)
@@ -238,7 +356,7 @@ class SqliteOwnership:
                 return False
             self._note(desk.main, kind, runner, {None: None}, about=about)
             commit(desk.main, doing=doing)
-            leases.end(desk.leases, self._ground.boot(), runner)
+            seats.end(desk.leases, self._ground.boot(), runner)
         self._ground.witness.remove(runner)
         return True
 
@@ -285,11 +403,11 @@ class SqliteOwnership:
 
 def look(desk: Desk, ground: Ground) -> ClusterSnapshot:
     """Everybody and everything."""
-    everybody = leases.read(desk.leases, ground.boot())
+    everybody = seats.read(desk.leases, ground.boot())
     with snapshot(desk.main):
         return seats.view(desk.main, ground.scope(), everybody)
 
 
 def _sighting(id: str, everybody: Mapping[str, Lease]) -> Sighting:
-    lease = everybody.get(id, leases.NONE)
+    lease = everybody.get(id, seats.NONE)
     return Sighting(id, lease.counter, lease.expired, lease.leaving)

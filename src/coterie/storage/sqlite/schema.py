@@ -1,4 +1,7 @@
-"""The tables of a file: which migrations are there, and applying the missing ones under the write lock."""
+"""The cluster's secret: drawn at its first use, by whoever comes first, and the same for all from then on.
+
+The tables of a file: which migrations are there, and applying the missing ones under the write lock.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,24 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.storage.migrations import Phase
     from coterie.storage.sqlite.database import Database
+
+
+SQL = statements.load("coterie.storage.sqlite.sql", "secrets.sql")
+
+
+def read(connection: apsw.Connection, cluster: str) -> bytes | None:
+    """The secret, or None if nobody has drawn one."""
+    row = connection.execute(SQL["read"], {"cluster": cluster}).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def read_or_draw(connection: apsw.Connection, cluster: str, drawn: bytes) -> bytes:
+    """The secret, which is `drawn` if there was none. In one write transaction, so nobody comes between."""
+    connection.execute(SQL["draw"], {"cluster": cluster, "value": drawn})
+    found = read(connection, cluster)
+    assert found is not None, "it was inserted, or was there"
+    return found
+
 
 APPLICATION_ID = 1129272389
 """What the first migration writes into the file's head ("COTE")."""

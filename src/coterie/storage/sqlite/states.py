@@ -2,26 +2,34 @@
 
 The fence is a look at the seat inside the same `BEGIN IMMEDIATE` as the write: writers take turns, so nothing can
 change between the two [C1].
+
+What leaders write: states with their history, and what they say of their work. Functions, then the two faces.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
-from coterie.storage.interface import StateLoaded
+from coterie.storage.contracts.executions import Execution
+from coterie.storage.interface import ASIDE_MOST, StateLoaded, StateRow
 from coterie.storage.sqlite import seats
+from coterie.storage.sqlite.kv import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     import apsw
 
-    from coterie.storage.interface import Claim, StateSave, Written
-    from coterie.storage.messages import StateChange
-    from coterie.storage.sqlite.kv import Scope
+    from coterie.kernel.clock import Clock
+    from coterie.storage.contracts.executions import Stamp, Stamped
+    from coterie.storage.contracts.messages import StateChange
+    from coterie.storage.interface import Claim, StateSave, Write, Written
+    from coterie.storage.sqlite.database import Database
+
 
 SQL = dict(statements.load(f"{__package__}.sql", "states.sql"))
 
@@ -107,3 +115,181 @@ def load(connection: apsw.Connection, scope: Scope, claim: Claim, key: str) -> S
 
 def _bindings(cluster: str, claim: Claim) -> dict[str, Any]:
     return {"cluster": cluster, "runner": claim.runner, "seat": claim.seat, "epoch": claim.epoch}
+
+
+_SQL = dict(statements.load(f"{__package__}.sql", "leading.sql"))
+
+
+def save_leader_state(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: bool = False) -> Written:
+    """Write the state that follows a version, and its place in the history."""
+    told = save(connection, scope, write, audit=audit)
+    if told == "written" and (write.keep or write.ttl_s is not None):
+        names = scope.bindings(key=write.key, runner=write.claim.runner, expires_at_ns=scope.expires_at_ns(write.ttl_s))
+        connection.execute(_SQL["date"], names)
+        if write.keep:
+            connection.execute(_SQL["keep"], scope.bindings(key=write.key, most=write.keep))
+    return told
+
+
+def set_aside(connection: apsw.Connection, scope: Scope, claim: Claim, *, key: str, reason: str) -> bool:
+    """Keep a copy of a state before something else takes its place; False: the seat is not held."""
+    if not held(connection, scope.cluster, claim):
+        return False
+    connection.execute(_SQL["set_aside"], scope.bindings(key=key, most=ASIDE_MOST, reason=reason))
+    return True
+
+
+def peek(connection: apsw.Connection, scope: Scope, key: str) -> StateRow | None:
+    """A state as it is, unless it has expired."""
+    for value, version, epoch, runner, saved_at_ns in connection.execute(_SQL["peek"], scope.bindings(key=key)):
+        return StateRow(value, version, epoch, runner, to_datetime(saved_at_ns))
+    return None
+
+
+def history(connection: apsw.Connection, scope: Scope, key: str) -> list[StateRow]:
+    """The last states of a key and what was set aside, the newest first."""
+    rows = connection.execute(_SQL["history"], scope.bindings(key=key))
+    return [
+        StateRow(value, version, epoch, runner, to_datetime(saved_at_ns), reason)
+        for value, version, epoch, runner, saved_at_ns, reason in rows
+    ]
+
+
+def purge(connection: apsw.Connection, scope: Scope, *, most: int) -> int:
+    """Delete some states whose time is over, with their histories; how many."""
+    keys = [key for (key,) in connection.execute(_SQL["expired"], scope.bindings(most=most)).fetchall()]
+    for key in keys:
+        connection.execute(_SQL["remove"], scope.bindings(key=key))
+        connection.execute(_SQL["forget"], scope.bindings(key=key))
+    return len(keys)
+
+
+def begin(
+    connection: apsw.Connection, scope: Scope, claim: Claim, *, leader: str, expected_s: float | None
+) -> Execution | None:
+    """A new holder introduces itself; what was known. None: the seat is not held."""
+    if not held(connection, scope.cluster, claim):
+        return None
+    names = scope.bindings(seat=claim.seat, epoch=claim.epoch, leader=leader, expected_s=expected_s)
+    (row,) = connection.execute(_SQL["begin"], names).fetchall()
+    return _execution(scope, row)
+
+
+def stamp(connection: apsw.Connection, scope: Scope, write: Stamp, *, audit: bool = False) -> Stamped:
+    """What a leader says of its work."""
+    if not proven(connection, scope, write.claim, about=write.claim.seat, audit=audit):
+        return "fenced"
+    names = scope.bindings(seat=write.claim.seat, epoch=write.claim.epoch, runs=write.runs, error=write.error)
+    names |= {"note": write.note, "done": write.done, "total": write.total}
+    names["ran_at_ns"] = _ago_ns(scope, write.ran_s)
+    names["progress_at_ns"] = _ago_ns(scope, write.progress_s)
+    names["error_at_ns"] = _ago_ns(scope, write.error_s)
+    connection.execute(_SQL["stamp"], names)
+    return "written"
+
+
+def listed(connection: apsw.Connection, scope: Scope, prefix: str) -> list[Execution]:
+    """What is known about the work on seats whose names begin so."""
+    return [_execution(scope, row) for row in connection.execute(_SQL["list"], scope.bindings(prefix=prefix))]
+
+
+def _ago_ns(scope: Scope, age_s: float | None) -> int | None:
+    return None if age_s is None else scope.now_ns - int(age_s * 1e9)
+
+
+def _execution(scope: Scope, row: Sequence[Any]) -> Execution:
+    seat, epoch, leader, known_at_ns, since_at_ns, runs, *rest = row
+    ran_at_ns, progress_at_ns, alive_at_ns, error, error_at_ns, note, done, total, expected_s = rest
+    return Execution(
+        seat=seat,
+        epoch=epoch,
+        leader=leader,
+        known_at=to_datetime(known_at_ns),
+        since_at=to_datetime(since_at_ns),
+        runs=runs,
+        ran_at=None if ran_at_ns is None else to_datetime(ran_at_ns),
+        progress_at=None if progress_at_ns is None else to_datetime(progress_at_ns),
+        alive_at=to_datetime(alive_at_ns),
+        error=error,
+        error_at=None if error_at_ns is None else to_datetime(error_at_ns),
+        note=note,
+        done=done,
+        total=total,
+        expected_s=expected_s,
+        now=to_datetime(scope.now_ns),
+    )
+
+
+class SqliteStates:
+    """State that is written in the name of seats. See `storage.interface.States`."""
+
+    def __init__(
+        self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
+    ) -> None:
+        self._database = database
+        self._write = write
+        self._cluster = cluster
+        self._clock = clock
+
+    async def save(self, write: StateSave) -> Written:
+        """Durable when it returns "written"."""
+        return cast("Written", await self._write(write))
+
+    async def load(self, claim: Claim, key: str) -> StateLoaded | None:
+        """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
+        return await self._database.transact(lambda c: load(c, self._scope(), claim, key), doing=f"load {key!r}")
+
+    async def verify(self, claim: Claim) -> bool:
+        """Whether the seat is held at this epoch just now."""
+        return await self._database.read(lambda c: held(c, self._cluster, claim), doing=f"look at {claim.seat!r}")
+
+    async def set_aside(self, claim: Claim, key: str, reason: str) -> bool:
+        """Keep a copy of what is stored, before something else takes its place; False: the seat is not held."""
+        return await self._database.transact(
+            lambda c: set_aside(c, self._scope(), claim, key=key, reason=reason), doing=f"set {key!r} aside"
+        )
+
+    async def peek(self, key: str) -> StateRow | None:
+        """The state as it is, for those who hold nothing."""
+        return await self._database.read(lambda c: peek(c, self._scope(), key), doing=f"look at {key!r}")
+
+    async def history(self, key: str) -> Sequence[StateRow]:
+        """The last states, and what was set aside: the newest first."""
+        return await self._database.read(lambda c: history(c, self._scope(), key), doing=f"read the history of {key!r}")
+
+    async def purge(self, *, most: int) -> int:
+        """Delete up to `most` expired states, with their histories; how many it were."""
+        return await self._database.transact(lambda c: purge(c, self._scope(), most=most), doing="purge expired states")
+
+    def _scope(self) -> Scope:
+        return Scope(self._cluster, self._clock.wall_ns())
+
+
+class SqliteExecutions:
+    """One row a seat. See `storage.executions.Executions`."""
+
+    def __init__(
+        self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
+    ) -> None:
+        self._database = database
+        self._write = write
+        self._cluster = cluster
+        self._clock = clock
+
+    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> Execution | None:
+        """A new holder introduces itself; what was known. None: the seat is not held."""
+        return await self._database.transact(
+            lambda c: begin(c, self._scope(), claim, leader=leader, expected_s=expected_s),
+            doing=f"begin to lead {claim.seat!r}",
+        )
+
+    async def stamp(self, write: Stamp) -> Stamped:
+        """Durable when it returns "written"."""
+        return cast("Stamped", await self._write(write))
+
+    async def list(self, prefix: str) -> Sequence[Execution]:
+        """Those of all seats whose names begin so, in the order of the names."""
+        return await self._database.read(lambda c: listed(c, self._scope(), prefix), doing="list what leaders say")
+
+    def _scope(self) -> Scope:
+        return Scope(self._cluster, self._clock.wall_ns())

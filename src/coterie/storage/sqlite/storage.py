@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
-from coterie.storage.executions import Stamp
-from coterie.storage.groups import Group, GroupWriter
+from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.messages import Commit, Insert, Setback
+from coterie.storage.contracts.ticks import TickClaim, TickNote
+from coterie.storage.contracts.units import StepWrite, UnitEnd
+from coterie.storage.group_commit import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
-from coterie.storage.messages import Commit, Insert, Setback
-from coterie.storage.sqlite import claiming, completions, leading, secrets, stepping, together, units
+from coterie.storage.sqlite import batch, message_writes, schema, states, tick_writes, unit_writes, units
+from coterie.storage.sqlite.audit import SqliteInspection
 from coterie.storage.sqlite.database import Database
 from coterie.storage.sqlite.executor import Executors, threads
-from coterie.storage.sqlite.inspecting import SqliteInspection
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
 from coterie.storage.sqlite.location import path_of
-from coterie.storage.sqlite.machines import SqliteMachines
+from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
-from coterie.storage.sqlite.owners import Owners
+from coterie.storage.sqlite.ownership import Owners
 from coterie.storage.sqlite.schema import SqliteSchema
 from coterie.storage.sqlite.ticks import SqliteTicks
-from coterie.storage.sqlite.undertakings import Undertakings
 from coterie.storage.sqlite.units import SqliteUnits
-from coterie.storage.ticks import TickClaim, TickNote
-from coterie.storage.units import StepWrite, UnitEnd
+from coterie.storage.sqlite.user_sql import Undertakings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
+    from coterie.storage.contracts.units import UnitStart
     from coterie.storage.interface import ClusterSnapshot, Write
     from coterie.storage.sqlite.kv import Handler
     from coterie.storage.sqlite.ownership import SqliteOwnership
     from coterie.storage.sqlite.witness import Witness
-    from coterie.storage.undertakings import Undertaking
-    from coterie.storage.units import UnitStart
+    from coterie.storage.user_transaction import Undertaking
 
 _GROUP_MOST = 200
 """Writes of one transaction. Processes take turns: while one of them commits, others work on what it has committed
@@ -98,8 +98,8 @@ class SqliteStorage(Storage):
         self.groups = GroupWriter(self._commit, most=_GROUP_MOST, supervisor=supervisor)
         self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
         named: Any = {"write": self.write, "cluster": settings.name, "clock": clock}
-        self.states = leading.SqliteStates(self._main, **named)
-        self.executions = leading.SqliteExecutions(self._main, **named)
+        self.states = states.SqliteStates(self._main, **named)
+        self.executions = states.SqliteExecutions(self._main, **named)
         self.ticks = SqliteTicks(self._main, **named)
         self.inspection = SqliteInspection(self._main, cluster=settings.name)
         self.machines = SqliteMachines(self._main, cluster=settings.name, clock=clock)
@@ -108,15 +108,15 @@ class SqliteStorage(Storage):
         self.messages = SqliteMessages(self._main, writer=self.groups, cluster=settings.name, clock=clock, audit=audit)
         self._handlers: dict[type, Handler] = {
             **{kind: partial(handler, audit=audit) for kind, handler in HANDLERS.items()},
-            StateSave: partial(leading.save_leader_state, audit=audit),
-            Stamp: partial(leading.stamp, audit=audit),
-            Insert: completions.insert,
-            Commit: partial(completions.commit, audit=audit),
-            Setback: partial(completions.setback, audit=audit),
-            TickClaim: lambda c, scope, write: claiming.claim(c, scope, [write], audit=audit)[0],
-            TickNote: lambda c, scope, write: claiming.note(c, scope, [write], audit=audit)[0],
-            StepWrite: lambda c, scope, write: stepping.step(c, scope, [write], audit=audit)[0],
-            UnitEnd: lambda c, scope, write: stepping.end(c, scope, [write], audit=audit)[0],
+            StateSave: partial(states.save_leader_state, audit=audit),
+            Stamp: partial(states.stamp, audit=audit),
+            Insert: message_writes.insert,
+            Commit: partial(message_writes.commit, audit=audit),
+            Setback: partial(message_writes.setback, audit=audit),
+            TickClaim: lambda c, scope, write: tick_writes.claim(c, scope, [write], audit=audit)[0],
+            TickNote: lambda c, scope, write: tick_writes.note(c, scope, [write], audit=audit)[0],
+            StepWrite: lambda c, scope, write: unit_writes.step(c, scope, [write], audit=audit)[0],
+            UnitEnd: lambda c, scope, write: unit_writes.end(c, scope, [write], audit=audit)[0],
         }
         self._undertakings = Undertakings(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
@@ -149,12 +149,12 @@ class SqliteStorage(Storage):
     async def secret(self) -> bytes:
         """The cluster's secret. See `storage.interface.Storage`."""
         cluster = self._settings.name
-        found = await self._main.read(lambda c: secrets.read(c, cluster), doing="read the cluster's secret")
+        found = await self._main.read(lambda c: schema.read(c, cluster), doing="read the cluster's secret")
         if found is not None:
             return found
         drawn = self._chance.token(SECRET_BYTES)
         return await self._main.transact(
-            lambda c: secrets.read_or_draw(c, cluster, drawn), doing="draw the cluster's secret"
+            lambda c: schema.read_or_draw(c, cluster, drawn), doing="draw the cluster's secret"
         )
 
     async def write(self, write: Write) -> Any:
@@ -209,7 +209,7 @@ class SqliteStorage(Storage):
     def _run_closed(self, connection: apsw.Connection, group: Group) -> list[Any] | None:
         """Run a group that has its turn; None: one by one, nothing was written."""
         group.close()
-        if len(group) == 1 or together.meet(group):
+        if len(group) == 1 or batch.meet(group):
             return self._run(connection, group)
         return self._run_together(connection, group)
 
@@ -225,13 +225,13 @@ class SqliteStorage(Storage):
     def _run_together(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any] | None:
         """The same for those that are alike at once; None: one of them is refused, and nothing was written."""
         scope = Scope(self._settings.name, self._clock.wall_ns())
-        written = together.commit(connection, scope, group)
+        written = batch.commit(connection, scope, group)
         if written is None:
             connection.execute("rollback")
             return None
-        done: dict[int, Any] = {**written, **together.insert(connection, scope, group)}
-        done |= together.ticks(connection, scope, group, audit=self._settings.audit)
-        done |= together.units(connection, scope, group, audit=self._settings.audit)
+        done: dict[int, Any] = {**written, **batch.insert(connection, scope, group)}
+        done |= batch.ticks(connection, scope, group, audit=self._settings.audit)
+        done |= batch.units(connection, scope, group, audit=self._settings.audit)
         return [
             done[place] if place in done else self._handlers[type(write)](connection, scope, write)
             for place, write in enumerate(group)

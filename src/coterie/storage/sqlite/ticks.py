@@ -11,13 +11,13 @@ import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.ids import Seat
+from coterie.storage.contracts.ticks import Book, CronRow, Kind, Outcome, PauseRow, TickRow
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.claiming import SQL, encoded, instant_ns
 from coterie.storage.sqlite.kv import Scope
-from coterie.storage.sqlite.records import LAST_NS, bindings, later_ns
-from coterie.storage.sqlite.transactions import snapshot
-from coterie.storage.ticks import Book, CronRow, Kind, Outcome, PauseRow, TickRow
-from coterie.storage.unreadable import readable
+from coterie.storage.sqlite.messages import LAST_NS, bindings, later_ns
+from coterie.storage.sqlite.tick_writes import SQL, encoded, instant_ns
+from coterie.storage.sqlite.write_lock import snapshot
+from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.clock import Clock
+    from coterie.storage.contracts.ticks import Claimed, Take, TickClaim, TickNote
     from coterie.storage.interface import Write, Written
     from coterie.storage.sqlite.database import Database
-    from coterie.storage.ticks import Claimed, Take, TickClaim, TickNote
 
 _PAST_ALL_NS = 2**63 - 1
 """No instant is as late: those are whole microseconds."""

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.storage.sqlite import states
-from coterie.storage.sqlite.claiming import encoded
-from coterie.storage.sqlite.kv import Scope
-from coterie.storage.sqlite.records import bindings, later_ns
-from coterie.storage.sqlite.stepping import SQL, forget_rows, step_row
-from coterie.storage.sqlite.transactions import snapshot
-from coterie.storage.units import (
+from coterie.storage.contracts.units import (
     DeferredRow,
     Loaded,
     ParentEnded,
@@ -29,6 +23,12 @@ from coterie.storage.units import (
     require_same,
     tick_of_unit,
 )
+from coterie.storage.sqlite import states
+from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.messages import bindings, later_ns
+from coterie.storage.sqlite.tick_writes import encoded
+from coterie.storage.sqlite.unit_writes import SQL, forget_rows, step_row
+from coterie.storage.sqlite.write_lock import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,9 +37,18 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.clock import Clock
+    from coterie.storage.contracts.units import (
+        Stepped,
+        StepRow,
+        StepWrite,
+        UnitEnd,
+        UnitEnded,
+        UnitKind,
+        UnitStart,
+        UnitStatus,
+    )
     from coterie.storage.interface import Claim, Write
     from coterie.storage.sqlite.database import Database
-    from coterie.storage.units import Stepped, StepRow, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
 
     Suspended = Literal["suspended", "ready", "over", "fenced"]
 

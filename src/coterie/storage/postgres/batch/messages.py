@@ -1,0 +1,120 @@
+"""Messages' part of folding: the rows that their writes touch, their statements' arrays, and their results. Pure."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
+
+from coterie.kernel.text import storable
+from coterie.storage.contracts.messages import Commit, Insert, Receipt, Setback, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from coterie.storage.contracts.messages import Message
+
+Post = Insert | Commit | Setback
+Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"]
+"""The statement that carries a write; its name in messages.sql."""
+
+STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
+"""By the numbers that stand in the table."""
+
+MESSAGE = (
+    "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
+)  # fmt: skip
+_KEY = attrgetter("entity_type", "entity_id", "method", "key")
+_SHAPES = frozenset(get_args(Shape))
+
+
+def is_shape(shape: str) -> TypeGuard[Shape]:
+    """Whether it is a statement of this file's."""
+    return shape in _SHAPES
+
+
+def shape_of(write: Post) -> Shape:
+    """The statement that a write needs. Most handlers leave nothing but the end of their message."""
+    if isinstance(write, Insert):
+        return "insert_messages"
+    if isinstance(write, Setback):
+        return "set_back"
+    return "end_messages" if write.message and write.state is None and not write.sends else "commit_handlers"
+
+
+def rows_of(write: Post) -> list[Hashable]:
+    """What it touches, for telling whether two of them meet: messages and states, and keys that must be free."""
+    if isinstance(write, Insert):
+        return [_KEY(write.message)] if write.message.key is not None else []
+    rows: list[Hashable] = [write.message] if write.message is not None else []
+    if isinstance(write, Commit):
+        rows += [(True, write.state.key)] if write.state is not None else []
+        rows += [_KEY(message) for message in write.sends if message.key is not None]
+    return rows
+
+
+def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
+    """The arrays that the statement takes, after the cluster's name and, under the fence, after the claims."""
+    if shape == "insert_messages":
+        return _messages(sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order))
+    if shape == "set_back":
+        failed = cast("Sequence[Setback]", writes)
+        columns = [[getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")]
+        return [*columns[:2], [storable(write.error) for write in failed], columns[2]]
+    ended = cast("Sequence[Commit]", writes)
+    ends = [[write.message for write in ended], [write.reply for write in ended]]
+    return [*ends, *_changes(ended), *_sends(ended)] if shape == "commit_handlers" else ends
+
+
+def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
+    """One result per write, from the statement's rows; None for a message that was not stored, as another is there."""
+    if shape == "insert_messages":
+        stored = {row[0]: row for row in cast("Iterable[Sequence[Any]]", rows)}
+        messages = [write.message for write in cast("Sequence[Insert]", writes)]
+        return [_fresh(m, stored[m.id]) if m.id in stored else None for m in messages]
+    told: dict[int, str] = dict(cast("Iterable[tuple[int, str]]", rows))
+    return [told[number] for number in range(1, len(writes) + 1)]
+
+
+def sought(messages: Sequence[Message]) -> list[list[Any]]:
+    """The arrays by which those are read back that are there instead of these."""
+    return _columns(messages, "id", "entity_type", "entity_id", "method", "key")
+
+
+def receipt(row: Iterable[Any], *, mine: str | None = None) -> Receipt:
+    """What is told of a message that is there; fresh if it is the sender's own, from an earlier try."""
+    id_, due_at, now, status, digest, reply = row
+    return Receipt(id_, id_ == mine, due_at, now, STATUSES[status], digest, reply)
+
+
+def _fresh(message: Message, row: Sequence[Any]) -> Receipt:
+    return Receipt(message.id, True, row[1], row[2], "pending", message.digest)
+
+
+def note(write: Post) -> str:
+    """What a refused write was about, for the audit."""
+    if isinstance(write, Insert):
+        return write.message.id
+    return write.message or (write.state.key if isinstance(write, Commit) and write.state is not None else "")
+
+
+def _changes(writes: Sequence[Commit]) -> list[list[Any]]:
+    states = [write.state for write in writes]
+    return [[state and getattr(state, name) for state in states] for name in ("key", "value", "version")]
+
+
+def _sends(writes: Sequence[Commit]) -> list[list[Any]]:
+    sends = [(number, message) for number, write in enumerate(writes, 1) for message in write.sends]
+    return [[number for number, _ in sends], *_messages([message for _, message in sends])]
+
+
+def _messages(messages: Sequence[Message]) -> list[list[Any]]:
+    return _columns(messages, *MESSAGE)
+
+
+def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:
+    return [[getattr(message, name) for message in messages] for name in names]
+
+
+def _order(message: Message) -> tuple[str, ...]:
+    """Two groups that have keys in common take them in one order [M3]; of one key the first that queued comes first."""
+    return () if message.key is None else _KEY(message)

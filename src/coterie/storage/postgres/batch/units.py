@@ -1,0 +1,94 @@
+"""Durable work's part of folding: the statements' arrays, and their results. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
+
+from coterie.storage.contracts.units import Stepped, StepRow, StepWrite, UnitEnd, UnitEnded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Working = StepWrite | UnitEnd
+Shape = Literal["add_steps", "write_steps", "end_units"]
+"""The statement that carries a write; its name in units.sql."""
+
+_SHAPES = frozenset(get_args(Shape))
+_STEP = ("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s")
+_END = ("unit", "status", "value", "error", "outcome")
+
+
+def is_shape(shape: str) -> TypeGuard[Shape]:
+    """Whether it is a statement of this file's."""
+    return shape in _SHAPES
+
+
+def shape_of(write: Working) -> Shape:
+    """The statement that a write needs."""
+    return "add_steps" if isinstance(write, StepWrite) else "end_units"
+
+
+def values(shape: Shape, writes: Sequence[Working]) -> list[list[Any]]:
+    """The arrays that the statement takes after the claims."""
+    return [[getattr(write, name) for write in writes] for name in (_END if shape == "end_units" else _STEP)]
+
+
+def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any]]) -> list[Any]:
+    """One result per write, from the statement's rows; None: it does not tell."""
+    if shape == "add_steps":
+        return _added(cast("Sequence[StepWrite]", writes), rows)
+    tell = _ended if shape == "end_units" else _stepped
+    told = {key: tell(*row) for key, *row in rows}
+    return [told[write.key] for write in writes]
+
+
+def is_fenced(result: Any) -> bool:
+    """Whether the fence has refused it."""
+    return isinstance(result, Stepped | UnitEnded) and result.told == "fenced"
+
+
+def _added(writes: Sequence[StepWrite], rows: Iterable[Iterable[Any]]) -> list[Stepped | None]:
+    told = {(unit, branch, position): (at, due_at) for unit, branch, position, at, due_at in rows}
+    found: list[Stepped | None] = []
+    for write in writes:
+        at, due_at = told.get((write.unit, write.branch, write.position), (None, None))
+        found.append(None if at is None else Stepped("written", _row(write, due_at), at))
+    return found
+
+
+def _row(write: StepWrite, due_at: Any) -> StepRow:
+    return StepRow(
+        branch=write.branch,
+        position=write.position,
+        kind=write.kind,
+        name=write.name,
+        digest=write.digest,
+        done=write.done,
+        value=write.value,
+        error=write.error,
+        due_at=due_at,
+    )
+
+
+def _stepped(held: Any, goes_on: Any, written: Any, now: Any, *row: Any) -> Stepped:
+    if not held or not goes_on:
+        return Stepped("over" if held else "fenced", None, now)
+    branch, position, kind, name, digest, done, value, error, due_at = row
+    stored = StepRow(
+        branch=branch,
+        position=position,
+        kind=kind,
+        name=name,
+        digest=digest,
+        done=done,
+        value=value,
+        error=error,
+        due_at=due_at,
+    )
+    return Stepped("written" if written else "there", stored, now)
+
+
+def _ended(held: Any, written: Any, wake: Any) -> UnitEnded:
+    if not held:
+        return UnitEnded("fenced")
+    return UnitEnded("written" if written else "over", cast("str | None", wake))

@@ -1,0 +1,252 @@
+"""The one writer connection: a group becomes one transaction, and each way to fail gets its outcome [M3].
+
+What is known after a failure:
+
+    the server answered with an error         refused        it rolled back; tried again where that helps
+    lost before the commit could have left    unreachable    nothing was written; tried again in time
+    lost with the commit under way            unknown        it may have happened
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import asyncpg
+
+from coterie.errors import PersistenceError
+from coterie.storage import statements
+from coterie.storage.contracts.messages import Insert
+from coterie.storage.postgres.batch import messages as posting
+from coterie.storage.postgres.batch import plan, single
+from coterie.storage.postgres.errors import DatabaseRefusal, Lost, describe, judge, loss, refusal
+from coterie.storage.postgres.session import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from coterie.kernel.random import Chance
+    from coterie.storage.contracts.messages import Message, Receipt
+    from coterie.storage.interface import Write
+    from coterie.storage.postgres.connector import Connector, Limits
+    from coterie.storage.postgres.session import Session
+
+    Fetch = Callable[..., Awaitable[Any]]
+
+SQL = {
+    name: sql
+    for file in ("kv.sql", "fence.sql", "leading.sql", "messages.sql", "ticks.sql", "units.sql", "audit.sql")
+    for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
+}
+
+_AT_LENGTH: dict[str, plan.Shape] = {
+    "add_steps": "write_steps", "add_step": "write_steps", "end_message": "end_messages"
+}  # fmt: skip
+"""Statements that tell only of what they have written, and those that tell of the rest."""
+
+_UNTOLD = _AT_LENGTH.keys() | {"insert_messages", "insert_message", "add_message"}
+
+AGAIN_MOST = 4
+"""Tries of a group that met a deadlock or, alone, a lock, before it is refused."""
+
+
+class Committer:
+    """Commits groups on a session of its own, which it replaces when it is lost.
+
+    Args:
+        connector: Opens sessions.
+        cluster: Whose rows.
+        chance: For pauses between tries.
+        limits: How long what may take.
+        audit: Whether writes that the fence refuses are recorded.
+    """
+
+    def __init__(
+        self, connector: Connector, *, cluster: str, chance: Chance, limits: Limits, audit: bool = False
+    ) -> None:
+        self._connector = connector
+        self._cluster = cluster
+        self._audit = audit
+        self._chance = chance
+        self._limits = limits
+        self._session: Session | None = None
+        self._down = False
+        self._doing = f"write to {connector.address}"
+
+    def adopt(self, session: Session) -> None:
+        """Take over a session that was opened elsewhere, as a writer."""
+        self._session = session
+
+    async def close(self) -> None:
+        """Let go of the session."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def commit(self, writes: Sequence[Write]) -> Sequence[Any]:
+        """Write a group in one transaction; one result per member, in order.
+
+        Raises:
+            PersistenceError: With what is known of the outcome, for all members alike.
+        """
+        over = deadline(self._limits.call_s)
+        failure: PersistenceError | None = None
+        tries = 0
+        while True:
+            tries += 1
+            session = self._session
+            if session is None or not self._fit(session):
+                session = await self._connected(over=over, failure=failure)
+            try:
+                if deadline(0) >= session.look_at:
+                    await self._connector.look_again(session, over=over)
+                return await self._run(session, writes, over=over)
+            except Lost as lost:
+                failure = loss(lost, doing=self._doing, outcome="unknown" if lost.sent else "unreachable")
+                if lost.sent or deadline(0) >= over:
+                    raise failure from lost
+            except DatabaseRefusal as error:
+                failure = refusal(error, doing=self._doing)
+                if not self._worth_another_try(error, tries=tries, alone=len(writes) == 1, over=over):
+                    raise failure from error
+            await asyncio.sleep(self._chance.between(0.001, 0.005 * 2 ** min(tries, 5)))
+
+    async def write(self, fetch: Fetch, write: Write) -> Any:
+        """The result of one write inside of somebody else's transaction, which `fetch` uses."""
+        (bucket,) = plan.fold([write])
+        (result,) = await self._written(fetch, bucket, [write])
+        return result
+
+    def _worth_another_try(self, error: Exception, *, tries: int, alone: bool, over: float) -> bool:
+        verdict = judge(error)
+        if verdict == "refused" or deadline(self._limits.call_s / 4) >= over:
+            return False  # one more try must have the time to get an answer: else we would know less than now
+        if verdict == "elsewhere":
+            self._drop()
+            return True
+        # A group that meets a stranger's lock is not tried again as a whole: its members are, one by one.
+        return tries < AGAIN_MOST and (verdict == "again" or alone)
+
+    def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> Awaitable[list[Any]]:
+        if len(writes) == 1 and not self._audit and (shape := single.shape_of(writes[0])) is not None:
+            return self._run_alone(session, shape, writes, over=over)
+        buckets = plan.fold(writes)
+        if len(buckets) == 1 and not (self._audit and buckets[0].shape in plan.FENCED):
+            return self._written(partial(session.fetch, over=over), buckets[0], writes)  # in their order
+        return self._run_all(session, buckets, writes, over=over)
+
+    async def _run_alone(
+        self, session: Session, shape: single.Shape, writes: Sequence[Write], *, over: float
+    ) -> list[Any]:
+        """As `_written`, in few steps: whoever is alone waits for nothing else."""
+        take, read = single.WAYS[shape]
+        rows: Sequence[Any]
+        try:
+            rows = await session.fetch(SQL[shape], self._cluster, *take(writes[0]), over=over)
+        except asyncpg.UniqueViolationError:
+            if shape not in plan.ADDING:
+                raise
+            rows = []  # something stands there
+        if rows:
+            return [read(writes[0], rows[0])]
+        assert shape in _UNTOLD, f"{shape} tells of everything"
+        found: list[Any] = [None]
+        await self._complete(partial(session.fetch, over=over), plan.Bucket(shape, [0]), writes, found)
+        return found
+
+    async def _run_all(
+        self, session: Session, buckets: Sequence[plan.Bucket], writes: Sequence[Write], *, over: float
+    ) -> list[Any]:
+        outcome: list[Any] = [None] * len(writes)
+
+        async def fill(fetch: Fetch) -> None:
+            for bucket in buckets:
+                found = await self._written(fetch, bucket, writes)
+                for place, result in zip(bucket.places, found, strict=True):
+                    outcome[place] = result
+
+        await session.transact(fill, over=over)
+        return outcome
+
+    async def _written(self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write]) -> list[Any]:
+        """The results of one statement's writes."""
+        rows = await fetch(SQL[bucket.shape], self._cluster, *plan.values(bucket, writes))
+        found = plan.results(bucket, writes, rows)
+        if bucket.shape in _UNTOLD and None in found:
+            await self._complete(fetch, bucket, writes, found)
+        if self._audit and (refused := plan.refused(bucket, writes, found)):
+            await fetch(SQL["refused"], self._cluster, *refused)
+        return found
+
+    async def _complete(self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write], found: list[Any]) -> None:
+        """Do what follows a statement that tells only of what it has written."""
+        if bucket.shape in _AT_LENGTH:
+            more = self._told_at_length(fetch, bucket, writes, found)
+        else:
+            more = self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
+        try:
+            await more
+        except DatabaseRefusal as error:
+            # It has committed by itself, unless there is a transaction, or nothing to commit.
+            if bucket.shape == "end_message" or self._session is None or self._session.in_transaction:
+                raise
+            raise Lost(describe(error), sent=True) from error
+
+    async def _read_back(self, fetch: Fetch, messages: Sequence[Message], found: list[Receipt | None]) -> None:
+        """Find what is there instead of those that were not stored, in a statement of its own [M4]."""
+        for _ in range(AGAIN_MOST):
+            left = {place: messages[place] for place, receipt in enumerate(found) if receipt is None}
+            if not left:
+                return
+            await self._look_or_store(fetch, left, found)
+        raise asyncpg.SerializationError("the messages that are in the way come and go")
+
+    async def _told_at_length(
+        self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write], found: list[Any]
+    ) -> None:
+        """Write those after all that could not be written so, or find out why they may not be."""
+        left = [place for place, told in enumerate(found) if told is None]
+        rest = plan.Bucket(_AT_LENGTH[bucket.shape], [bucket.places[place] for place in left])
+        rows = await fetch(SQL[rest.shape], self._cluster, *plan.values(rest, writes))
+        for place, told in zip(left, plan.results(rest, writes, rows), strict=True):
+            found[place] = told
+
+    async def _look_or_store(self, fetch: Fetch, left: Mapping[int, Message], found: list[Receipt | None]) -> None:
+        """Those whose rival has been purged or cancelled since are stored after all."""
+        places = list(left)
+        for number, *row in await fetch(SQL["read_back"], self._cluster, *posting.sought(list(left.values()))):
+            place = places[number - 1]
+            found[place] = posting.receipt(row, mine=left[place].id)
+        places = [place for place in places if found[place] is None]
+        if places:
+            again = [Insert(left[place]) for place in places]
+            rows = await fetch(SQL["insert_messages"], self._cluster, *posting.values("insert_messages", again))
+            for place, receipt in zip(places, posting.results("insert_messages", again, rows), strict=True):
+                found[place] = receipt
+
+    async def _connected(self, *, over: float, failure: PersistenceError | None) -> Session:
+        self._drop()
+        try:
+            self._session = await self._reconnect(over=over)
+        except PersistenceError as error:
+            raise failure or error from error  # what came before says more than that time is over
+        return self._session
+
+    def _fit(self, session: Session) -> bool:
+        return not session.closed and not session.standby and session.name == self._connector.name
+
+    async def _reconnect(self, *, over: float) -> Session:
+        # In an outage the queued groups would wait for their deadlines one after another: the first one waits
+        # in full, later ones get a single try after a short pause, so that a long queue is told soon.
+        if self._down:
+            await asyncio.sleep(self._chance.between(0.05, 0.2))
+        tries = 1 if self._down else None
+        self._down = True
+        session = await self._connector.connect("writer", over=over, tries=tries)
+        self._down = False
+        return session
+
+    def _drop(self) -> None:
+        if self._session is not None:
+            self._session.abort()
+            self._session = None

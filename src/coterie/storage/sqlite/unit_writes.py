@@ -1,0 +1,232 @@
+"""What the holders of units write: steps, and ends [M10, M11].
+
+Plain functions to be run inside a transaction, each for many units at once: while the write lock is held others wait.
+So there is one look at everything that counts, the decisions are made here, and few statements write what is decided.
+Writers take turns: nothing changes in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from coterie.kernel.clock import to_datetime
+from coterie.storage import statements
+from coterie.storage.contracts.units import Stepped, StepRow, UnitEnded
+from coterie.storage.sqlite import batch, states
+from coterie.storage.sqlite.messages import bindings, later_ns
+from coterie.storage.sqlite.tick_writes import encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    import apsw
+
+    from coterie.storage.contracts.units import StepWrite, UnitEnd
+    from coterie.storage.sqlite.kv import Scope
+
+    Told = Literal["written", "there", "over", "fenced"]
+
+SQL = dict(statements.load(f"{__package__}.sql", "units.sql"))
+
+
+class _StepLook(msgspec.Struct, array_like=True, gc=False):
+    """What decides about a step."""
+
+    goes_on: int
+    """Whether its unit does, on the seat that is held."""
+    done: int | None
+    """What stands at its place: 0 is itself, being waited for; 1 what is done, or something else; None is nothing."""
+
+
+class _EndLook(msgspec.Struct, array_like=True, gc=False):
+    """What decides about an end."""
+
+    goes_on: int
+    is_workflow: int | None
+    parent: str | None
+    """None: nobody waits for it, or nobody does any more."""
+    waited_as: str | None
+    wake: str | None
+    life: int | None
+    """Of the parent."""
+
+
+_STEP_LOOKS = msgspec.json.Decoder(list[_StepLook])
+_END_LOOKS = msgspec.json.Decoder(list[_EndLook])
+
+
+# ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def step(
+    connection: apsw.Connection, scope: Scope, writes: Sequence[StepWrite], *, audit: bool = False
+) -> list[Stepped]:
+    """Store steps, as `Stepped` says. One for each place."""
+    names = bindings(scope)
+    held = _proven(connection, scope, writes, audit=audit)
+    asked = encoded(map(_place, held))
+    looks = _STEP_LOOKS.decode(connection.execute(SQL["step_looks"], {**names, "rows": asked}).get)
+    told: dict[str, Told] = {write.key: _judged(write, look) for write, look in zip(held, looks, strict=True)}
+    known = {write.key for write, look in zip(held, looks, strict=True) if look.done is not None}
+    _write_steps(connection, scope, [write for write in held if told[write.key] == "written"], known)
+    now = to_datetime(names["now_ns"])
+    return [
+        _stepped(connection, scope, write, told=told.get(write.key, "fenced"), is_new=write.key not in known, now=now)
+        for write in writes
+    ]
+
+
+def _judged(write: StepWrite, look: _StepLook) -> Told:
+    """What comes after the fence."""
+    if not look.goes_on:
+        return "over"
+    is_waited_for = look.done == 0
+    return "written" if look.done is None or (is_waited_for and write.done) else "there"
+
+
+def _write_steps(connection: apsw.Connection, scope: Scope, chosen: Sequence[StepWrite], known: set[str]) -> None:
+    if not chosen:
+        return
+    new = [_row(scope, write) for write in chosen if write.key not in known]
+    ends = [
+        (write.unit, write.branch, write.position, write.value, write.error) for write in chosen if write.key in known
+    ]
+    same = scope.cluster, later_ns(scope)
+    batch.write(connection, SQL["step_insert"], same, new)
+    batch.write(connection, SQL["step_complete"], same, ends)
+
+
+def _place(write: StepWrite) -> dict[str, Any]:
+    return {
+        "unit": write.unit,
+        "seat": write.claim.seat,
+        "branch": write.branch,
+        "position": write.position,
+        "kind": write.kind,
+        "name": write.name,
+    }
+
+
+def _row(scope: Scope, write: StepWrite) -> tuple[Any, ...]:
+    return (
+        write.unit,
+        write.branch,
+        write.position,
+        write.kind,
+        write.name,
+        write.digest,
+        write.done,
+        _due_at_ns(scope, write),
+        write.value,
+        write.error,
+    )
+
+
+def _due_at_ns(scope: Scope, write: StepWrite) -> int | None:
+    return None if write.due_s is None else later_ns(scope, write.due_s)
+
+
+def _stepped(
+    connection: apsw.Connection, scope: Scope, write: StepWrite, *, told: Told, is_new: bool, now: datetime
+) -> Stepped:
+    if told in ("over", "fenced"):
+        return Stepped(told, None, now)
+    if told == "there" or not is_new:
+        return Stepped(told, _stored(connection, scope, write), now)
+    due_at_ns = _due_at_ns(scope, write)
+    row = StepRow(
+        branch=write.branch,
+        position=write.position,
+        kind=write.kind,
+        name=write.name,
+        digest=write.digest,
+        done=write.done,
+        value=write.value,
+        error=write.error,
+        due_at=None if due_at_ns is None else to_datetime(due_at_ns),
+    )
+    return Stepped(told, row, now)
+
+
+def _stored(connection: apsw.Connection, scope: Scope, write: StepWrite) -> StepRow:
+    names = bindings(scope, unit=write.unit, branch=write.branch, position=write.position)
+    (row,) = connection.execute(SQL["step"], names).fetchall()
+    return step_row(row)
+
+
+def step_row(row: Sequence[Any]) -> StepRow:
+    """A step, as the statements give it."""
+    branch, position, kind, name, digest, done, value, error, due_at_ns = row
+    return StepRow(
+        branch=branch,
+        position=position,
+        kind=kind,
+        name=name,
+        digest=digest,
+        done=bool(done),
+        value=value,
+        error=error,
+        due_at=None if due_at_ns is None else to_datetime(due_at_ns),
+    )
+
+
+# ── ends ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def end(
+    connection: apsw.Connection, scope: Scope, writes: Sequence[UnitEnd], *, audit: bool = False
+) -> list[UnitEnded]:
+    """End units, and tell those that wait for them. One for each unit."""
+    held = _proven(connection, scope, writes, audit=audit)
+    asked = encoded({"unit": write.unit, "seat": write.claim.seat} for write in held)
+    looks = _END_LOOKS.decode(connection.execute(SQL["end_looks"], bindings(scope, rows=asked)).get)
+    found = {write.unit: look for write, look in zip(held, looks, strict=True)}
+    if any(look.parent in found for look in looks) and len(writes) > 1:
+        # Parent and child: their order counts.
+        return [end(connection, scope, [write], audit=audit)[0] for write in writes]
+    _write_ends(connection, scope, [(write, found[write.unit]) for write in held if found[write.unit].goes_on])
+    return [_ended(found.get(write.unit)) for write in writes]
+
+
+def _write_ends(connection: apsw.Connection, scope: Scope, chosen: Sequence[tuple[UnitEnd, _EndLook]]) -> None:
+    if not chosen:
+        return
+    same = scope.cluster, later_ns(scope)
+    kept = [(write.unit, write.status, write.value, write.error) for write, look in chosen if look.is_workflow]
+    batch.write(connection, SQL["end"], same, kept)
+    gone = [write.unit for write, look in chosen if not look.is_workflow]
+    if gone:
+        connection.execute(SQL["forget"], bindings(scope, units=encoded(gone)))
+    forget_rows(connection, scope, [write.unit for write, _ in chosen])
+    waiting = [
+        (look.parent, look.waited_as, look.life, write.outcome) for write, look in chosen if look.parent is not None
+    ]
+    if waiting:
+        batch.write(connection, SQL["tell"], same, waiting)
+        connection.execute(SQL["wake"], bindings(scope, units=encoded(parent for parent, *_ in waiting)))
+
+
+def forget_rows(connection: apsw.Connection, scope: Scope, units: Sequence[str]) -> None:
+    """Delete all that belongs to units: whoever begins one of these names again begins anew (W5)."""
+    names = bindings(scope, units=encoded(units))
+    connection.execute(SQL["forget_steps"], names)
+    connection.execute(SQL["forget_deferreds"], names)
+
+
+def _ended(look: _EndLook | None) -> UnitEnded:
+    if look is None:
+        return UnitEnded("fenced")
+    # One that was over may have been so by this very write, of which its parent has to hear.
+    return UnitEnded("written" if look.goes_on else "over", look.wake)
+
+
+def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any], *, audit: bool) -> list[Any]:
+    """Those whose seats are held; of the others it is noted that they are not [C1]."""
+    held = states.all_held(connection, scope.cluster, {write.claim for write in writes})
+    for write in writes:
+        if write.claim not in held:
+            states.note_refusal(connection, scope, write.claim, about=write.unit, audit=audit)
+    return [write for write in writes if write.claim in held]

@@ -1,0 +1,192 @@
+"""Transactions of users on SQLite: on a file in threads of their own, in memory through the one writer [C3]."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import CoterieError, PersistenceError, ShuttingDown
+from coterie.storage.sqlite.executor import ThreadExecutor
+from coterie.storage.sqlite.user_sql_draft import Draft, Rehearsal
+from coterie.storage.user_transaction import Ground, Undertaking
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    import apsw
+
+    from coterie.kernel.service import Tasks
+    from coterie.storage.contracts.messages import Commit, Committed
+    from coterie.storage.contracts.units import UnitStart
+    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.user_sql_draft import Step
+    from coterie.storage.sqlite.write_lock import Patience
+
+    Written = Callable[[apsw.Connection, Commit, Sequence[UnitStart]], Committed]
+
+AT_ONCE = 4
+"""Transactions at once: only one can write, so more would mostly wait; each has a thread and a connection."""
+
+_LOCK_SHARE = 0.9
+"""Of the time that is left for waiting for the write lock: who holds it is told before the time is over."""
+
+
+class Undertakings:
+    """Opens the transactions of one storage, and keeps the threads for the next ones.
+
+    Args:
+        database: Where.
+        tasks: Where transactions are rolled back while nobody waits for it.
+        written: Starts workflows and runs a handler's writes inside a transaction.
+        alone: Commits a handler's writes without a transaction of the user's.
+    """
+
+    def __init__(
+        self, database: Database, *, tasks: Tasks, written: Written, alone: Callable[[Commit], Awaitable[Committed]]
+    ) -> None:
+        self._database = database
+        self._tasks = tasks
+        self._written = written
+        self._alone = alone
+        self._doing = f"run a transaction on {database.address}"
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._idle: list[ThreadExecutor[Draft]] = []
+        self._started: list[ThreadExecutor[Draft]] = []
+        self._closed = False
+
+    def open(self, *, limit_s: float) -> Undertaking:
+        """A transaction, not begun yet."""
+        what = self._database.address
+        return Undertaking(self._ground(), what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
+
+    async def take(self) -> ThreadExecutor[Draft]:
+        """A thread with a connection. Whoever takes one is cut short when the transaction's time is over."""
+        await self._room.acquire()
+        try:
+            if self._closed:
+                raise ShuttingDown(what=f"storage {self._database.address}")
+            return self._idle.pop() if self._idle else await self._start()
+        except BaseException:
+            self._room.release()
+            raise
+
+    def give_back(self, executor: ThreadExecutor[Draft]) -> None:
+        """Nothing is open on it any more."""
+        self._idle.append(executor)
+        self._room.release()
+
+    async def close(self) -> None:
+        """End all threads; what is open on them is rolled back."""
+        self._closed = True
+        await asyncio.gather(*(executor.stop() for executor in self._started))
+
+    async def _start(self) -> ThreadExecutor[Draft]:
+        database, doing = self._database, self._doing
+        executor = ThreadExecutor(
+            lambda: Draft(database.desk(), doing=doing), what="SQLite transaction", idle=lambda draft: draft.idle()
+        )
+        self._started.append(executor)
+        try:
+            await executor.start()
+        except BaseException:
+            self._started.remove(executor)
+            raise
+        return executor
+
+    def _ground(self) -> Ground:
+        if self._database.path is None:
+            return MemoryGround(self._database, doing=self._doing, written=self._written)
+        return FileGround(self, self._database, doing=self._doing, written=self._written)
+
+
+class FileGround:
+    """One transaction on a file. See `storage.undertakings.Ground`."""
+
+    def __init__(self, undertakings: Undertakings, database: Database, *, doing: str, written: Written) -> None:
+        self._undertakings = undertakings
+        self._database = database
+        self._doing = doing
+        self._written = written
+        self._executor: ThreadExecutor[Draft] | None = None
+        self._patience: Patience | None = None
+
+    async def begin(self, *, over: float) -> None:
+        """Take a thread. No lock is taken."""
+        self._executor = await self._undertakings.take()
+        within_s = over - asyncio.get_running_loop().time()
+        patience = self._patience = self._database.patience(limit_s=_LOCK_SHARE * within_s)
+        await self._executor.run(lambda draft: draft.begin(within_s=within_s, patience=patience))
+
+    async def execute(self, sql: str, params: Sequence[Any]) -> int:
+        """How many rows it changed."""
+        return (await self._run(sql, params)).changed
+
+    async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+        """The rows, by the names of their columns."""
+        return mappings(await self._run(sql, params))
+
+    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        """Commit it with the workflows and the handler's writes, under the lock."""
+        return await self._thread.run(lambda draft: draft.commit(lambda c: self._written(c, write, starts)))
+
+    async def close(self) -> None:
+        """Roll back what is open. The thread is kept for the next one."""
+        executor, self._executor = self._executor, None
+        if executor is None:
+            return
+        if self._patience is not None:
+            self._patience.end()  # what still runs there is cut short
+        try:
+            await executor.run(lambda draft: draft.roll_back())
+        except (CoterieError, asyncio.CancelledError):
+            return  # the storage stops, and its threads with it
+        self._undertakings.give_back(executor)
+
+    async def _run(self, sql: str, params: Sequence[Any]) -> Step:
+        return await self._thread.run(lambda draft: draft.run(sql, params))
+
+    @property
+    def _thread(self) -> ThreadExecutor[Draft]:
+        if self._executor is None:
+            raise PersistenceError(doing=self._doing, problem="it was rolled back meanwhile")
+        return self._executor
+
+
+class MemoryGround:
+    """One transaction in memory, real or simulated. See `storage.undertakings.Ground`."""
+
+    def __init__(self, database: Database, *, doing: str, written: Written) -> None:
+        self._database = database
+        self._doing = doing
+        self._written = written
+        self._rehearsal = Rehearsal(doing=doing)
+
+    async def begin(self, *, over: float) -> None:
+        """Nothing is opened."""
+
+    async def execute(self, sql: str, params: Sequence[Any]) -> int:
+        """How many rows it changed."""
+        return (await self._run(sql, params)).changed
+
+    async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+        """The rows, by the names of their columns."""
+        return mappings(await self._run(sql, params))
+
+    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        """Do all of it, with the workflows and the handler's writes, in one transaction."""
+        rehearsal, written = self._rehearsal, self._written
+        return await self._database.transact(
+            lambda c: rehearsal.commit(c, lambda c: written(c, write, starts)), doing=self._doing
+        )
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _run(self, sql: str, params: Sequence[Any]) -> Step:
+        rehearsal = self._rehearsal
+        return await self._database.transact(lambda c: rehearsal.run(c, sql, params), doing=self._doing)
+
+
+def mappings(step: Step) -> list[dict[str, Any]]:
+    """The rows of a statement by the names of their columns."""
+    return [dict(zip(step.names, row, strict=True)) for row in step.rows]

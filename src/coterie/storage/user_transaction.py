@@ -1,0 +1,229 @@
+"""A user's transaction, whatever the engine: opened at its first statement, over when its time is [C3, m18].
+
+new ──a statement──▶ open ──commit──▶ ended
+ │                    ├──an error, rollback──▶ ended, nothing of it is written
+ │                    └──the limit──▶ late: rolled back, whatever the user's code waits for
+ └──commit──▶ ended: there was no SQL and no workflow to start, so the handler's writes go with a group like any others
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from coterie.errors import PersistenceError, TransactionTimeout
+from coterie.kernel import metrics
+from coterie.storage.contracts.units import require_same
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from coterie.kernel.service import Tasks
+    from coterie.storage.contracts.messages import Commit, Committed
+    from coterie.storage.contracts.units import UnitStart
+
+T = TypeVar("T")
+
+_FAILED = "an earlier statement of it failed"
+_ENDED = "it has ended"
+_BACK = "it was rolled back"
+_HINTS = {_ENDED: "use it inside of its block only", _BACK: "nothing of it is written"}
+
+UNDONE = "the transaction is rolled back, nothing of it is written"
+"""The hint of an error that has ended a transaction."""
+
+
+class Ground(Protocol):
+    """What an engine does for one transaction. The calls come one after another, `close` after all others."""
+
+    async def begin(self, *, over: float) -> None:
+        """Open it; `over`, on the loop's clock, is when its time is."""
+        ...
+
+    async def execute(self, sql: str, params: Sequence[Any]) -> int:
+        """How many rows a statement changed."""
+        ...
+
+    async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+        """The rows of a statement."""
+        ...
+
+    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        """Add the workflows and the handler's writes and commit; anything but "written" has rolled back.
+
+        Raises:
+            TimeoutError: It was over before the commit had begun.
+            KeyConflict: There is a run with the id of one of the workflows, and another payload.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Undo what is not committed and let go. Never raises."""
+        ...
+
+
+class Undertaking:
+    """SQL of the user's own, committed with what a handler leaves behind. See `storage.messages.Transaction`.
+
+    Args:
+        ground: The engine's side.
+        what: Whose it is, for errors.
+        limit_s: How long it may be open, from its first statement to the commit.
+        tasks: Where it is rolled back while nobody waits for that.
+        alone: Commits the handler's writes if there was no statement.
+
+    Promise:
+        When its time is over it is rolled back, also while the user's code waits for something else. Any error has
+        rolled it back, too. A commit that is under way is not cut short: what is known of it is told.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        *,
+        what: str,
+        limit_s: float,
+        tasks: Tasks,
+        alone: Callable[[Commit], Awaitable[Committed]],
+    ) -> None:
+        self._ground = ground
+        self._what = what
+        self._doing = f"use a transaction of {what}"
+        self._limit_s = limit_s
+        self._tasks = tasks
+        self._alone = alone
+        self._turn = asyncio.Lock()  # a handler may use it from several tasks
+        self._began: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._step: asyncio.Timeout | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._open = False
+        self._ended = ""
+        self._late = False
+        self._starts: dict[str, UnitStart] | None = {}
+        self._then: list[Callable[[], object]] = []
+
+    def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
+        """Have a workflow started by its commit; `then` is called after that."""
+        self._require_open()
+        if self._starts is None:
+            raise PersistenceError(doing=self._doing, problem=_ENDED, hint=_HINTS[_ENDED])
+        require_same(start, self._starts.setdefault(start.unit, start).digest)
+        self._then.append(then)
+
+    async def execute(self, sql: str, /, *params: Any) -> int:
+        """How many rows it changed."""
+        return await self._run(lambda: self._ground.execute(sql, params))
+
+    async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
+        """The rows, by the names of their columns."""
+        return await self._run(lambda: self._ground.fetch(sql, params))
+
+    async def commit(self, write: Commit) -> Committed:
+        """Commit it with the handler's own writes; anything but "written" has rolled back."""
+        starts, self._starts = self._starts or {}, None
+        if starts and self._began is None:
+            await self._run(_nothing)
+        told = await self._commit(write, [starts[unit] for unit in sorted(starts)])  # in one order [M3]
+        for then in self._then if told == "written" else ():
+            then()
+        return told
+
+    async def _commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+        async with self._turn:
+            self._require_open()
+            if self._began is None:
+                self._ended = _ENDED
+                return await self._alone(write)
+            self._stop_the_clock()  # from here on the ground looks at it: a commit under way must not be cut off
+            try:
+                told = await self._ground.commit(write, starts)
+                metrics.FENCED.of().value += told == "fenced"
+                return told
+            except TimeoutError as error:
+                self._expire()
+                raise self._over() from error
+            finally:
+                self._end(_ENDED)
+
+    async def rollback(self) -> None:
+        """Undo all of it. Never raises."""
+        if self._began is None:
+            self._ended = self._ended or _BACK
+        else:
+            await asyncio.shield(asyncio.gather(self._end(_BACK), return_exceptions=True))
+
+    async def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            self._require_open()
+            over = self._start_the_clock()
+            try:
+                async with asyncio.timeout_at(over) as self._step:
+                    if not self._open:
+                        await self._ground.begin(over=over)
+                        self._open = True
+                    return await work()
+            except TimeoutError as error:
+                if self._time() >= over:  # else it was ended by another task
+                    self._expire()
+                raise self._over() from error
+            except BaseException:
+                self._end(_FAILED)
+                raise
+            finally:
+                self._step = None
+
+    def _require_open(self) -> None:
+        if self._ended:
+            raise self._over()
+
+    def _over(self) -> TransactionTimeout | PersistenceError:
+        """Why there is nothing to be done any more."""
+        if self._late and not self._open:
+            problem = f"no connection for it was free within {self._limit_s:g}s"
+            hint = "let fewer of them be open at once, or raise pool_size"
+            return PersistenceError(doing=self._doing, problem=problem, outcome="unreachable", hint=hint)
+        if self._late:
+            waited_s = self._time() - (self._began or 0.0)
+            return TransactionTimeout(target=self._what, waited_s=round(waited_s, 3), limit_s=self._limit_s)
+        hint = _HINTS.get(self._ended, UNDONE)
+        return PersistenceError(doing=self._doing, problem=self._ended, hint=hint)
+
+    def _start_the_clock(self) -> float:
+        if self._began is None:
+            self._began = self._time()
+            self._timer = asyncio.get_running_loop().call_at(self._began + self._limit_s, self._expire)
+        return self._began + self._limit_s
+
+    def _stop_the_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        if not self._ended:
+            self._late = True
+            self._end("its time is over")
+
+    def _end(self, why: str) -> asyncio.Task[None]:
+        """Nothing more is taken; what is left is undone in the background, once."""
+        if self._closing is None:
+            self._ended = why
+            self._stop_the_clock()
+            self._closing = self._tasks.spawn(self._close(), name="end a transaction")
+        return self._closing
+
+    async def _close(self) -> None:
+        try:
+            if self._step is not None and not self._step.expired():
+                self._step.reschedule(self._time())  # what runs is cut short
+            async with self._turn:
+                pass
+        finally:
+            await self._ground.close()
+
+    def _time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _nothing() -> None:
+    """A transaction that only starts workflows is opened by this."""
