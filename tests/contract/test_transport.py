@@ -13,7 +13,7 @@ import pytest
 
 from coterie.errors import MailboxFull, MalformedMessage, RemoteError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.transport.interface import PeerAddress
-from coterie.transport.streaming import ITEM_BYTES
+from coterie.transport.streams import ITEM_BYTES
 from tests.contract.transports import BROKEN, COUNT, ECHO, FAIL, KEEP, QUICK, Runner, World, play, until
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ SOURCE = Path(coterie.__file__).parent
 STARTS = {"spawn", "create_task", "ensure_future", "Thread", "call_later", "call_at", "call_soon_threadsafe"}
 
 SUPERVISED = {
-    "accept connections": "transport/lobby.py::Lobby.open",
+    "accept connections": "transport/tcp.py::Lobby.open",
     "watch certificates": "transport/tcp.py::TcpWire.listen",
     "commit groups": "storage/group_commit.py::GroupWriter._start",
     "end with trust": "ownership/membership.py::Membership._start",
@@ -126,12 +126,12 @@ NOT_STANDING = {
     "storage/user_transaction.py::Undertaking._end": "one end of a transaction",
     "transport/connection.py::Connection.close": _TIMER_ONCE,
     "kernel/deadlines.py::Deadlines.arm": "arms itself again whatever a sweep raises",
-    "transport/listening.py::Door.__init__": _TIMER_ONCE,
-    "transport/listening.py::Refusals._rest": _TIMER_ONCE,
-    "transport/lobby.py::Lobby._accept": "one TLS handshake",
+    "transport/listener.py::Door.__init__": _TIMER_ONCE,
+    "transport/listener.py::Refusals._rest": _TIMER_ONCE,
+    "transport/tcp.py::Lobby._accept": "one TLS handshake",
     "transport/peers.py::Peers._opened": _ASKED,
-    "transport/pulse.py::Pulse.__init__": "see the next",
-    "transport/pulse.py::Pulse._tick": "arms itself before it does anything that could raise",
+    "transport/connection.py::Pulse.__init__": "see the next",
+    "transport/connection.py::Pulse._tick": "arms itself before it does anything that could raise",
     "web/limits.py::Bounded.pause_writing": _TIMER_ONCE,
     "web/limits.py::Bounded._expect": _TIMER_ONCE,
     "web/serving.py::Serving._start": "uvicorn, which waits for its supervised loop",

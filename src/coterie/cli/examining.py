@@ -13,8 +13,8 @@ from coterie.observe.judge import BOUNDS
 from coterie.settings import help_rows
 from coterie.settings.parsers import split_address
 from coterie.storage.unreadable_rows import found
-from coterie.transport.certificates import Certificates, near_end
 from coterie.transport.identity import is_loopback
+from coterie.transport.tls import Certificates, near_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

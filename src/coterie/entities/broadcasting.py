@@ -22,7 +22,7 @@ from coterie.entities.work import Work
 from coterie.errors import CoterieError, MalformedMessage, PersistenceError, RunnerUnavailable
 from coterie.kernel.service import Tasks
 from coterie.ownership.directory import peer_of
-from coterie.transport.envelopes import Failure, pack_error, read_error
+from coterie.transport.protocol import Failure, pack_error, read_error
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from coterie.transport.pulse import Pulse
+from coterie.transport.connection import Pulse
 
 if TYPE_CHECKING:
     from coterie.testing.handles import SimTimer

@@ -1,4 +1,9 @@
-"""One connection to a peer: handshake, then frames, both ways at once. Over TCP, TLS or the simulator's network.
+"""Whether a peer still lives: asked when it is silent, given up when it stays so.
+
+Ticks are counted, not time: after a pause of our own (a blocked loop, a closed laptop) what the peer has sent meanwhile
+is read before the next tick, and counts.
+
+One connection to a peer: handshake, then frames, both ways at once. Over TCP, TLS or the simulator's network.
 
     greeting ──▶ open ──▶ leaving ──▶ lost          greeting: nothing is decoded (INV-X1)
         └──────────┴──────────────────▲             leaving: a Goodbye was sent or received; no new requests
@@ -16,25 +21,76 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import CoterieError, ShuttingDown
 from coterie.kernel import metrics
-from coterie.transport import envelopes
-from coterie.transport.answering import Answers
-from coterie.transport.envelopes import AROUND_BODY_BYTES, Goodbye, Notice, Ping, Pong, Terms
-from coterie.transport.frames import Frames, ProtocolError, Refused
-from coterie.transport.inflight import Calls
-from coterie.transport.outcomes import unavailable
-from coterie.transport.pulse import Pulse
-from coterie.transport.streaming import Reading
-from coterie.transport.writing import Outbox
+from coterie.transport import protocol
+from coterie.transport.in_flight import Calls, unavailable
+from coterie.transport.outbox import Outbox
+from coterie.transport.protocol import (
+    AROUND_BODY_BYTES,
+    Frames,
+    Goodbye,
+    Notice,
+    Ping,
+    Pong,
+    ProtocolError,
+    Refused,
+    Terms,
+)
+from coterie.transport.requests import Answers
+from coterie.transport.streams import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.transport.handshake import Established, Handshake
     from coterie.transport.interface import Handler, Limits
-    from coterie.transport.listening import Door
-    from coterie.transport.sealing import Opener
+    from coterie.transport.listener import Door
+    from coterie.transport.sealed_records import Opener
 
-_decode = envelopes.decode
+
+class Pulse:
+    """The heartbeat of one connection.
+
+    Args:
+        loop: Whose clock counts.
+        limits: How often, and how many in vain.
+        ping: Asks the peer for a sign of life.
+        moves: Whether the peer takes what we write, although we read nothing from it.
+        give_up: Called once, with the reason.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits,
+        *,
+        ping: Callable[[], None],
+        moves: Callable[[], bool],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self.heard = True  # set with each read
+        self._loop = loop
+        self._every_s, self._most = limits.ping_s, limits.pings
+        self._ping, self._moves, self._give_up = ping, moves, give_up
+        self._in_vain = 0
+        self._timer = loop.call_later(self._every_s, self._tick)
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._every_s, self._tick)
+        if self.heard or self._moves():
+            self.heard, self._in_vain = False, 0
+        elif self._in_vain < self._most:
+            self._in_vain += 1
+            self._ping()
+        else:
+            self.stop()
+            self._give_up(f"nothing heard from it for {self._every_s * (self._most + 1):g}s")
+
+
+_decode = protocol.decode
 _frames, _bytes, _open = metrics.FRAMES.of("received"), metrics.BYTES.of("received"), metrics.CONNECTIONS.of()
 
 
@@ -109,7 +165,7 @@ class Connection(asyncio.Protocol):
         """Open a stream."""
         await self.calls.enter(len(body), within_s, target)
         left_ms = int(max(within_s, 0.0) * 1000)
-        request = envelopes.Request(0, route, body, left_ms, headers, self._limits.window_bytes)
+        request = protocol.Request(0, route, body, left_ms, headers, self._limits.window_bytes)
         return Reading(self.calls, self._out.send, request, peer=self.peer, within_s=within_s, target=target)
 
     def ping(self) -> None:
@@ -208,7 +264,7 @@ class Connection(asyncio.Protocol):
         if self._door is not None:
             self._door.admitted()
         self._answers = Answers(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
-        self._dispatch = dict.fromkeys(envelopes.KINDS, _too_soon)
+        self._dispatch = dict.fromkeys(protocol.KINDS, _too_soon)
         self._dispatch |= {Terms: self._agreed, Ping: self._pinged, Pong: _ignore}
         self._out.send(Terms(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
 
@@ -222,14 +278,14 @@ class Connection(asyncio.Protocol):
         self.calls = Calls(self._loop, peer=self.peer, send=self._out.send, limits=self._terms)
         self._out.calls = self.calls
         self._dispatch |= {
-            envelopes.Request: answers.asked,
-            envelopes.Reply: self.calls.replied,
-            envelopes.Failure: self.calls.failed,
-            envelopes.Cancel: answers.cancelled,
-            envelopes.Notice: answers.noticed,
-            envelopes.Item: self.calls.item,
-            envelopes.End: self.calls.ended,
-            envelopes.Credit: answers.credited,
+            protocol.Request: answers.asked,
+            protocol.Reply: self.calls.replied,
+            protocol.Failure: self.calls.failed,
+            protocol.Cancel: answers.cancelled,
+            protocol.Notice: answers.noticed,
+            protocol.Item: self.calls.item,
+            protocol.End: self.calls.ended,
+            protocol.Credit: answers.credited,
             Goodbye: self._parted,
         }
         self.is_open = True
@@ -254,8 +310,8 @@ class Connection(asyncio.Protocol):
             count += 1
             try:
                 frame = _decode(body)
-            except envelopes.MALFORMED as error:
-                envelopes.require_optional(body, error)
+            except protocol.MALFORMED as error:
+                protocol.require_optional(body, error)
                 continue
             dispatch[type(frame)](frame)
         _frames.value += count

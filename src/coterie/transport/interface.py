@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from coterie.kernel.service import Service
-from coterie.transport.frames import FRAME_LIMIT_BYTES
+from coterie.transport.protocol import FRAME_LIMIT_BYTES
 
 if TYPE_CHECKING:
     import asyncio
     from asyncio import Future
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from coterie.transport.envelopes import Terms
-    from coterie.transport.inflight import Asked
+    from coterie.transport.in_flight import Asked
+    from coterie.transport.protocol import Terms
 
 Presence = Literal["present", "other", "refused", "stranger", "silent"]
 """What answers at an address: the runner; another incarnation; nobody; somebody without our secret; no answer."""

@@ -1,24 +1,31 @@
-"""The transport of one process: a connection to each peer, opened when needed and shared by all calls."""
+"""All connections of a process, and which of them is the one for each peer.
+
+Usually there is one. Two runners that call each other at the same moment open two; both keep the one that the smaller
+incarnation opened, and whoever opened the other one retires it: what is under way on it is finished first. Should the
+kept one be dead without our knowing, a ping finds out, and the other takes its place.
+
+Peers that cannot be reached: what that means, how to say it, and how long to leave them alone. Pure.
+
+The transport of one process: a connection to each peer, opened when needed and shared by all calls.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from coterie.errors import ShuttingDown
 from coterie.transport.connection import Connection
-from coterie.transport.envelopes import pack_headers
-from coterie.transport.frames import Refused
-from coterie.transport.handshake import Handshake
+from coterie.transport.handshake import Handshake, OtherIncarnation
+from coterie.transport.in_flight import late, unavailable
 from coterie.transport.interface import Limits, Transport
-from coterie.transport.listening import Gate
-from coterie.transport.outcomes import late, unavailable
-from coterie.transport.reaching import Troubles, presence, problem_of
-from coterie.transport.roster import Roster
-from coterie.transport.streaming import Items
+from coterie.transport.listener import Gate
+from coterie.transport.protocol import Refused, pack_headers
+from coterie.transport.streams import Items
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -26,10 +33,130 @@ if TYPE_CHECKING:
 
     from coterie.kernel.random import Chance
     from coterie.transport.identity import Identity
-    from coterie.transport.inflight import Asked
+    from coterie.transport.in_flight import Asked
     from coterie.transport.interface import Handler, PeerAddress, Presence, Stream, Wire
-    from coterie.transport.listening import Door
-    from coterie.transport.streaming import Reading
+    from coterie.transport.listener import Door
+    from coterie.transport.streams import Reading
+
+
+class Roster:
+    """The connections.
+
+    Args:
+        me: This process's incarnation.
+        gone: Called with a peer and the reason when its last connection is lost without a goodbye of the peer's.
+    """
+
+    def __init__(self, me: str, gone: Callable[[str, Exception], None]) -> None:
+        self.everyone: dict[
+            Connection, None
+        ] = {}  # with a socket, strangers too; not a set, whose order does not repeat
+        self.current: dict[str, Connection] = {}
+        self._me = me
+        self._gone = gone
+        self._peers: dict[str, list[Connection]] = {}  # open ones, oldest first
+
+    def add(self, connection: Connection) -> None:
+        """A connection is being made."""
+        self.everyone[connection] = None
+        connection.gone.add_done_callback(lambda _: self.everyone.pop(connection, None))
+
+    def admit(self, connection: Connection) -> None:
+        """A connection has opened."""
+        peers = self._peers.setdefault(connection.peer, [])
+        for other in peers:
+            other.ping()
+        peers.append(connection)
+        kept = self.find(connection.peer)
+        for other in peers:
+            if kept is not None and other.is_ours and not kept.is_ours and other.is_usable:
+                other.retire("both sides opened a connection")
+
+    def lost(self, connection: Connection, error: Exception) -> None:
+        """A connection is lost."""
+        peers = self._peers.get(connection.peer, [])
+        if connection in peers:
+            peers.remove(connection)
+            self.find(connection.peer)
+            if not peers:
+                del self._peers[connection.peer]
+                if not connection.was_told:
+                    self._gone(connection.peer, error)
+
+    def of(self, peer: str) -> list[Connection]:
+        """The open connections to a peer."""
+        return list(self._peers.get(peer, ()))
+
+    def find(self, peer: str) -> Connection | None:
+        """The connection to use for a peer, which becomes the current one."""
+        usable = [connection for connection in self._peers.get(peer, ()) if connection.is_usable]
+        if not usable:
+            self.current.pop(peer, None)
+            return None
+        self.current[peer] = found = preferred(usable, ours=self._me < peer)
+        return found
+
+
+def preferred(connections: list[Connection], *, ours: bool) -> Connection:
+    """The one to use: of the side that has precedence, the oldest; both sides find the same one."""
+    return next((connection for connection in connections if connection.is_ours is ours), connections[0])
+
+
+_KEPT_MOST = 1_024
+
+
+def presence(error: Exception | None) -> Presence:
+    """What an attempt to connect has shown [M2]: only "refused" and "other" say that the runner is gone."""
+    if error is None:
+        return "present"
+    if isinstance(error, OtherIncarnation):
+        return "other"
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    if isinstance(error, Refused | ssl.SSLError):
+        return "stranger"
+    return "silent"
+
+
+def problem_of(error: Exception, address: str) -> str:
+    """Why a peer cannot be reached, for `RunnerUnavailable`."""
+    if isinstance(error, Refused):
+        return f"{address}: {error.reason}"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens on {address}"
+    if isinstance(error, TimeoutError):
+        return f"no answer from {address}"
+    return f"{address}: {str(error) or type(error).__name__}"
+
+
+class Troubles:
+    """Peers that could not be reached lately: not tried again for a while, which doubles each time, with jitter."""
+
+    def __init__(self, chance: Chance, *, first_s: float, most_s: float) -> None:
+        self._chance = chance
+        self._first_s, self._most_s = first_s, most_s
+        self._peers: dict[str, tuple[float, float, str]] = {}  # until when, how long that was, why
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def of(self, peer: str, now_s: float) -> str | None:
+        """Why not to try this peer now; None if it may be tried."""
+        until_s, _, problem = self._peers.get(peer, (0.0, 0.0, ""))
+        return f"{problem} (tried again in {until_s - now_s:.2g}s)" if now_s < until_s else None
+
+    def add(self, peer: str, problem: str, now_s: float) -> None:
+        """It could not be reached."""
+        _, last_s, _ = self._peers.pop(peer, (0.0, 0.0, ""))
+        wait_s = min(self._most_s, max(self._first_s, last_s * 2))
+        while len(self._peers) >= _KEPT_MOST:
+            del self._peers[next(iter(self._peers))]  # the one tried longest ago
+        self._peers[peer] = (now_s + self._chance.between(wait_s / 2, wait_s), wait_s, problem)
+
+    def over(self, peer: str) -> None:
+        """It was reached."""
+        self._peers.pop(peer, None)
+
 
 log = logging.getLogger("coterie")
 

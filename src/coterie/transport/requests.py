@@ -1,20 +1,31 @@
-"""A request of a peer, as its handler sees it: see `interface.Request`."""
+"""A request of a peer, as its handler sees it: see `interface.Request`.
+
+The requests of the other side on one connection: handed to the handler at once, answered when it likes.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable  # noqa: TC003 msgspec reads the annotations
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from msgspec import Struct
 
-from coterie.errors import CoterieError
-from coterie.transport.envelopes import Reply, read_headers
-from coterie.transport.outcomes import unavailable
+from coterie.errors import CoterieError, MalformedMessage, RemoteError
+from coterie.transport.in_flight import SMALL_BYTES, unavailable
+from coterie.transport.protocol import End, Failure, Item, ProtocolError, Reply, pack_error, read_headers
+from coterie.transport.streams import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from coterie.errors import RunnerUnavailable
+    from coterie.transport import protocol
+    from coterie.transport.in_flight import Sends
+    from coterie.transport.interface import Handler, Limits
+    from coterie.transport.protocol import Cancel, Credit, Notice
+
 
 OPEN, WEIGHED, LEFT, ANSWERED = range(4)
 """Of a request: somebody waits for the answer; the same, and it is a stream or large; nobody does; it was answered."""
@@ -89,3 +100,169 @@ class Request(Struct, eq=False, gc=False):
 def left(peer: str) -> RunnerUnavailable:
     """Whoever read a stream has left."""
     return unavailable(peer, "the reader of the stream has left", sent=False)
+
+
+log = logging.getLogger("coterie")
+
+
+class Answers:
+    """Requests that wait for our answer.
+
+    Args:
+        peer: The other end's incarnation.
+        send: Queues a frame.
+        handler: Who answers.
+        limits: What this side takes, as it told the peer: a peer that keeps to it is never refused.
+    """
+
+    def __init__(self, *, peer: str, send: Sends, handler: Handler, limits: Limits) -> None:
+        self.peer = peer
+        self.now_s = 0.0  # set by the connection once for each read
+        self.agree(limits.body_most_bytes)
+        self.waiting: dict[int, Request] = {}
+        self.queue = send
+        self._me = ref(self)
+        self._sendings: dict[int, Sending] = {}
+        self._on_request = handler.on_request
+        self._handler = handler
+        self._limits = limits
+        self._bytes = 0  # of bodies that are not small
+        self.last_id = 0  # of the last request that came
+        self._most = limits.in_flight  # zero once the connection is lost
+        self._over = False
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def agree(self, body_most_bytes: int) -> None:
+        """What the peer takes of replies and items."""
+        self._body_most_bytes = body_most_bytes
+        self.small_bytes = min(SMALL_BYTES, body_most_bytes)
+
+    # What arrives
+
+    def asked(self, frame: protocol.Request) -> None:
+        """A request came."""
+        number, body, waiting, now_s = frame.id, frame.body, self.waiting, self.now_s
+        if number <= self.last_id:
+            raise ProtocolError(f"request {number} after request {self.last_id}: ids are never used again")
+        self.last_id = number
+        until_s, is_stream = now_s + frame.left_ms / 1000, frame.window_bytes > 0
+        waiting[number] = request = Request(
+            self._me, self.peer, frame, number, frame.route, body, now_s, until_s, is_stream
+        )
+        if (len(waiting) > self._most or len(body) > SMALL_BYTES or is_stream) and not self._weighed(request):
+            return
+        on_request = self._on_request
+        try:
+            on_request(request)
+        except Exception as error:  # a bug above must not cost the other requests their connection
+            log.exception("the handler of route %d failed", frame.route)
+            if request.is_open:
+                told = RemoteError(type_name=type(error).__name__, problem=str(error), remote_traceback="")
+                request.fail(*told.to_wire())
+
+    def cancelled(self, frame: Cancel) -> None:
+        """The caller has left. Unknown: our answer and its cancellation have crossed."""
+        request = self.waiting.get(frame.id)
+        if request is not None:
+            self._leave(request)
+
+    def credited(self, frame: Credit) -> None:
+        """The reader of a stream has consumed."""
+        if frame.id in self._sendings:
+            self._sendings[frame.id].add(frame.more_bytes)
+        elif frame.id in self.waiting:
+            raise ProtocolError(f"credit for request {frame.id}, which is no stream")
+
+    def noticed(self, frame: Notice) -> None:
+        """A notice came."""
+        if not self._over:
+            try:
+                self._handler.on_notify(self.peer, frame.route, frame.body, read_headers(frame.headers))
+            except Exception:  # as above
+                log.exception("the handler of notices on route %d failed", frame.route)
+
+    # Answers
+
+    def reply(self, request: Request, body: bytes) -> None:
+        """Answer by a reply."""
+        self._close(request)
+        if len(body) > self._body_most_bytes:
+            self.queue(Failure(request.id, *pack_error(self._too_large("the reply to", request, body))))
+        else:
+            self.queue(Reply(request.id, body), not self.waiting)
+
+    def fail(self, request: Request, error: CoterieError) -> None:
+        """Answer by an error."""
+        self._close(request)
+        self.queue(Failure(request.id, *pack_error(error)))
+
+    async def send(self, request: Request, item: bytes) -> None:
+        """Send an item when there is credit."""
+        if len(item) > self._body_most_bytes:
+            raise self._too_large("an item of the stream from", request, item)
+        sending = self._sendings[request.id]
+        if not await sending.room():
+            raise left(self.peer)
+        sending.spend(item)
+        self.queue(Item(request.id, item))
+
+    def end(self, request: Request) -> None:
+        """End a stream."""
+        self._close(request)
+        self.queue(End(request.id))
+
+    def lost(self) -> None:
+        """The connection is gone, or about to be: nobody waits for any of these."""
+        self._over = True
+        self._most = 0
+        for request in list(self.waiting.values()):
+            self._leave(request)
+        assert self._bytes == 0, "what is counted in is counted out"
+
+    def _close(self, request: Request) -> None:
+        """It is over for this side, by an answer or without."""
+        del self.waiting[request.id]
+        if len(request.body) > SMALL_BYTES:
+            self._bytes -= len(request.body)
+        if request.is_stream:
+            self._sendings.pop(request.id).stop()
+
+    def _leave(self, request: Request) -> None:
+        """Nobody waits for it any more."""
+        self._close(request)
+        request.state = LEFT
+        try:
+            self._handler.on_cancel(request)
+        except Exception:  # as above
+            log.exception("the handler failed on the cancellation of a request on route %d", request.route)
+
+    def _weighed(self, request: Request) -> bool:
+        """Count in a request that is a stream or large; refuse it if it is beyond what we said we take."""
+        size = len(request.body)
+        weight = size if size > SMALL_BYTES else 0
+        if len(self.waiting) > self._most or (weight and not self._has_room(weight)):
+            del self.waiting[request.id]
+            request.state = ANSWERED
+            self._refuse(request.id)
+            return False
+        self._bytes += weight
+        request.state = WEIGHED
+        if request.is_stream:
+            self._sendings[request.id] = Sending(request.frame.window_bytes)
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        return self._bytes == 0 or self._bytes + size <= self._limits.in_flight_bytes
+
+    def _refuse(self, number: int) -> None:
+        problem = "it is stopping" if self._over else "more is in flight than it takes"
+        self.queue(Failure(number, *pack_error(unavailable("at the other end", problem, sent=False))))
+
+    def _too_large(self, what: str, request: Request, body: bytes) -> MalformedMessage:
+        return MalformedMessage(
+            what=f"{what} route {request.route}",
+            problem=f"{len(body)} bytes, runner {self.peer} takes {self._body_most_bytes}",
+            hint="send less at once, or raise frame_limit on all runners",
+        )

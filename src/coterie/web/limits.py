@@ -17,7 +17,7 @@ from coterie.transport.identity import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.transport.listening import Refusals
+    from coterie.transport.listener import Refusals
 
 ASKED_WITHIN_S = 5.0
 """From the first byte, or none, to the end of a request; nothing prolongs it."""

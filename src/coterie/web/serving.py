@@ -17,7 +17,7 @@ import uvicorn
 from coterie.kernel.service import Service, Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.transport.identity import is_loopback
-from coterie.transport.listening import Plug, Refusals
+from coterie.transport.listener import Plug, Refusals
 from coterie.web import limits
 from coterie.web.ports import bind
 

@@ -6,10 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from coterie.transport.connection import Connection
-from coterie.transport.envelopes import Terms, decode, encode
-from coterie.transport.frames import Frames, Refused, framed
 from coterie.transport.handshake import Established
 from coterie.transport.interface import Limits
+from coterie.transport.protocol import Frames, Refused, Terms, decode, encode, framed
 
 if TYPE_CHECKING:
     import random

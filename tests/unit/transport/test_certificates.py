@@ -13,8 +13,8 @@ from coterie.errors import ConfigurationError
 from coterie.kernel import metrics
 from coterie.kernel.clock import ManualClock
 from coterie.settings import Settings
-from coterie.transport.certificates import Certificates, near_end
 from coterie.transport.tcp import TcpWire
+from coterie.transport.tls import Certificates, near_end
 from tests.unit.transport.authority import Authority
 
 if TYPE_CHECKING:

@@ -14,13 +14,11 @@ from coterie.errors import RunnerUnavailable, ShuttingDown
 from coterie.kernel.random import Chance
 from coterie.testing import run_simulation
 from coterie.transport import connection as module
-from coterie.transport import envelopes
+from coterie.transport import protocol
 from coterie.transport.connection import Connection
-from coterie.transport.envelopes import Goodbye, Item, Ping, Pong, Reply, Request, encode
-from coterie.transport.frames import Frames, framed
-from coterie.transport.handshake import BYTES_MOST, Handshake
-from coterie.transport.hellos import HELLO_BYTES
+from coterie.transport.handshake import BYTES_MOST, HELLO_BYTES, Handshake
 from coterie.transport.identity import Identity
+from coterie.transport.protocol import Frames, Goodbye, Item, Ping, Pong, Reply, Request, encode, framed
 from tests.unit.transport.lone import LIMITS, TERMS, Answering, Lone, Sink
 
 GOLDEN = Path(__file__).parent / "golden" / "session-1.bin"
@@ -182,8 +180,8 @@ async def test_requests_beyond_what_we_said_we_take_are_refused() -> None:
     lone = Lone()
     frames = lone.say(*(Request(number, 1, b"") for number in range(1, LIMITS.in_flight + 3)))
     assert len(lone.handler.kept) == LIMITS.in_flight
-    assert [type(frame) for frame in frames] == [envelopes.Failure] * 2
-    error = envelopes.read_error(frames[0])
+    assert [type(frame) for frame in frames] == [protocol.Failure] * 2
+    error = protocol.read_error(frames[0])
     assert isinstance(error, RunnerUnavailable)
     assert not error.sent
 

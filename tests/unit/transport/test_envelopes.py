@@ -11,41 +11,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import MailboxFull, MalformedMessage, RemoteError, RunnerUnavailable
-from coterie.transport import envelopes
-from coterie.transport.envelopes import (
+from coterie.transport import protocol
+from coterie.transport.protocol import (
     FACTS_MOST_BYTES,
     HEADERS_MOST_BYTES,
     KINDS,
     MALFORMED,
     OPTIONAL_FROM,
     Failure,
+    Frames,
+    ProtocolError,
     decode,
     encode,
+    framed,
     pack_error,
     pack_headers,
     read_error,
     read_headers,
     require_optional,
 )
-from coterie.transport.frames import Frames, ProtocolError, framed
 
 GOLDEN = Path(__file__).parent / "golden" / "protocol-1.bin"
 
 # What a peer of protocol 1 sends, one of each kind. Never changed: the file holds the bytes as they were recorded.
 PROTOCOL_1: list[Any] = [
-    envelopes.Terms(8_388_608, 16_384, 67_108_864),
-    envelopes.Request(1, 3, b"payload", 30_000, b"\x81\xa1a\xa1b", 0),
-    envelopes.Request(2, 3, b"", 250, b"", 262_144),
-    envelopes.Reply(1, b"reply"),
-    envelopes.Failure(2, "mailbox_full", pack_error(MailboxFull(entity="Account/alice", waiting=7))[1]),
-    envelopes.Cancel(3),
-    envelopes.Notice(4, b"told", b""),
-    envelopes.Item(5, b"item"),
-    envelopes.End(5),
-    envelopes.Credit(5, 131_072),
-    envelopes.Ping(1),
-    envelopes.Pong(1),
-    envelopes.Goodbye("stopping", is_final=True, taken_id=7),
+    protocol.Terms(8_388_608, 16_384, 67_108_864),
+    protocol.Request(1, 3, b"payload", 30_000, b"\x81\xa1a\xa1b", 0),
+    protocol.Request(2, 3, b"", 250, b"", 262_144),
+    protocol.Reply(1, b"reply"),
+    protocol.Failure(2, "mailbox_full", pack_error(MailboxFull(entity="Account/alice", waiting=7))[1]),
+    protocol.Cancel(3),
+    protocol.Notice(4, b"told", b""),
+    protocol.Item(5, b"item"),
+    protocol.End(5),
+    protocol.Credit(5, 131_072),
+    protocol.Ping(1),
+    protocol.Pong(1),
+    protocol.Goodbye("stopping", is_final=True, taken_id=7),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.transport.frames import HEAD_BYTES, Frames, ProtocolError, framed
+from coterie.transport.protocol import HEAD_BYTES, Frames, ProtocolError, framed
 
 BODIES = st.lists(st.binary(min_size=1, max_size=300), max_size=12)
 

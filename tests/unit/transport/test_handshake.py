@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.kernel.random import Chance
-from coterie.transport.frames import Refused
 from coterie.transport.handshake import BYTES_MOST, Established, Handshake, OtherIncarnation
 from coterie.transport.identity import PROTOCOL, Identity
+from coterie.transport.protocol import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from coterie.transport.hellos import Role
+    from coterie.transport.handshake import Role
 
 SECRET, NEW, OTHER = b"s" * 32, b"n" * 32, b"o" * 32
 WEB = Identity("shop", "1" * 32)

@@ -11,12 +11,21 @@ import pytest
 
 from coterie.errors import MailboxFull, MalformedMessage, RunnerUnavailable, SendTimeout
 from coterie.testing.running import current_loop
-from coterie.transport import outcomes
-from coterie.transport.envelopes import Cancel, End, Failure, Item, Reply, Request, decode, encode, pack_error
-from coterie.transport.frames import ProtocolError
-from coterie.transport.inflight import Calls
+from coterie.transport import in_flight
+from coterie.transport.in_flight import Calls, unavailable
 from coterie.transport.interface import Limits
-from coterie.transport.outcomes import unavailable
+from coterie.transport.protocol import (
+    Cancel,
+    End,
+    Failure,
+    Item,
+    ProtocolError,
+    Reply,
+    Request,
+    decode,
+    encode,
+    pack_error,
+)
 
 LIMITS = Limits(body_most_bytes=10_000, in_flight=4, in_flight_bytes=20_000, waiting=3)
 
@@ -310,4 +319,4 @@ async def test_a_request_whose_time_is_over_expires_and_its_frame_is_one_that_th
 @pytest.mark.parametrize(("within_s", "shown"), [(-0.015, "within 0s"), (0.25, "within 0.25s")])
 def test_nobody_has_waited_for_less_than_nothing(within_s: float, shown: str) -> None:
     """Line 25: "no reply from runner a within -0.015s"."""
-    assert shown in outcomes.late("a", within_s).message
+    assert shown in in_flight.late("a", within_s).message

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.settings import Settings
-from coterie.transport.listening import Gate, Plug, in_the_clear, tune, warn_in_the_clear
+from coterie.transport.listener import Gate, Plug, in_the_clear, tune, warn_in_the_clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.transport.listening import Door
+    from coterie.transport.listener import Door
 
 
 class Sockets:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from coterie.transport.listening import Gate
-from coterie.transport.lobby import Lobby
+from coterie.transport.listener import Gate
+from coterie.transport.tcp import Lobby
 from coterie.transport.tls import client_context, server_context
 from tests.unit.transport.authority import Authority
 from tests.unit.transport.test_tls import REFUSED, unchecked

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from coterie.errors import ConfigurationError, RunnerUnavailable
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
-from coterie.transport.frames import Refused
 from coterie.transport.handshake import OtherIncarnation
 from coterie.transport.identity import Identity
 from coterie.transport.interface import Limits, PeerAddress
-from coterie.transport.peers import Peers
-from coterie.transport.reaching import Troubles, presence, problem_of
-from coterie.transport.roster import Roster, preferred
+from coterie.transport.peers import Peers, Roster, Troubles, preferred, presence, problem_of
+from coterie.transport.protocol import Refused
 from coterie.transport.tcp import TcpWire
 from tests.unit.transport.lone import Answering
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.transport.frames import ProtocolError
-from coterie.transport.sealing import MAC_BYTES, RECORD_MOST_BYTES, Opener, Sealer
+from coterie.transport.protocol import ProtocolError
+from coterie.transport.sealed_records import MAC_BYTES, RECORD_MOST_BYTES, Opener, Sealer
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 WRITES = [b"one", b"two" * 100, b"three"]
@@ -156,7 +156,7 @@ def test_macs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         compared.append((len(one), len(other)))
         return real(one, other)
 
-    monkeypatch.setattr("coterie.transport.sealing.hmac.compare_digest", spy)
+    monkeypatch.setattr("coterie.transport.sealed_records.hmac.compare_digest", spy)
     opened(*sealed())
     assert compared == [(MAC_BYTES, MAC_BYTES)] * 3
 

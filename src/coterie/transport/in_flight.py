@@ -1,4 +1,6 @@
-"""The requests of this side on one connection: who waits for which id, within which bounds and until when.
+"""How requests end without a reply: which error, with what the request was for in its text. Pure.
+
+The requests of this side on one connection: who waits for which id, within which bounds and until when.
 
 Ids count up and are never used again on a connection, so what arrives late for a request that was cancelled, or that
 expired, finds nobody and is dropped; it can never be taken for the answer to another one (incident 39).
@@ -13,16 +15,31 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, ShuttingDown
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel.deadlines import Deadlines
-from coterie.transport.envelopes import Cancel, Failure, Reply, Request, read_error
-from coterie.transport.frames import ProtocolError
-from coterie.transport.outcomes import late, named, unavailable
+from coterie.transport.protocol import Cancel, Failure, ProtocolError, Reply, Request, read_error
 
 if TYPE_CHECKING:
-    from coterie.transport.envelopes import End, Item
     from coterie.transport.interface import Limits
-    from coterie.transport.streaming import Reading
+    from coterie.transport.protocol import End, Item
+    from coterie.transport.streams import Reading
+
+
+def unavailable(peer: str, problem: str, *, sent: bool, target: object = None) -> RunnerUnavailable:
+    """The peer cannot be reached, and whether the request can have arrived."""
+    hint = "" if sent else "it was not sent, so sending it again is safe"
+    return RunnerUnavailable(runner=peer, target=named(target), problem=problem, sent=sent, hint=hint)
+
+
+def late(peer: str, within_s: float, target: object = None, *, hint: str = "") -> SendTimeout:
+    """The peer has not answered in time; there may have been none left when it was asked."""
+    shown = f"runner {peer}" if target is None else f"{target} on runner {peer}"
+    return SendTimeout(target=shown, waited_s=max(round(within_s, 3), 0.0), hint=hint)
+
+
+def named(target: object) -> str:
+    """What a request was for, in an error."""
+    return "a request" if target is None else str(target)
 
 
 SMALL_BYTES = 512

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import struct
 
-from coterie.transport.frames import ProtocolError
+from coterie.transport.protocol import ProtocolError
 
 RECORD_MOST_BYTES = 256 * 1024
 """The largest payload of one record; a longer write becomes several. As much as one read of a socket gives."""

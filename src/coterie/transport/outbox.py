@@ -13,14 +13,14 @@ import struct
 from typing import TYPE_CHECKING
 
 from coterie.kernel import metrics
-from coterie.transport.envelopes import encode as _encode
+from coterie.transport.protocol import encode as _encode
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from coterie.transport.inflight import Calls
-    from coterie.transport.sealing import Sealer
+    from coterie.transport.in_flight import Calls
+    from coterie.transport.sealed_records import Sealer
 
 HIGH_BYTES = 1024 * 1024
 """What is joined to one write at most, about."""

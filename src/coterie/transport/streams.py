@@ -13,17 +13,16 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from coterie.transport.envelopes import Cancel, Credit
-from coterie.transport.frames import ProtocolError
-from coterie.transport.outcomes import late
+from coterie.transport.in_flight import late
+from coterie.transport.protocol import Cancel, Credit, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any, Self
 
     from coterie.errors import CoterieError
-    from coterie.transport.envelopes import Item, Request
-    from coterie.transport.inflight import Calls, Sends
+    from coterie.transport.in_flight import Calls, Sends
+    from coterie.transport.protocol import Item, Request
 
 ITEM_BYTES = 64
 
