@@ -23,7 +23,7 @@ from coterie.entities.work import Work
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Chance
-from coterie.ownership.tenure import Tenure, Trust
+from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
 

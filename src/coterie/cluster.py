@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.serialization.versions import Migrations
     from coterie.observe.health import Health
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupy
+    from coterie.ownership.admission import Definition
+    from coterie.ownership.seats import Occupy
     from coterie.runner import Room
     from coterie.setups import Setup
     from coterie.signals import Teller

@@ -21,10 +21,10 @@ from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
 from coterie.observe.gathering import Gathering
 from coterie.observe.local import Usage, usage
-from coterie.ownership import notices
-from coterie.ownership.aside import ThreadAside
+from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
-from coterie.ownership.ids import Ids
+from coterie.ownership.lease_thread import ThreadAside
+from coterie.ownership.machine_id import Ids
 from coterie.steps.tokens import Tokens
 from coterie.storage.engines import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from coterie.durable.pruner import Table
     from coterie.kernel.clock import Clock
     from coterie.observe.facts import LocalFacts
-    from coterie.ownership.aside import Aside
+    from coterie.ownership.lease_thread import Aside
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
     from coterie.transport.interface import Transport, Wire
@@ -170,7 +170,7 @@ class Connection(Service):
         Raises:
             RunnerUnavailable: It cannot be reached.
         """
-        wanted, target = notices.encode("resign", [(seat.name, seat.epoch)]), f"a resignation from {seat.name}"
+        wanted, target = peer_notices.encode("resign", [(seat.name, seat.epoch)]), f"a resignation from {seat.name}"
         try:
             await self.transport.request(peer_of(holder), Route.OWNERSHIP, wanted, within_s=within_s, target=target)
         except RunnerUnavailable as error:
@@ -198,7 +198,7 @@ class Connection(Service):
     async def _wake(self, holder: RunnerRow, told: str) -> None:
         peer = peer_of(holder)
         await self.transport.connect(peer)
-        self.transport.notify(peer, Route.OWNERSHIP, notices.encode("wake", [(told, 0)]))
+        self.transport.notify(peer, Route.OWNERSHIP, peer_notices.encode("wake", [(told, 0)]))
 
     async def _ready(self) -> None:
         self.require_running()

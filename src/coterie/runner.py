@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from coterie.connection import Doors
     from coterie.kernel.supervisor import FailingTask
     from coterie.observe.facts import LocalFacts
+    from coterie.ownership.admission import Definition
     from coterie.ownership.exclusion import Cause
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupant, Occupy, Tenure
+    from coterie.ownership.seats import Occupant, Occupy, Tenure
     from coterie.settings import Settings
     from coterie.setups import Setup
     from coterie.storage.interface import RunnerRow, SeatRow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.ownership.aside import ThreadAside
+from coterie.ownership.lease_thread import ThreadAside
 from coterie.storage.interface import Declaration, KvPut, Registration, SeatRow, checksum
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from coterie.connection import Doors
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.interface import States, Storage
 
 CALLED = os.environ.get("HOLDER_CALLED")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
-from coterie.ownership.watching import Suspect, Watch
+from coterie.ownership.failure_detector import Suspect, Watch
 from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.stamping import Stamps

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie import connection, runner
-from coterie.ownership import joining, membership, planning
-from coterie.ownership.holdings import Holding, Holdings
-from coterie.ownership.keeper import Keeper
-from coterie.ownership.keeping import insist
+from coterie.ownership import admission, membership, rebalance
+from coterie.ownership.failure_detector import Watch
+from coterie.ownership.lease import Keeper
+from coterie.ownership.lease_thread import insist
 from coterie.ownership.membership import Membership
-from coterie.ownership.tenure import Tenure, Trust
-from coterie.ownership.watching import Watch
+from coterie.ownership.seats import Holding, Holdings, Tenure, Trust
 from coterie.storage.interface import Claim
 from coterie.storage.sqlite import seats
 from coterie.testing import simulation
@@ -26,7 +25,7 @@ from .workloads import seats as workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
-    from coterie.ownership.keeper import Times
+    from coterie.ownership.lease import Times
     from coterie.settings import Settings
     from coterie.testing.loop import SimLoop
     from coterie.testing.nodes import Node
@@ -130,7 +129,7 @@ def _unknown_grant_adopted() -> Iterator[None]:
 
 @contextmanager
 def _moved_at_first_sight() -> Iterator[None]:
-    with patch.object(planning, "_STEADY", 0):
+    with patch.object(rebalance, "_STEADY", 0):
         yield
 
 
@@ -175,13 +174,13 @@ def _trust_not_asked_after_the_grant() -> Iterator[None]:
 
 @contextmanager
 def _ready_beside_the_seats_of_the_dead() -> Iterator[None]:
-    with patch.object(planning.Plans, "missing", lambda *_: ""):
+    with patch.object(rebalance.Plans, "missing", lambda *_: ""):
         yield
 
 
 @contextmanager
 def _one_look_is_enough() -> Iterator[None]:
-    with patch.object(joining, "_SECOND_LOOK", 0.0):
+    with patch.object(admission, "_SECOND_LOOK", 0.0):
         yield
 
 

@@ -14,7 +14,7 @@ from .workloads.seats import Notes, settled
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from coterie.ownership.joining import Definition
+    from coterie.ownership.admission import Definition
 
 SHARDS = 6
 TTL_S, RENEW_S, MARGIN_S = 6.0, 1.0, 1.5

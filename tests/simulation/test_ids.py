@@ -14,7 +14,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.ids import MACHINES, Snowflake
 from coterie.kernel.random import Chance
 from coterie.kernel.service import Tasks
-from coterie.ownership.ids import Ids
+from coterie.ownership.machine_id import Ids
 from coterie.settings import Settings
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.database import SimulatedDatabase

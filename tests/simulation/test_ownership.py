@@ -25,7 +25,7 @@ from coterie.testing.simulation import simulate
 from .staging import MARGIN_S, TTL_S, staged
 
 if TYPE_CHECKING:
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.testing.simulation import Runner, Simulation
 
     from .staging import Stage

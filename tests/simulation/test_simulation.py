@@ -15,7 +15,7 @@ import pytest
 
 from coterie import Cluster, ConfigurationError, NotStarted, PersistenceError, ShardId
 from coterie.kernel.service import Tasks
-from coterie.ownership.joining import Definition
+from coterie.ownership.admission import Definition
 from coterie.runner import Nobody
 from coterie.testing import EVERYTHING, NobodyHolds, Runner, Simulation, run_simulation, simulate
 from coterie.testing.aside import SimAside

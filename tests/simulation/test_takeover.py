@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from coterie import ConfigurationError, PersistenceError
-from coterie.ownership.joining import Definition
+from coterie.ownership.admission import Definition
 from coterie.runner import Nobody
 from coterie.storage.sqlite.ownership import SqliteOwnership
 from coterie.testing.checkers import Gone, Grant, HeldAgain, check

@@ -12,7 +12,7 @@ from coterie.connection import Connection, system_doors
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.kernel.service import Service, State
-from coterie.ownership.ids import Ids
+from coterie.ownership.machine_id import Ids
 from coterie.runner import Runner
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage

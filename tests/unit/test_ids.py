@@ -15,7 +15,7 @@ from coterie.kernel import fork_guard
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import MACHINES, Snowflake
 from coterie.kernel.random import Chance
-from coterie.ownership.ids import AHEAD_MS, LEASE_S, Ids
+from coterie.ownership.machine_id import AHEAD_MS, LEASE_S, Ids
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage
 

@@ -16,8 +16,8 @@ from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.random import Chance
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import FailingTask
-from coterie.ownership.joining import Definition
-from coterie.ownership.tenure import Occupant, Occupy, Tenure, Trust
+from coterie.ownership.admission import Definition
+from coterie.ownership.seats import Occupant, Occupy, Tenure, Trust
 from coterie.runner import Nobody, Runner
 from coterie.settings import Settings
 from coterie.storage.interface import Claim, ClusterSnapshot, RunnerRow, Storage

@@ -16,7 +16,7 @@ from coterie.entities.options import refusal, refuse_unknown, require_body, requ
 from coterie.kernel.durations import Duration, seconds_or_none, to_timedelta
 from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Breaker
-from coterie.ownership.joining import Definition
+from coterie.ownership.admission import Definition
 from coterie.settings import parsers
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coterie.cron.desk import Desk
     from coterie.cron.running import Key
     from coterie.cron.ticks import Decision
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.ticks import Book, Outcome
 
 log = logging.getLogger("coterie.cron")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from coterie.cluster import Cluster
     from coterie.cron.definitions import Cron, CronBody, CronOptions
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.ownership.admission import Definition
+    from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
 
 log = logging.getLogger("coterie.cron")

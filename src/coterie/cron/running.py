@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from coterie.cron.definitions import Cron
     from coterie.cron.desk import Desk
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.steps.running import DurableWork
     from coterie.storage.contracts.ticks import Kind, Outcome, TickRow
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.entities.transacting import Transaction
     from coterie.kernel.service import Tasks
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.steps.running import DurableWork
     from coterie.storage.interface import Storage
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from coterie.entities.hosting import Host
     from coterie.errors import CoterieError
     from coterie.kernel.random import Chance
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.messages import Delivery, Messages, Suffered, Waiting
 
     Waiter = Callable[[bytes], None]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.kernel.random import Chance
     from coterie.kernel.retry import Retry
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.settings import Settings
     from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import Storage

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.kernel.ids import ShardId
     from coterie.kernel.service import Tasks
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.interface import Storage
 
 log = logging.getLogger("coterie.entities")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from coterie.entities.definitions import EntityOptions, EntityType
     from coterie.entities.entity import E, Entity
     from coterie.entities.rpcs import Rpc
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupy
+    from coterie.ownership.admission import Definition
+    from coterie.ownership.seats import Occupy
     from coterie.runner import Runner
 
 

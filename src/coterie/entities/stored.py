@@ -10,7 +10,7 @@ from coterie.entities.work import Work
 if TYPE_CHECKING:
     from coterie.entities.handovers import Handover
     from coterie.errors import CoterieError
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.messages import Delivery, Mark
 
 _EARLY_MOST = 1_000

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING
 from coterie.errors import PersistenceError, StorageReplaced
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Service
-from coterie.ownership import joining
+from coterie.ownership import admission
 from coterie.ownership.directory import peer_of
-from coterie.ownership.evicting import Evicting
-from coterie.ownership.holdings import Holdings
-from coterie.ownership.keeper import Keeper, Times
-from coterie.ownership.keeping import Keeping, insist
-from coterie.ownership.planning import Plans
-from coterie.ownership.talking import Talk
-from coterie.ownership.tenure import Trust
-from coterie.ownership.vitals import Vitals
-from coterie.ownership.watching import Watch
+from coterie.ownership.failure_detector import Evicting, Watch
+from coterie.ownership.lease import Keeper, Times
+from coterie.ownership.lease_thread import Keeping, insist
+from coterie.ownership.peer_notices import Talk
+from coterie.ownership.rebalance import Plans
+from coterie.ownership.runner_health import Vitals
+from coterie.ownership.seats import Holdings, Trust
 from coterie.storage.interface import Registration
 from coterie.transport.routes import Route
 
@@ -34,11 +32,11 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.kernel.supervisor import Supervisor
-    from coterie.ownership.aside import Aside
+    from coterie.ownership.admission import Definition
     from coterie.ownership.directory import Directory
     from coterie.ownership.exclusion import Cause, Exclusion
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.ownership.lease_thread import Aside
+    from coterie.ownership.seats import Occupy, Tenure
     from coterie.settings import Settings
     from coterie.storage.interface import ClusterSnapshot, Renewal, Storage
     from coterie.transport.interface import PeerAddress, Transport
@@ -153,7 +151,7 @@ class Membership(Service):
             directory=directory,
             keeping=self._keeping,
             watch=self._watch,
-            rule=joining.rule(settings),
+            rule=admission.rule(settings),
             now_ns=self._now_ns,
             reached=self._greet,
             gone=self._removed,
@@ -251,8 +249,8 @@ class Membership(Service):
 
     async def _start(self) -> None:
         await self._aside.start()
-        await joining.agree(self._settings, self._keeping)
-        await joining.register(self._me(), self._settings, self._keeping, self._definitions.values(), self._now_ns)
+        await admission.agree(self._settings, self._keeping)
+        await admission.register(self._me(), self._settings, self._keeping, self._definitions.values(), self._now_ns)
         self._generation = self._keeping.generation
         self._look()
         self.tasks.supervise(self._keeping.live, name="watch the lease keeper", supervisor=self._supervisor)

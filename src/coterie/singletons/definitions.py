@@ -11,7 +11,7 @@ from coterie.errors import MalformedMessage
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.ids import Seat
 from coterie.kernel.serialization.versions import Versioned
-from coterie.ownership.joining import Definition
+from coterie.ownership.admission import Definition
 from coterie.settings import parsers
 
 if TYPE_CHECKING:

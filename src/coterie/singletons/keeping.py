@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.random import Chance
     from coterie.kernel.retry import Retry
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.interface import StateLoaded, States
 
 log = logging.getLogger("coterie.singletons")

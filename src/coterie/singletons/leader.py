@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.entities.transacting import Transaction
     from coterie.kernel.durations import Duration
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.singletons.stamping import ExecutionMeta, Stamps
     from coterie.singletons.states import LeaderState
     from coterie.steps.unit import Durable

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.supervisor import MakeWork
     from coterie.ownership.exclusion import Cause
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.singletons.definitions import Hook, Singleton
     from coterie.singletons.post import Post
     from coterie.steps.running import DurableWork

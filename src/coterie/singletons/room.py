@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.cluster import Cluster
+    from coterie.ownership.admission import Definition
     from coterie.ownership.exclusion import Cause
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
     from coterie.singletons.definitions import Singleton, SingletonBody, SingletonOptions
 

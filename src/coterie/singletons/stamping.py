@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.kernel.clock import Clock
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.executions import Execution, Executions
 
 log = logging.getLogger("coterie.singletons")

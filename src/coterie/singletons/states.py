@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.serialization.versions import Versioned
     from coterie.kernel.service import Tasks
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.singletons.definitions import Singleton
     from coterie.singletons.keeping import KeptRow
     from coterie.storage.contracts.messages import Transaction

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Dial
     from coterie.kernel.random import Chance
     from coterie.kernel.service import Tasks
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.steps.places import Place
     from coterie.steps.tokens import Tokens
     from coterie.storage.contracts.units import Loaded, StepRow, Units

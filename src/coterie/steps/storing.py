@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Dial
     from coterie.kernel.service import Tasks
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.steps.places import Place
     from coterie.storage.contracts.units import DeferredRow, Loaded, StepRow, Units
 

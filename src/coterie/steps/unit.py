@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.kernel.random import Chance
     from coterie.kernel.service import Tasks
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.settings import Settings
     from coterie.steps.tokens import Tokens
     from coterie.steps.waiting import Deferred

@@ -22,7 +22,7 @@ from coterie.kernel.context import trace_here
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Chance
 from coterie.kernel.serialization.codec import codec_for
-from coterie.ownership.tenure import Tenure, Trust
+from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
 from coterie.testing.clocks import SimClock

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie import runner
     from coterie.kernel.clock import Clock
     from coterie.kernel.durations import Duration
-    from coterie.ownership.joining import Definition
+    from coterie.ownership.admission import Definition
     from coterie.ownership.membership import Membership
     from coterie.settings import Settings
     from coterie.testing.clocks import LocalTime

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.entities.entity import Entity
     from coterie.kernel.durations import Duration
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupy
+    from coterie.ownership.admission import Definition
+    from coterie.ownership.seats import Occupy
     from coterie.settings import SettingsOverrides
     from coterie.testing.faults import Fault
     from coterie.testing.loop import SimLoop

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from contextvars import Context
 
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.units import Loaded, Started, UnitEnding, UnitRow
     from coterie.workflows.definitions import WorkflowType
     from coterie.workflows.desk import Desk

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.cluster import Cluster
-    from coterie.ownership.joining import Definition
-    from coterie.ownership.tenure import Occupy, Tenure
+    from coterie.ownership.admission import Definition
+    from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
     from coterie.storage.contracts.units import Taken, UnitRow
     from coterie.workflows.definitions import WorkflowOptions, WorkflowType

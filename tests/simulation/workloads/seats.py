@@ -17,8 +17,8 @@ import msgspec
 
 from coterie import Cluster, PersistenceError, ShuttingDown
 from coterie.kernel.service import Tasks
+from coterie.ownership.admission import Definition
 from coterie.ownership.assignment import targets
-from coterie.ownership.joining import Definition
 from coterie.storage.interface import StateSave
 from coterie.storage.sqlite import seats
 from coterie.storage.sqlite.kv import Scope
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie import runner as real
-    from coterie.ownership.tenure import Occupant, Occupy, Tenure
+    from coterie.ownership.seats import Occupant, Occupy, Tenure
     from coterie.storage.interface import ClusterSnapshot
     from coterie.testing.seeds import Stream
 

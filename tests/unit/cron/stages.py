@@ -21,7 +21,7 @@ from coterie.kernel.clock import Dial, ManualClock
 from coterie.kernel.random import Chance
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
-from coterie.ownership.tenure import Tenure, Trust
+from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.contracts.ticks import Book, Claimed, PauseRow, TickRow
 from coterie.storage.interface import Claim

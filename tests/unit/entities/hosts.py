@@ -14,7 +14,7 @@ from coterie.errors import CoterieError, RunnerUnavailable
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Chance
-from coterie.ownership.tenure import Tenure, Trust
+from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coterie.kernel.clock import ManualClock, to_datetime
-from coterie.ownership.vitals import Vitals
+from coterie.ownership.runner_health import Vitals
 
 START = datetime(2026, 3, 27, tzinfo=UTC)
 

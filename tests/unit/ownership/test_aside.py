@@ -9,7 +9,7 @@ import time
 import pytest
 
 from coterie.errors import NotStarted
-from coterie.ownership.aside import ThreadAside
+from coterie.ownership.lease_thread import ThreadAside
 
 
 async def test_work_runs_in_another_thread_and_its_result_or_error_comes_back() -> None:

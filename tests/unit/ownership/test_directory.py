@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from coterie.ownership import notices
+from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
@@ -118,11 +118,11 @@ async def test_a_reading_that_fails_when_all_who_asked_have_left_is_nobody_s_tro
 
 
 def test_notices_come_back_as_they_were_sent_and_noise_is_nothing() -> None:
-    notice = notices.decode(notices.encode("granted", [("shard:default:4", 9)]))
+    notice = peer_notices.decode(peer_notices.encode("granted", [("shard:default:4", 9)]))
     assert notice is not None
     assert (notice.kind, notice.seats) == ("granted", [("shard:default:4", 9)])
-    assert notices.decode(b"\xc1noise") is None
-    assert notices.decode(b"") is None
+    assert peer_notices.decode(b"\xc1noise") is None
+    assert peer_notices.decode(b"") is None
 
 
 def test_a_runner_that_a_reading_does_not_show_any_more_is_gone_and_is_told_once() -> None:

@@ -11,9 +11,8 @@ import pytest
 
 from coterie.errors import PersistenceError, RunnerUnavailable
 from coterie.ownership.directory import Directory
-from coterie.ownership.evicting import Evicting
+from coterie.ownership.failure_detector import Evicting, Watch
 from coterie.ownership.liveness import Rule
-from coterie.ownership.watching import Watch
 from coterie.storage.interface import Presences, Sighting
 from tests.unit.ownership.rows import runner, view
 
@@ -495,7 +494,7 @@ async def test_one_that_leaves_while_its_address_is_asked_is_left_alone() -> Non
 
 
 async def test_a_suspect_that_shows_no_sign_either_way_is_left_to_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.ownership.evicting._LOOKS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("coterie.ownership.failure_detector._LOOKS_S", (0.0, 0.0, 0.0))
     world = World(HELD)
     async with met(world) as watching:
         world.presence = "refused"

@@ -10,8 +10,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
-from coterie.ownership.holdings import Holdings
-from coterie.ownership.tenure import Tenure, Trust
+from coterie.ownership.seats import Holdings, Tenure, Trust
 from coterie.storage.interface import Claim, Grant, checksum
 
 if TYPE_CHECKING:
@@ -294,7 +293,7 @@ async def test_of_seats_that_leave_together_a_refused_one_does_not_keep_the_othe
 
 async def test_a_turn_of_releases_ends_when_its_time_is_over(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal waits behind it on the same session."""
-    monkeypatch.setattr("coterie.ownership.holdings._RELEASING_S", 0.0)
+    monkeypatch.setattr("coterie.ownership.seats._RELEASING_S", 0.0)
     turns: list[list[str]] = []
     ask = stage.desk.ask
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from coterie.errors import ConfigurationError
-from coterie.ownership import joining
+from coterie.ownership import admission
 from coterie.settings import Settings
 from coterie.storage.interface import Presences, Registration
 from tests.unit.ownership.rows import runner, view
@@ -54,7 +54,7 @@ async def join(*looks: Presences, me: Registration = ME) -> Session:
     """Join beside the row of an older runner; a look takes 5 ms, the second one comes after 15."""
     session: Any = Session(*looks)
     settings = Settings(lease_renew=timedelta(milliseconds=10))
-    await joining.register(me, settings, session, [], lambda: session.asked * 5_000_000)
+    await admission.register(me, settings, session, [], lambda: session.asked * 5_000_000)
     return session  # type: ignore[no-any-return]
 
 
@@ -96,6 +96,6 @@ async def test_on_the_same_host_nobody_is_asked() -> None:
 
 def test_a_second_look_comes_later_than_the_next_renewal_of_a_living_runner() -> None:
     settings = Settings()
-    rule = joining.rule(settings)
+    rule = admission.rule(settings)
     assert rule.pause_ns == 1_500_000_000
     assert rule.ttl_s == settings.lease_ttl.total_seconds()

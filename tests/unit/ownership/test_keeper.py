@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coterie.ownership.keeper import Keeper, Step, Times
+from coterie.ownership.lease import Keeper, Step, Times
 
 S = 1_000_000_000
 MS = 1_000_000

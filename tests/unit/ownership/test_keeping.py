@@ -12,10 +12,10 @@ import pytest
 from coterie.errors import PersistenceError, StorageReplaced
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.supervisor import Supervisor
-from coterie.ownership.keeper import Keeper, Times
-from coterie.ownership.keeping import Keeping, insist
-from coterie.ownership.tenure import Trust
-from coterie.ownership.vitals import Vitals
+from coterie.ownership.lease import Keeper, Times
+from coterie.ownership.lease_thread import Keeping, insist
+from coterie.ownership.runner_health import Vitals
+from coterie.ownership.seats import Trust
 from coterie.storage.interface import Renewal
 from tests.unit.ownership.test_evicting import until
 

@@ -14,9 +14,9 @@ import pytest
 from coterie.errors import PersistenceError, StorageReplaced
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.supervisor import Supervisor
-from coterie.ownership import notices
+from coterie.ownership import peer_notices
+from coterie.ownership.admission import Definition
 from coterie.ownership.directory import Directory
-from coterie.ownership.joining import Definition
 from coterie.ownership.membership import Membership
 from coterie.settings import Settings
 from coterie.storage.interface import Grant, Presences, Renewal, Sighting, checksum
@@ -29,7 +29,7 @@ from tests.unit.ownership.test_keeping import Here, trouble
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from coterie.ownership.tenure import Tenure
+    from coterie.ownership.seats import Tenure
     from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 SHARD = "shard:default:0"
@@ -152,7 +152,7 @@ class Wires:
 
     def notify(self, peer: Any, route: int, body: bytes) -> None:
         del route
-        notice = notices.decode(body)
+        notice = peer_notices.decode(body)
         assert notice is not None
         self.said.append((peer.incarnation, notice.kind))
 

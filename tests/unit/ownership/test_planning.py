@@ -8,7 +8,7 @@ import pytest
 
 from coterie.ownership import assignment
 from coterie.ownership.assignment import order, targets
-from coterie.ownership.planning import Plans
+from coterie.ownership.rebalance import Plans
 from tests.unit.ownership.rows import held, runner, seat, shards, view
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.ownership.assignment import targets
-from coterie.ownership.planning import Plans
+from coterie.ownership.rebalance import Plans
 from tests.unit.ownership.rows import runner, shards, view
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from coterie.ownership import notices
+from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
-from coterie.ownership.talking import Talk
+from coterie.ownership.peer_notices import Talk
 from tests.unit.ownership.test_directory import never, runner, seat, view
 
 
@@ -20,7 +20,7 @@ class Told:
 
     def notify(self, peer: object, route: int, body: bytes) -> None:
         del route
-        self.said.append((peer, notices.decode(body)))
+        self.said.append((peer, peer_notices.decode(body)))
 
 
 class Heard:
@@ -48,8 +48,8 @@ class Heard:
         self.resigned.append((seat, epoch))
         return epoch == 3
 
-    def hears(self, kind: notices.Kind, seats: list[tuple[str, int]] | None = None, *, peer: str = "b") -> None:
-        self.talk.on_notify(peer, 1, notices.encode(kind, seats), {})
+    def hears(self, kind: peer_notices.Kind, seats: list[tuple[str, int]] | None = None, *, peer: str = "b") -> None:
+        self.talk.on_notify(peer, 1, peer_notices.encode(kind, seats), {})
 
 
 class Asked:
@@ -61,7 +61,7 @@ class Asked:
         self.failure: tuple[Any, ...] = ()
 
     def reply(self, body: bytes) -> None:
-        self.answer = notices.decode(body)
+        self.answer = peer_notices.decode(body)
 
     def fail(self, *failure: Any) -> None:
         self.failure = failure
@@ -94,20 +94,20 @@ def test_all_means_all_but_ourselves() -> None:
     heard = Heard()
     heard.directory.learn(view(runners="abc"))
     heard.talk.tell_all("granted", [("s", 4)])
-    notice = notices.Notice("granted", [("s", 4)])
+    notice = peer_notices.Notice("granted", [("s", 4)])
     assert heard.told.said == [(peer_of(runner("b")), notice), (peer_of(runner("c")), notice)]
 
 
 def test_who_is_asked_to_resign_says_which_seats_it_gives_up() -> None:
-    heard, asked = Heard(), Asked(notices.encode("resign", [("s", 3), ("t", 9)]))
+    heard, asked = Heard(), Asked(peer_notices.encode("resign", [("s", 3), ("t", 9)]))
     heard.talk.on_request(cast("Any", asked))
     assert heard.resigned == [("s", 3), ("t", 9)]
-    assert asked.answer == notices.Notice("resign", [("s", 0)])
+    assert asked.answer == peer_notices.Notice("resign", [("s", 0)])
     heard.talk.on_cancel(cast("Any", asked))  # it has begun: nothing takes it back
     assert asked.failure == ()
 
 
-@pytest.mark.parametrize("body", [b"\xc1noise", notices.encode("look")])
+@pytest.mark.parametrize("body", [b"\xc1noise", peer_notices.encode("look")])
 def test_another_request_is_refused(body: bytes) -> None:
     heard, asked = Heard(), Asked(body)
     heard.talk.on_request(cast("Any", asked))
@@ -134,6 +134,6 @@ def test_a_hint_for_a_seat_that_has_moved_is_passed_on_once(holder: str | None, 
         resign=lambda *_: False,
     )
     hint = "shard:default:1\nworkflow:order/7"
-    talk.on_notify("c", 1, notices.encode("wake", [(hint, passed_on)]), {})
+    talk.on_notify("c", 1, peer_notices.encode("wake", [(hint, passed_on)]), {})
     assert woken == ([hint] if is_heard else [])
-    assert told.said == ([] if is_heard else [(peer_of(runner("b")), notices.Notice("wake", [(hint, 1)]))])
+    assert told.said == ([] if is_heard else [(peer_of(runner("b")), peer_notices.Notice("wake", [(hint, 1)]))])

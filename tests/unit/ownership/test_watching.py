@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.ownership.watching import Suspect, Watch
+from coterie.ownership.failure_detector import Suspect, Watch
 from coterie.storage.interface import Sighting
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Chance
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Tasks
-from coterie.ownership.tenure import Tenure, Trust
+from coterie.ownership.seats import Tenure, Trust
 from coterie.singletons.definitions import SingletonOptions, define
 from coterie.singletons.keeping import KeptRow
 from coterie.singletons.states import LeaderState

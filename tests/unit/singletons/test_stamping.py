@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel.clock import ManualClock
-from coterie.ownership.tenure import Tenure, Trust
+from coterie.ownership.seats import Tenure, Trust
 from coterie.singletons import stamping
 from coterie.singletons.stamping import Stamps
 from coterie.storage.contracts.executions import Execution

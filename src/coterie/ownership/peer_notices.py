@@ -1,11 +1,21 @@
-"""Telling other runners about seats, and hearing what they tell. Nothing rests on it: the tables have it all."""
+"""What runners tell each other about seats, for speed alone: whatever gets lost is found in the tables.
+
+offer     I have given these seats back, and you are their target
+granted   I was granted these seats, at these epochs: route by it
+look      something has changed: read the tables now, not with your next renewal
+wake      there is something new to do on these seats: whoever sits on them looks now (1 instead of an epoch: passed on)
+resign    asked, not told: give up these seats if you hold them at these epochs
+
+Telling other runners about seats, and hearing what they tell. Nothing rests on it: the tables have it all.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from coterie.errors import MalformedMessage
-from coterie.ownership import notices
 from coterie.ownership.directory import peer_of
 from coterie.transport.routes import Route
 
@@ -14,6 +24,34 @@ if TYPE_CHECKING:
 
     from coterie.ownership.directory import Directory
     from coterie.transport.interface import PeerAddress, Request, Transport
+
+
+Kind = Literal["offer", "granted", "look", "wake", "resign"]
+
+
+class Notice(msgspec.Struct, array_like=True, frozen=True):
+    """One notice. Fields are only ever added at the end."""
+
+    kind: str
+    seats: list[tuple[str, int]] = []
+    """Names and epochs."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Notice)
+
+
+def encode(kind: Kind, seats: list[tuple[str, int]] | None = None) -> bytes:
+    """A notice as it is sent."""
+    return _encoder.encode(Notice(kind, seats or []))
+
+
+def decode(body: bytes) -> Notice | None:
+    """The notice that arrived; None if it cannot be read: it was only a hint."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 class Talk:
@@ -46,13 +84,13 @@ class Talk:
         self._wake = wake
         self._resign = resign
 
-    def tell(self, peer: PeerAddress, kind: notices.Kind, seats: list[tuple[str, int]] | None = None) -> None:
+    def tell(self, peer: PeerAddress, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
         """Tell one runner, if we are connected."""
-        self._transport.notify(peer, Route.OWNERSHIP, notices.encode(kind, seats))
+        self._transport.notify(peer, Route.OWNERSHIP, encode(kind, seats))
 
-    def tell_all(self, kind: notices.Kind, seats: list[tuple[str, int]] | None = None) -> None:
+    def tell_all(self, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
         """Tell all other runners that we are connected to."""
-        notice = notices.encode(kind, seats)
+        notice = encode(kind, seats)
         for runner in self._directory.runners:
             if runner.id != self._me:
                 self._transport.notify(peer_of(runner), Route.OWNERSHIP, notice)
@@ -60,7 +98,7 @@ class Talk:
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Hear what another runner tells."""
         del route, headers
-        notice = notices.decode(body)
+        notice = decode(body)
         if notice is None:
             return
         if notice.kind == "granted" and self._directory.runner(peer) is not None:
@@ -85,12 +123,12 @@ class Talk:
 
     def on_request(self, request: Request) -> None:
         """Give up what we are asked for. The reply says that it has begun, or that it is not ours."""
-        notice = notices.decode(request.body)
+        notice = decode(request.body)
         if notice is None or notice.kind != "resign":
             request.fail(*MalformedMessage(what="a request about seats", problem="it is not known here").to_wire())
             return
         given = [name for name, epoch in notice.seats if self._resign(name, epoch)]
-        request.reply(notices.encode("resign", [(name, 0) for name in given]))
+        request.reply(encode("resign", [(name, 0) for name in given]))
 
     def on_cancel(self, request: Request) -> None:
         """Nothing to cancel."""

@@ -17,7 +17,7 @@ from coterie.transport.identity import Member, is_apart, require_reachable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from coterie.ownership.keeping import Keeping
+    from coterie.ownership.lease_thread import Keeping
     from coterie.settings import Settings
     from coterie.storage.interface import Registration, RunnerRow
 
