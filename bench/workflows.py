@@ -21,10 +21,10 @@ import asyncpg
 from bench.measure import Row
 from bench.ownership import DURABLE
 from coterie import Cluster, Settings, Workflow
-from coterie.durable.pruner import Pruner
 from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.testing import Server
+from coterie.work.pruner import Pruner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from coterie.cron.preview import Upcoming
     from coterie.cron.standing import CronInfo, Crons, TickInfo
     from coterie.cron.tick import Tick
-    from coterie.durable.keyvalue import KeyValueStore
     from coterie.entities.broadcasting import Replies
     from coterie.entities.entity import Entity
     from coterie.entities.mail import FailedAttempt, MessageInfo, Messages
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import MessageId, ShardId, Snowflake
     from coterie.kernel.retry import Breaker, Retry
+    from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health, Reason
     from coterie.settings import Settings
     from coterie.singletons.leader import Leader
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from coterie.singletons.standing import SavedState, SingletonInfo, Singletons
     from coterie.steps.unit import Durable
     from coterie.steps.waiting import Deferred
-    from coterie.workflows.standing import WorkflowHandle, WorkflowInfo, Workflows
+    from coterie.workflows.api import WorkflowHandle, WorkflowInfo, Workflows
     from coterie.workflows.workflow import Workflow
 
 __all__ = [
@@ -178,7 +178,7 @@ _HOMES = {
     "ExecutionMeta": "singletons.stamping",
     "FailedAttempt": "entities.mail",
     "Health": "observe.health",
-    "KeyValueStore": "durable.keyvalue",
+    "KeyValueStore": "kv.store",
     "Leader": "singletons.leader",
     "MessageId": "kernel.ids",
     "MessageInfo": "entities.mail",
@@ -197,9 +197,9 @@ _HOMES = {
     "Transaction": "entities.transacting",
     "Upcoming": "cron.preview",
     "Workflow": "workflows.workflow",
-    "WorkflowHandle": "workflows.standing",
-    "WorkflowInfo": "workflows.standing",
-    "Workflows": "workflows.standing",
+    "WorkflowHandle": "workflows.api",
+    "WorkflowInfo": "workflows.api",
+    "Workflows": "workflows.api",
     "current": "kernel.context",
     "rpc": "entities.rpcs",
     "within_cluster": "kernel.context",

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, 
 
 from coterie import signals
 from coterie.connection import Connection, Doors, system_doors
-from coterie.durable.keyvalue import KeyValueStore, claim_here
 from coterie.entities.calls import require_call
 from coterie.entities.mail import Messages
-from coterie.entities.options import refusal, require_name
 from coterie.entities.outcomes import refuse_commit_of_its_own, transaction_here
 from coterie.entities.references import address_of
 from coterie.entities.room import Entities
@@ -22,10 +20,12 @@ from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import State
+from coterie.kv.store import KeyValueStore, claim_here
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.room import SingletonRoom
 from coterie.singletons.standing import Singletons
+from coterie.work.definition import refusal, require_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.units import Started
     from coterie.storage.interface import Claim, RunnerRow
     from coterie.web.serving import Serving
-    from coterie.workflows.definitions import WorkflowOptions
-    from coterie.workflows.room import WorkflowRoom
-    from coterie.workflows.standing import WorkflowHandle, Workflows
+    from coterie.workflows.api import WorkflowHandle, Workflows
+    from coterie.workflows.definition import WorkflowOptions
+    from coterie.workflows.registry import WorkflowRoom
     from coterie.workflows.workflow import Workflow
 
 C = TypeVar("C", bound=Connection)
@@ -144,14 +144,14 @@ class Cluster:
 
     @cached_property
     def _workflow_room(self) -> WorkflowRoom:
-        from coterie.workflows.room import WorkflowRoom
+        from coterie.workflows.registry import WorkflowRoom
 
         return WorkflowRoom(self, self._start_workflow)
 
     @cached_property
     def workflows(self) -> Workflows:
         """The runs of workflows."""
-        from coterie.workflows.standing import Workflows
+        from coterie.workflows.api import Workflows
 
         return Workflows(self._acting)
 
@@ -662,14 +662,14 @@ class Cluster:
         if transaction is None:
             await self._start_workflow(workflow, payload, id)
         else:
-            from coterie.workflows.standing import start_within
+            from coterie.workflows.api import start_within
 
             await start_within(transaction, self._acting(), self._workflow_room.of(workflow), payload, id)
         return self.workflow_handle(workflow, id)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> WorkflowHandle[T]:
         """The handle of a run, whether there is one or not: nobody is asked."""
-        from coterie.workflows.standing import handle_of
+        from coterie.workflows.api import handle_of
 
         return handle_of(self._workflow_room.of(workflow), id, self._acting, self._writing)
 
@@ -680,20 +680,20 @@ class Cluster:
             AlreadyResolved: It has one, or its work is over.
             WorkflowError: This is no token of this cluster.
         """
-        from coterie.workflows.standing import settle
+        from coterie.workflows.api import settle
 
         await settle(self._writing("cluster.resolve"), token, value=value)
 
     async def reject(self, token: str, error: str) -> None:
         """Have whoever waits for a deferred get a `DeferredRejected`, from any process. See `resolve`."""
-        from coterie.workflows.standing import settle
+        from coterie.workflows.api import settle
 
         await settle(self._writing("cluster.reject"), token, error=error)
 
     async def _start_workflow(
         self, workflow: Any, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
     ) -> Started:
-        from coterie.workflows.standing import start
+        from coterie.workflows.api import start
 
         kind = self._workflow_room.of(workflow)
         here = self._writing("cluster.start_workflow")

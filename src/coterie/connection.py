@@ -8,8 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from coterie.durable.changes import KeyValues
-from coterie.durable.pruner import Pruner
 from coterie.entities.calling import Calling
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import spans
@@ -19,6 +17,7 @@ from coterie.kernel.ids import new_incarnation
 from coterie.kernel.random import Chance
 from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
+from coterie.kv.changes import KeyValues
 from coterie.observe.gathering import Gathering
 from coterie.observe.local import Usage, usage
 from coterie.ownership import peer_notices
@@ -32,17 +31,18 @@ from coterie.transport.interface import Limits
 from coterie.transport.peers import Peers
 from coterie.transport.routes import Route, Routes
 from coterie.transport.tcp import TcpWire
+from coterie.work.pruner import Pruner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from coterie.durable.pruner import Table
     from coterie.kernel.clock import Clock
     from coterie.observe.facts import LocalFacts
     from coterie.ownership.lease_thread import Aside
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
     from coterie.transport.interface import Transport, Wire
+    from coterie.work.pruner import Table
 
 _HINT_S = 1.0
 """How long a hint may take: whoever gives it does not wait for what is found without it."""

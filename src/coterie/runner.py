@@ -16,7 +16,6 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.connection import Connection
-from coterie.durable.pruner import TABLES
 from coterie.errors import CoterieError, StorageReplaced
 from coterie.kernel import spans
 from coterie.kernel.ids import Seat, new_incarnation
@@ -29,6 +28,7 @@ from coterie.ownership.membership import Membership
 from coterie.setups import Setups
 from coterie.transport.credentials import credentials_of
 from coterie.transport.routes import Route, Routes
+from coterie.work.pruner import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import LeadershipLost
-from coterie.durable.changes import KeyValues
-from coterie.durable.keyvalue import KeyValueStore
 from coterie.kernel.context import within_cluster
 from coterie.kernel.random import Chance
 from coterie.kernel.serialization.codec import PLAIN
+from coterie.kv.changes import KeyValues
+from coterie.kv.store import KeyValueStore
 from tests.contract.test_keyvalue import Theme
 from tests.contract.test_states import S1, S2, A, B, a, b, take
 

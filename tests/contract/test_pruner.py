@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.durable.pruner import Pruner
 from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.storage.interface import KvPut
 from coterie.storage.sqlite.storage import SqliteStorage
+from coterie.work.pruner import Pruner
 from tests.contract.test_states import A
 from tests.contract.units import CRON, a, ended, got, grant, key, started, triggered
 

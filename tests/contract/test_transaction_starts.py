@@ -11,7 +11,7 @@ import pytest
 from coterie import Cluster, Entity, KeyConflict, PersistenceError, RemoteError, Retry, WorkflowNotFound, rpc
 from coterie.connection import Connection
 from coterie.storage.user_transaction import Undertaking
-from coterie.workflows import room
+from coterie.workflows import registry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -263,7 +263,7 @@ async def test_a_commit_whose_answer_is_lost_leaves_both_or_neither(
 
     monkeypatch.setattr(Undertaking, "_commit", commit)
     monkeypatch.setattr(Connection, "wake", wake)
-    monkeypatch.setattr(room, "_SWEEP_S", 0.1)
+    monkeypatch.setattr(registry, "_SWEEP_S", 0.1)
     async with running(place) as program:
         assert await program.do("stored rpc", program.order(1)) == "1"
         assert (lost, program.attempts) == ((["written"], 1) if happened else ([None], 2))

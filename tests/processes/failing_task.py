@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from coterie import Cluster, Retry
-from coterie.durable.pruner import Pruner
 from coterie.kernel import supervisor
+from coterie.work.pruner import Pruner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,8 +17,8 @@ from coterie.steps.running import DurableWork
 from coterie.storage.contracts.units import Stepped, StepRow, StepWrite
 from coterie.storage.sqlite import unit_writes
 from coterie.storage.sqlite.units import SqliteUnits
-from coterie.workflows.executing import Execution
-from coterie.workflows.room import Holdings
+from coterie.workflows.execution import Execution
+from coterie.workflows.registry import Holdings
 
 from .workloads import flows as workload
 

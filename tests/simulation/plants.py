@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from coterie.durable.changes import KeyValues
 from coterie.entities import calling
 from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout
+from coterie.kv.changes import KeyValues
 from coterie.storage.sqlite import seats, states
 from coterie.testing import run_simulation
 from coterie.testing.checkers import Violation

@@ -14,7 +14,7 @@ from coterie import Cluster, Retry, Workflow, WorkflowInterrupted
 from coterie.kernel import chaos
 from coterie.testing.flow_events import Calm, Ended, Silence
 from coterie.testing.simulation import simulate
-from coterie.workflows.executing import IDLE_S
+from coterie.workflows.execution import IDLE_S
 
 from .workloads import flows
 from .workloads.flow_history import judge

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from coterie.durable.changes import KeyValues
 from coterie.kernel.random import Chance
+from coterie.kv.changes import KeyValues
 from coterie.storage.interface import Claim, KvSwap
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.durable.pruner import TABLES, Pruner
 from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.storage.contracts.units import UnitsPurged
+from coterie.work.pruner import TABLES, Pruner
 from tests.unit.entities.stores import unreachable
 
 if TYPE_CHECKING:

@@ -455,7 +455,7 @@ async def test_gap_29_a_rolling_deploy_of_three_runners_with_runs_in_flight() ->
 async def test_a_run_that_nobody_knows_waits_for_a_runner_that_does_and_keeps_nobody_waiting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.workflows.room._MORE", 5)
+    monkeypatch.setattr("coterie.workflows.registry._MORE", 5)
     cluster, other, diary = new_cluster(shards=1), new_cluster(shards=1), Diary()
 
     @cluster.workflow

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import WorkflowInterrupted
-from coterie.workflows import room
+from coterie.workflows import registry
 
 from .diary import SWEEP_S, Diary, holder, new_cluster, over, rows, seconds, simulated
 
@@ -24,7 +24,7 @@ AROUND = [1, 2, 3, 4, 5]
 async def test_w10_children_of_more_than_one_page_are_interrupted_with_their_parent(
     monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
-    monkeypatch.setattr(room, "_CHILDREN", 2)
+    monkeypatch.setattr(registry, "_CHILDREN", 2)
     cluster, diary = new_cluster(), Diary()
 
     @cluster.workflow
@@ -56,7 +56,7 @@ async def test_all_runs_of_a_shard_go_on_when_it_is_taken_over_however_many_they
     monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
     """None of them ends: nothing but the look that found a full page says that there are more."""
-    monkeypatch.setattr(room, "_MORE", 2)
+    monkeypatch.setattr(registry, "_MORE", 2)
     cluster, diary = new_cluster(shards=1), Diary()
 
     @cluster.workflow

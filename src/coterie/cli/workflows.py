@@ -15,7 +15,7 @@ from coterie.cli.showing import as_json, plain, safe
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.steps import failures
 from coterie.storage.contracts.units import UnitStatus
-from coterie.workflows.definitions import unit_of
+from coterie.workflows.definition import unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coterie.cli.asking import Asking
     from coterie.cli.showing import Screen
     from coterie.storage.contracts.units import StepRow, UnitRow
-    from coterie.workflows.standing import WorkflowInfo
+    from coterie.workflows.api import WorkflowInfo
 
 _GLYPHS = {"running": "good", "suspended": "good", "done": "good", "failed": "bad", "interrupted": "warn"}
 _LOOKED_AT = 1_000

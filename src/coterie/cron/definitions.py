@@ -12,12 +12,12 @@ import msgspec
 
 from coterie.cron.schedule import Schedule
 from coterie.cron.ticks import CatchUp, Overlap, Policy, jitter_of
-from coterie.entities.options import refusal, refuse_unknown, require_body, require_name, retry_of
 from coterie.kernel.durations import Duration, seconds_or_none, to_timedelta
 from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Breaker
 from coterie.ownership.admission import Definition
 from coterie.settings import parsers
+from coterie.work.definition import refusal, refuse_unknown, require_body, require_name, retry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

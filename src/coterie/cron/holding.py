@@ -18,11 +18,11 @@ import msgspec
 
 from coterie.cron.running import GRACE_S, Running
 from coterie.cron.ticks import Known, Pause, Run, decide
-from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.supervisor import Seated
 from coterie.storage.contracts.ticks import Take, TickClaim, TickRow, Verdict
+from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from coterie.cron.definitions import define
 from coterie.cron.desk import Desk
 from coterie.cron.holding import Holding
-from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.kernel.ids import Seat
 from coterie.kernel.service import Tasks
+from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.cron.tick import Tick
 from coterie.cron.ticks import CUT_OFF, goes_on, is_too_old
-from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter
@@ -29,6 +28,7 @@ from coterie.kernel.text import said, storable
 from coterie.steps.unit import finish, work_of
 from coterie.storage.contracts.ticks import TickNote
 from coterie.storage.contracts.units import life_of_tick, unit_of_tick
+from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

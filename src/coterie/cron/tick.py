@@ -6,12 +6,12 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.limits import settled
 from coterie.errors import LeadershipLost
 from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.text import countable
 from coterie.steps.unit import Steps
 from coterie.storage.contracts.messages import Commit
+from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

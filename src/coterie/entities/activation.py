@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from coterie.entities.driving import first_step
 from coterie.entities.entity import activated
 from coterie.entities.kept import Kept, key_of
-from coterie.entities.limits import STUBBORN_S, settled
 from coterie.errors import PersistenceError
 from coterie.kernel.coroutines import coroutine_of, remaining_steps
 from coterie.storage.interface import StateLoaded
+from coterie.work.limits import STUBBORN_S, settled
 
 if TYPE_CHECKING:
     from coterie.entities.residents import Hosted, Resident

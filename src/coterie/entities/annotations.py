@@ -6,9 +6,9 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from coterie.entities.options import refusal
 from coterie.errors import ConfigurationError
 from coterie.kernel.serialization.codec import Codec, codec_for
+from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

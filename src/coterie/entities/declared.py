@@ -6,8 +6,8 @@ import inspect
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
-from coterie.entities.options import refusal
 from coterie.errors import CoterieError
+from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast
 
 from coterie.entities.annotations import codec_of
 from coterie.entities.entity import E, Entity, state_type_of
-from coterie.entities.options import refusal, refuse_unknown, retry_of
 from coterie.entities.references import Reference, reference_type
 from coterie.entities.rpcs import Rpc, make_rpc, options_of
 from coterie.errors import ConfigurationError, MalformedMessage
@@ -16,6 +15,7 @@ from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.ids import EntityAddress
 from coterie.kernel.serialization.versions import Versioned
 from coterie.settings import parsers
+from coterie.work.definition import refusal, refuse_unknown, retry_of
 
 if TYPE_CHECKING:
     from coterie.entities.calls import Sender

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.limits import CLOSING_S, STUBBORN_S, settled
 from coterie.kernel.coroutines import coroutine_of
 from coterie.kernel.service import Tasks
+from coterie.work.limits import CLOSING_S, STUBBORN_S, settled
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

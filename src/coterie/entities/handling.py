@@ -12,7 +12,6 @@ from coterie.entities.activation import ActivationFailed, NotHeld, awaken, awake
 from coterie.entities.answers import report_defect, report_stubborn, timed_out
 from coterie.entities.committing import Committing
 from coterie.entities.declared import nearest
-from coterie.entities.limits import STUBBORN_S
 from coterie.entities.serving import Serving
 from coterie.entities.spans import handled
 from coterie.entities.streams import SeatLost, streamed
@@ -21,6 +20,7 @@ from coterie.kernel import chaos, spans
 from coterie.kernel.coroutines import coroutine_of
 from coterie.kernel.deadlines import Deadlines
 from coterie.kernel.metrics import SECONDS
+from coterie.work.limits import STUBBORN_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -21,7 +21,6 @@ from coterie.entities.deliveries import Deliveries
 from coterie.entities.farewells import Farewells
 from coterie.entities.handling import Handlers
 from coterie.entities.idling import Idling
-from coterie.entities.limits import STUBBORN_S, settled
 from coterie.entities.mailbox import Mailbox
 from coterie.entities.occupancy import ShardOccupant
 from coterie.entities.outcomes import cancelled
@@ -33,6 +32,7 @@ from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.text import said
+from coterie.work.limits import STUBBORN_S, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.limits import STUBBORN_S, settled
+from coterie.work.limits import STUBBORN_S, settled
 
 if TYPE_CHECKING:
     from contextvars import Context

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.entities.annotations import codec_of
-from coterie.entities.options import refusal
 from coterie.errors import MalformedMessage, quoted
 from coterie.kernel.serialization.codec import Codec, canonical
+from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 from coterie.entities.definitions import define
 from coterie.entities.hosting import Host
 from coterie.entities.inquiries import Inquiries
-from coterie.entities.options import refusal
 from coterie.entities.spans import facts_of, read, sent
 from coterie.kernel import spans
 from coterie.kernel.ids import MessageId
 from coterie.kernel.text import require_text
+from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -11,10 +11,10 @@ from coterie.entities.annotations import codec_of, hints_of, item_hints
 from coterie.entities.counting import Counted
 from coterie.entities.declared import declared_errors
 from coterie.entities.keys import ACCEPTED, can_be_key
-from coterie.entities.options import refusal, refuse_unknown
 from coterie.entities.payloads import Arguments
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.serialization.codec import codec_for
+from coterie.work.definition import refusal, refuse_unknown
 
 if TYPE_CHECKING:
     from coterie.kernel.serialization.codec import Codec

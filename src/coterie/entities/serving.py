@@ -12,10 +12,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.driving import first_step
-from coterie.entities.limits import settled
 from coterie.entities.spares import Spare
 from coterie.kernel.coroutines import remaining_steps
 from coterie.kernel.service import Tasks
+from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

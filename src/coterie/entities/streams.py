@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from coterie.entities.limits import CLOSING_S
+from coterie.work.limits import CLOSING_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

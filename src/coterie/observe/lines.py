@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from coterie.observe.rates import Rate
     from coterie.singletons.standing import SingletonInfo
     from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
-    from coterie.workflows.standing import WorkflowInfo
+    from coterie.workflows.api import WorkflowInfo
 
 
 def runner(row: RunnerRow, facts: ClusterFacts, happening: Rate | None) -> RunnerLine:

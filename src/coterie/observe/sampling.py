@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from coterie.durable.pruner import TABLES
 from coterie.kernel import metrics
 from coterie.observe.health import Status
+from coterie.work.pruner import TABLES
 
 if TYPE_CHECKING:
     from coterie.kernel.metrics import Meter

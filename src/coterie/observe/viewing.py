@@ -82,7 +82,7 @@ class Viewing:
         return await messages.list(status="dead", limit=_DEAD_MOST)
 
     async def _workflows(self) -> tuple[WorkflowLine, ...]:
-        from coterie.workflows.standing import Workflows
+        from coterie.workflows.api import Workflows
 
         found = await Workflows(lambda: self._here).list(limit=_WORKFLOWS_MOST)
         return tuple(lines.workflow(each) for each in found)

@@ -6,13 +6,13 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
-from coterie.entities.options import refusal, refuse_unknown, require_body, require_name, retry_of, takes_one
 from coterie.errors import MalformedMessage
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.ids import Seat
 from coterie.kernel.serialization.versions import Versioned
 from coterie.ownership.admission import Definition
 from coterie.settings import parsers
+from coterie.work.definition import refusal, refuse_unknown, require_body, require_name, retry_of, takes_one
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

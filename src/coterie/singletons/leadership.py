@@ -13,7 +13,6 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.limits import settled
 from coterie.errors import (
     CoterieError,
     LeaderHandoffFailed,
@@ -32,6 +31,7 @@ from coterie.singletons.leader import Leader
 from coterie.singletons.stamping import Stamps
 from coterie.singletons.states import LeaderState
 from coterie.steps.unit import unit
+from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -7,13 +7,13 @@ import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.options import refusal
 from coterie.kernel.clock import Dial
 from coterie.kernel.ids import Seat
 from coterie.kernel.service import Tasks
 from coterie.singletons.definitions import define
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.post import Post
+from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from coterie.entities.limits import settled
 from coterie.errors import DeferredRejected, DeferredTimeout, MalformedMessage, StepDiverged
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.serialization import schema
@@ -24,6 +23,7 @@ from coterie.kernel.serialization.codec import codec_for
 from coterie.steps import failures
 from coterie.steps.places import named
 from coterie.steps.storing import AWAY_S, StoredWork
+from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

@@ -12,7 +12,7 @@ from coterie.steps import failures, results
 from coterie.steps.places import named
 from coterie.steps.unit import Steps
 from coterie.storage.contracts.units import ParentEnded
-from coterie.workflows.definitions import require_id
+from coterie.workflows.definition import require_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator

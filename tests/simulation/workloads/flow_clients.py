@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from coterie import AlreadyResolved, CoterieError, PersistenceError
 from coterie.testing.flow_events import Planned, ResolveTold, StartTold
 from coterie.testing.seeds import stream
-from coterie.workflows.executing import IDLE_S
+from coterie.workflows.execution import IDLE_S
 
 from .flow_plans import names_of, unit_of
 

@@ -1,34 +1,73 @@
-"""The workflows of a program: what it defines, and how its runners come to run them."""
+"""Desk: what a runner has for its workflows.
+
+The workflows of a program: what it defines, and how its runners come to run them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie.entities.limits import settled
-from coterie.entities.options import refusal
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Seated
-from coterie.workflows.definitions import define
-from coterie.workflows.desk import Desk
-from coterie.workflows.executing import GRACE_S, Execution
+from coterie.work.definition import refusal
+from coterie.work.limits import settled
+from coterie.workflows.definition import define
+from coterie.workflows.execution import GRACE_S, Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from contextvars import Context
 
     from coterie.cluster import Cluster
+    from coterie.kernel.random import Chance
+    from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
-    from coterie.storage.contracts.units import Taken, UnitRow
-    from coterie.workflows.definitions import WorkflowOptions, WorkflowType
-    from coterie.workflows.desk import StartChild
+    from coterie.settings import Settings
+    from coterie.steps.tokens import Tokens
+    from coterie.storage.contracts.units import Started, Taken, UnitRow
+    from coterie.storage.interface import Storage
+    from coterie.workflows.definition import WorkflowOptions, WorkflowType
+
+
+class StartChild(Protocol):
+    """Stores a workflow whose parent waits for it under a name."""
+
+    def __call__(
+        self, workflow: object, payload: object, id: str, *, parent: str, waited_as: str
+    ) -> Awaitable[Started]: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Desk:
+    """What all workflows of one runner share."""
+
+    cluster: Cluster
+    settings: Settings
+    storage: Storage
+    chance: Chance
+    dial: Dial
+    tasks: Tasks
+    tokens: Callable[[], Tokens]
+    wake: Callable[[str, str], object]
+    """Has whoever holds a seat look at a unit."""
+    start_child: StartChild
+    supervisor: Supervisor
+    resign: Callable[[str], object]
+    """Gives up a seat soon."""
+    name_of: Callable[[object], str]
+    """The registered name of a workflow's function."""
+    interrupt_children: Callable[[str], object]
+    """Has the children of workflows on a seat that failed or were interrupted end, too."""
+
 
 log = logging.getLogger("coterie.workflows")
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 from coterie.entities.annotations import locals_around
-from coterie.entities.options import refusal, refuse_unknown, retry_of
 from coterie.errors import ConfigurationError
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.kernel.text import require_text
 from coterie.settings import parsers
+from coterie.work.definition import refusal, refuse_unknown, retry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.entities.limits import settled
 from coterie.entities.outcomes import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
@@ -26,6 +25,7 @@ from coterie.steps import failures
 from coterie.steps.running import TRANSIENT, DurableWork
 from coterie.steps.storing import tell_waiting
 from coterie.storage.contracts.units import UnitEnd
+from coterie.work.limits import settled
 from coterie.workflows.workflow import Compensation, Outcome, Workflow
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.units import Loaded, Started, UnitEnding, UnitRow
-    from coterie.workflows.definitions import WorkflowType
-    from coterie.workflows.desk import Desk
+    from coterie.workflows.definition import WorkflowType
+    from coterie.workflows.registry import Desk
 
 log = logging.getLogger("coterie.workflows")
 

@@ -15,9 +15,9 @@ from coterie.storage.interface import Claim
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from coterie.durable.changes import KeyValues
     from coterie.kernel.durations import Duration
     from coterie.kernel.serialization.codec import Codec
+    from coterie.kv.changes import KeyValues
 
 V = TypeVar("V")
 T = TypeVar("T")

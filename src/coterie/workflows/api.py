@@ -29,7 +29,7 @@ from coterie.kernel.text import require_text, storable
 from coterie.steps import failures
 from coterie.steps.unit import new_life
 from coterie.storage.contracts.units import UnitStart, require_same
-from coterie.workflows.definitions import require_id
+from coterie.workflows.definition import require_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coterie.steps.tokens import TokenParts
     from coterie.storage.contracts.messages import Transaction
     from coterie.storage.contracts.units import Started, UnitRow, UnitStatus
-    from coterie.workflows.definitions import WorkflowType
+    from coterie.workflows.definition import WorkflowType
 
 T_co = TypeVar("T_co", covariant=True)
 

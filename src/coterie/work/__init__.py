@@ -1,0 +1,1 @@
+"""What doing work on a seat needs, for entities, singletons, crons and workflows alike."""
