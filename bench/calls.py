@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from bench import entities_local, peers, transport
 from bench.measure import Row, compare, compare_alone
 from coterie import Cluster, Entity, rpc
-from coterie.entities.definitions import define
+from coterie.entities.definition import define
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

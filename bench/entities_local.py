@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.measure import Row, compare, rate
-from coterie.entities.definitions import define
+from coterie.entities.definition import define
 from coterie.entities.entity import Entity, activated
-from coterie.entities.hosting import Host
-from coterie.entities.rpcs import rpc
-from coterie.entities.work import Work
+from coterie.entities.host.host import Host
+from coterie.entities.host.work import Work
+from coterie.entities.rpc import rpc
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Chance
@@ -30,7 +30,7 @@ from coterie.storage.interface import Claim
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.entities.definitions import EntityType
+    from coterie.entities.definition import EntityType
 
 ENTITIES = 1_000
 RESIDENT = 100_000

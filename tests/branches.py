@@ -21,9 +21,9 @@ AREAS: dict[str, tuple[str, ...]] = {
     "ownership": ("ownership/",),
     "storage": ("storage/",),
     "the commit path": (
-        "entities/committing.py",
-        "entities/kept.py",
-        "entities/ledgers.py",
+        "entities/persisted/commit.py",
+        "entities/persisted/state.py",
+        "entities/persisted/effects.py",
         "storage/group_commit.py",
         "storage/postgres/writer.py",
         "storage/postgres/batch/plan.py",

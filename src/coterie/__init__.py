@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from coterie.cron.preview import Upcoming
     from coterie.cron.standing import CronInfo, Crons, TickInfo
     from coterie.cron.tick import Tick
-    from coterie.entities.broadcasting import Replies
+    from coterie.entities.calls.broadcast import Replies
     from coterie.entities.entity import Entity
-    from coterie.entities.mail import FailedAttempt, MessageInfo, Messages
-    from coterie.entities.rpcs import rpc
-    from coterie.entities.transacting import Transaction
+    from coterie.entities.persisted.api import FailedAttempt, MessageInfo, Messages
+    from coterie.entities.persisted.transaction import Transaction
+    from coterie.entities.rpc import rpc
     from coterie.errors import (
         AlreadyResolved,
         ClusterContextRequired,
@@ -176,15 +176,15 @@ _HOMES = {
     "Duration": "kernel.durations",
     "Entity": "entities.entity",
     "ExecutionMeta": "singletons.stamping",
-    "FailedAttempt": "entities.mail",
+    "FailedAttempt": "entities.persisted.api",
     "Health": "observe.health",
     "KeyValueStore": "kv.store",
     "Leader": "singletons.leader",
     "MessageId": "kernel.ids",
-    "MessageInfo": "entities.mail",
-    "Messages": "entities.mail",
+    "MessageInfo": "entities.persisted.api",
+    "Messages": "entities.persisted.api",
     "Reason": "observe.health",
-    "Replies": "entities.broadcasting",
+    "Replies": "entities.calls.broadcast",
     "Retry": "kernel.retry",
     "SavedState": "singletons.standing",
     "Settings": "settings",
@@ -194,14 +194,14 @@ _HOMES = {
     "Snowflake": "kernel.ids",
     "Tick": "cron.tick",
     "TickInfo": "cron.standing",
-    "Transaction": "entities.transacting",
+    "Transaction": "entities.persisted.transaction",
     "Upcoming": "cron.preview",
     "Workflow": "workflows.workflow",
     "WorkflowHandle": "workflows.api",
     "WorkflowInfo": "workflows.api",
     "Workflows": "workflows.api",
     "current": "kernel.context",
-    "rpc": "entities.rpcs",
+    "rpc": "entities.rpc",
     "within_cluster": "kernel.context",
 }
 """Where the public names live that are not errors."""

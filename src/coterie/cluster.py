@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, 
 
 from coterie import signals
 from coterie.connection import Connection, Doors, system_doors
-from coterie.entities.calls import require_call
-from coterie.entities.mail import Messages
-from coterie.entities.outcomes import refuse_commit_of_its_own, transaction_here
-from coterie.entities.references import address_of
-from coterie.entities.room import Entities
+from coterie.entities.persisted.api import Messages
+from coterie.entities.persisted.outcome import refuse_commit_of_its_own, transaction_here
+from coterie.entities.reference import address_of, require_call
+from coterie.entities.registry import Entities
 from coterie.errors import Forked, NotStarted
 from coterie.kernel import spans
 from coterie.kernel.durations import seconds_or_none, to_seconds
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from coterie.cron.standing import Crons
     from coterie.cron.tick import Tick
     from coterie.cron.ticks import CatchUp, Overlap
-    from coterie.entities.broadcasting import Replies
-    from coterie.entities.definitions import EntityOptions
+    from coterie.entities.calls.broadcast import Replies
+    from coterie.entities.definition import EntityOptions
     from coterie.entities.entity import E, Entity
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import EntityAddress, MessageId

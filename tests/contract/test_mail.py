@@ -9,9 +9,8 @@ import pytest
 
 import coterie
 from coterie import Cluster, ConfigurationError, MessageExpired, MessageInfo
-from coterie.entities.envelopes import FAILED
-from coterie.entities.failures import pack_failure
-from coterie.entities.mail import Messages
+from coterie.entities.calls.wire import FAILED, pack_failure
+from coterie.entities.persisted.api import Messages
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.storage.contracts.messages import Commit, Setback
 from tests.contract.messages import S1, A, id_of, joined, message, take
@@ -152,7 +151,7 @@ async def test_a_long_list_is_read_in_pages(storage: Storage, mail: Messages) ->
 async def test_a_purge_deletes_what_has_ended_in_batches_and_tells_how_far_it_is(
     storage: Storage, mail: Messages, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.entities.mail._BATCH", 3)
+    monkeypatch.setattr("coterie.entities.persisted.api._BATCH", 3)
     await send(storage, *range(1, 11))
     await end(storage, claim, *range(1, 9))
     await kill(storage, claim, 9)

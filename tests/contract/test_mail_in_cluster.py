@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster, Entity, MessageCancelled, MessageDead, Retry, rpc
-from coterie.entities import sweeping
+from coterie.entities.persisted import poller
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.storage.contracts.messages import Message
 
@@ -66,7 +66,7 @@ class Patient(Entity[Visits]):
 
 @pytest.fixture(autouse=True)
 def rare_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "_EVERY_S", 3600.0)
+    monkeypatch.setattr(poller, "_EVERY_S", 3600.0)
     monkeypatch.setattr(f"{__name__}.world", World())
 
 

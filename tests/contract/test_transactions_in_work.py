@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, Entity, MessageDead, PersistenceError, RemoteError, Retry, rpc
-from coterie.entities import sweeping
+from coterie.entities.persisted import poller
 from coterie.storage.user_transaction import Undertaking
 from coterie.testing import probe
 from tests.contract import shops
@@ -35,7 +35,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 @pytest.fixture
 def swept_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not handed over is found soon."""
-    monkeypatch.setattr(sweeping, "_EVERY_S", 0.1)
+    monkeypatch.setattr(poller, "_EVERY_S", 0.1)
 
 
 @pytest.fixture(params=["memory", "file", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from coterie import Entity, Retry, rpc
-from coterie.entities import suspects
+from coterie.entities.persisted import suspects
 from tests.durable.programs import PROMPTLY_S, Account, counts, evict, notes, program, shared, until
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie import CoterieError, Entity, RunnerUnavailable, current, rpc
-from coterie.entities import sweeping
+from coterie.entities.persisted import poller
 from tests.durable.programs import Account, counts, evict, found, id_on, notes, program, shared, until
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def test_gap_09_incident_37_xport_02_with_the_network_cut_persisted_calls_
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Storage is the way that is left: the owner's sweep finds the message, its sender finds the reply."""
-    monkeypatch.setattr(sweeping, "_EVERY_S", 0.1)
+    monkeypatch.setattr(poller, "_EVERY_S", 0.1)
     client = program(url, "client")
     async with program(url, "anna") as anna, client.connect():
         await shared(anna)
@@ -87,7 +87,7 @@ async def test_xport_03_an_answer_that_is_no_reply_is_not_taken_for_one(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A defect of the peer, of another version perhaps: the caller looks in storage, and the message runs once."""
-    monkeypatch.setattr(sweeping, "_EVERY_S", 0.1)
+    monkeypatch.setattr(poller, "_EVERY_S", 0.1)
     client = program(url, "client")
     async with program(url, "anna") as anna, client.connect():
         await shared(anna)
@@ -185,7 +185,7 @@ async def test_shut_02_incident_6_a_farewell_that_waits_for_nobody_does_not_keep
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets a typed error or its time; the message stays."""
-    monkeypatch.setattr("coterie.entities.farewells.CLOSING_S", 0.5)
+    monkeypatch.setattr("coterie.entities.host.deactivation.CLOSING_S", 0.5)
     client = program(url, "client", Parting, Account)
     async with client.connect():
         async with program(url, "anna", Parting, Account, drain="500ms"):

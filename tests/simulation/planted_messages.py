@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from coterie.entities import deliveries as delivering
-from coterie.entities import posting
-from coterie.entities.committing import Committing
-from coterie.entities.deliveries import Deliveries
-from coterie.entities.handling import Handlers
-from coterie.entities.posting import Posting
-from coterie.entities.suspects import Suspects
+from coterie.entities.host.executor import Handlers
+from coterie.entities.persisted import inbox as delivering
+from coterie.entities.persisted import sender
+from coterie.entities.persisted.commit import Committing
+from coterie.entities.persisted.inbox import Deliveries
+from coterie.entities.persisted.sender import Posting
+from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import MessageId
 from coterie.storage.contracts.messages import Suspected
@@ -25,8 +25,8 @@ from .workloads import messages as workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from coterie.entities.stored import Shelf
-    from coterie.entities.work import Work
+    from coterie.entities.host.work import Work
+    from coterie.entities.persisted.inbox import Shelf
     from coterie.storage.contracts.messages import Commit, Delivery, Message, Receipt
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
@@ -69,7 +69,7 @@ def _instance_kept_after_a_lost_commit() -> Iterator[None]:
 
 @contextmanager
 def _key_ignored() -> Iterator[None]:
-    with patch.object(posting, "key_of", lambda *_: (None, b"")):
+    with patch.object(sender, "key_of", lambda *_: (None, b"")):
         yield
 
 

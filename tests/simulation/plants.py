@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from coterie.entities import calling
+from coterie.entities.calls import client
 from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout
 from coterie.kv.changes import KeyValues
 from coterie.storage.sqlite import seats, states
@@ -89,13 +89,13 @@ def _belief_anchored_at_the_response() -> Iterator[None]:
 
 @contextmanager
 def _sent_again_whatever_happened() -> Iterator[None]:
-    with patch.object(calling, "may_run_elsewhere", lambda error: isinstance(error, RunnerUnavailable | SendTimeout)):
+    with patch.object(client, "may_run_elsewhere", lambda error: isinstance(error, RunnerUnavailable | SendTimeout)):
         yield
 
 
 @contextmanager
 def _deadline_forgotten_while_nobody_is_found() -> Iterator[None]:
-    with patch.object(calling.Trip, "left_s", 5.0):
+    with patch.object(client.Trip, "left_s", 5.0):
         yield
 
 

@@ -25,7 +25,7 @@ from coterie import (
     current,
     rpc,
 )
-from coterie.entities.envelopes import Envelope, encode
+from coterie.entities.calls.wire import Envelope, encode
 from coterie.testing import Runner, Simulation, simulate
 from coterie.transport.interface import PeerAddress
 from coterie.transport.routes import Route

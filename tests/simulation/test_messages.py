@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import CoterieError, MessageDead, PersistenceError
-from coterie.entities import deliveries
+from coterie.entities.persisted import inbox
 from coterie.testing.checkers import check
 from coterie.testing.message_events import Began, Completed, Gauge, Sent
 from coterie.testing.running import Run, current_loop
@@ -328,8 +328,8 @@ async def test_m5_inv_e2_messages_of_a_sender_begin_in_order_past_full_mailboxes
 
 @pytest.mark.simulated(seeds=2)
 async def test_inv_r1_r2_a_backlog_stays_in_storage_beyond_what_memory_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "MEMORY_MOST", 20)
-    monkeypatch.setattr("coterie.entities.sweeping.MEMORY_MOST", 20)
+    monkeypatch.setattr(inbox, "MEMORY_MOST", 20)
+    monkeypatch.setattr("coterie.entities.persisted.poller.MEMORY_MOST", 20)
     gauges: list[Event] = []
 
     def measure(_: str) -> None:

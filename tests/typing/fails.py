@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.cluster import Cluster
-from coterie.entities.definitions import define
+from coterie.entities.definition import define
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 
 if TYPE_CHECKING:
     from coterie import Leader, Tick, Workflow
-    from coterie.entities.calls import Sender
+    from coterie.entities.reference import Sender
 
 
 @dataclass

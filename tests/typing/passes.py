@@ -29,13 +29,13 @@ from coterie import (
     WorkflowInfo,
 )
 from coterie.cluster import Cluster
-from coterie.entities.definitions import define
+from coterie.entities.definition import define
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.kernel.ids import MessageId, ShardId
 
 if TYPE_CHECKING:
-    from coterie.entities.calls import Sender
+    from coterie.entities.reference import Sender
 
 T = TypeVar("T")
 

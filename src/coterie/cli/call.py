@@ -13,7 +13,7 @@ from coterie.cli.asking import NOBODY, WRONG, asks, refuse
 from coterie.cli.entities import address_of
 from coterie.cli.reading import read_json
 from coterie.cli.showing import as_json, tell
-from coterie.entities.untyped import Untyped
+from coterie.entities.calls.by_name_client import Untyped
 from coterie.errors import EntityNotAssigned, RunnerUnavailable, SendTimeout
 from coterie.kernel.durations import to_seconds
 

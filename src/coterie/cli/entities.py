@@ -10,8 +10,8 @@ from coterie.cli.asking import WRONG, acts, asks, confirmed, refuse
 from coterie.cli.looking import fields, page
 from coterie.cli.nouns import Noun
 from coterie.cli.showing import as_json, lasting, plain, safe, tell
-from coterie.entities.kept import key_of
-from coterie.entities.untyped import Untyped
+from coterie.entities.calls.by_name_client import Untyped
+from coterie.entities.persisted.state import key_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
@@ -21,8 +21,7 @@ from coterie.storage.contracts.messages import Filter
 if TYPE_CHECKING:
     from coterie.cli.asking import Asking
     from coterie.cli.showing import Screen
-    from coterie.entities.questions import Life
-    from coterie.entities.untyped import Found
+    from coterie.entities.calls.by_name_client import Found, Life
     from coterie.observe.view import EntityLine
     from coterie.storage.interface import ClusterSnapshot, StateRow
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
     from datetime import datetime
 
-    from coterie.entities.mail import MessageInfo
+    from coterie.entities.persisted.api import MessageInfo
     from coterie.storage.contracts.messages import Status
 
 State = Literal["waiting", "running", "scheduled", "dead", "done"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coterie.cli.filters import state_of
 from coterie.cli.looking import one_line
 from coterie.cli.showing import as_json, lasting, plain, tell
-from coterie.entities.untyped import Untyped
+from coterie.entities.calls.by_name_client import Untyped
 from coterie.errors import MessageExpired
 from coterie.kernel.ids import Seat, ShardId
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie.cli.asking import Asking
     from coterie.cli.filters import Filter, State
     from coterie.cli.showing import Screen
-    from coterie.entities.mail import MessageInfo
+    from coterie.entities.persisted.api import MessageInfo
     from coterie.storage.contracts.messages import Status
     from coterie.storage.interface import ClusterSnapshot
 

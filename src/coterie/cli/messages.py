@@ -14,11 +14,11 @@ from coterie.cli.nouns import Noun
 from coterie.cli.progress import Progress
 from coterie.cli.purging import Purge
 from coterie.cli.showing import plain, tell
-from coterie.entities.untyped import Untyped
+from coterie.entities.calls.by_name_client import Untyped
 
 if TYPE_CHECKING:
     from coterie.cli.asking import Asking
-    from coterie.entities.mail import MessageInfo
+    from coterie.entities.persisted.api import MessageInfo
 
 _RETRY_MOST = 10_000
 """Messages that one command runs again: they come at once, and those after them with the next."""

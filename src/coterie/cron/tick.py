@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cluster import Cluster
-    from coterie.entities.transacting import Transaction
+    from coterie.entities.persisted.transaction import Transaction
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
     from coterie.steps.running import DurableWork

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from coterie.cron.standing import CronInfo
-    from coterie.entities.mail import MessageInfo
+    from coterie.entities.persisted.api import MessageInfo
 
 _ATTEMPT = re.compile(r"attempt \d+: ")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?=:|,|$)")

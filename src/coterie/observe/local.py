@@ -14,7 +14,7 @@ from coterie.observe.facts import ExcludedSeat, FailingCalls, LocalFacts
 from coterie.storage import unreadable_rows
 
 if TYPE_CHECKING:
-    from coterie.entities.hosting import Host
+    from coterie.entities.host.host import Host
     from coterie.kernel.supervisor import FailingTask
     from coterie.ownership.membership import Membership
 

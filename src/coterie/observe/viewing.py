@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.mail import Messages
+from coterie.entities.persisted.api import Messages
 from coterie.kernel.ids import Seat
 from coterie.observe import failing, lines
 from coterie.observe.judge import judge
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from coterie.connection import Connection
-    from coterie.entities.mail import MessageInfo
+    from coterie.entities.persisted.api import MessageInfo
     from coterie.observe.facts import ClusterFacts, LocalFacts
     from coterie.observe.health import Health
     from coterie.observe.view import WorkflowLine

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from coterie.cluster import Cluster
-    from coterie.entities.transacting import Transaction
+    from coterie.entities.persisted.transaction import Transaction
     from coterie.kernel.durations import Duration
     from coterie.ownership.seats import Tenure
     from coterie.singletons.stamping import ExecutionMeta, Stamps

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from coterie.entities.outcomes import require_small
+from coterie.entities.persisted.outcome import require_small
 from coterie.errors import (
     LeadershipLost,
     MalformedMessage,

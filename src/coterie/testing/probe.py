@@ -9,13 +9,12 @@ from contextlib import aclosing, asynccontextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.entities.definitions import define
+from coterie.entities.calls.local import NearbyCall, NearbyStream, Pipe, call_nearby
+from coterie.entities.calls.wire import MARK, NOT_MINE, read_failure, read_marked
+from coterie.entities.definition import define
 from coterie.entities.entity import state_type_of
-from coterie.entities.envelopes import MARK, NOT_MINE, read_marked
-from coterie.entities.failures import read_failure
-from coterie.entities.hosting import Host
-from coterie.entities.nearby import NearbyCall, NearbyStream, Pipe, call_nearby
-from coterie.entities.work import handling
+from coterie.entities.host.host import Host
+from coterie.entities.host.work import handling
 from coterie.errors import ShuttingDown
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.context import trace_here
@@ -31,10 +30,10 @@ from coterie.testing.loop import SimLoop
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from coterie.entities.calls import Call, Stream
-    from coterie.entities.definitions import EntityType
+    from coterie.entities.definition import EntityType
     from coterie.entities.entity import Entity
-    from coterie.entities.rpcs import Rpc
+    from coterie.entities.reference import Call, Stream
+    from coterie.entities.rpc import Rpc
     from coterie.kernel.clock import Clock
 
 E = TypeVar("E", bound="Entity[Any]")

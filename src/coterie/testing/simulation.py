@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from coterie.connection import Connection, Doors
-from coterie.entities.references import address_of
+from coterie.entities.reference import address_of
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.durations import to_seconds, to_timedelta
 from coterie.kernel.ids import Seat, ShardId

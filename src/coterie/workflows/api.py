@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from coterie.entities.outcomes import require_small
-from coterie.entities.spans import sent, trace_of
-from coterie.entities.work import handling
+from coterie.entities.calls.spans import sent, trace_of
+from coterie.entities.host.work import handling
+from coterie.entities.persisted.outcome import require_small
 from coterie.errors import (
     AlreadyResolved,
     DeferredMismatch,

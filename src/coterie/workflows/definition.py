@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
-from coterie.entities.annotations import locals_around
+from coterie.entities.arguments import locals_around
 from coterie.errors import ConfigurationError
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN, codec_for

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.entities.outcomes import require_small
+from coterie.entities.persisted.outcome import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from coterie.entities.envelopes import MARK
-from coterie.entities.outcomes import cancelled
+from coterie.entities.calls.wire import MARK
+from coterie.entities.persisted.outcome import cancelled
 from coterie.testing.checkers import EpochsGrow, Event, Grant, NoStaleCommit, Saved, Violation, check
 from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, LossesBounded, OneMessagePerKey, OneReply
 from coterie.testing.message_events import Began, Cancelled, Completed, Counted, Died, Left, Replied, Sent

@@ -13,7 +13,7 @@ from coterie.cli.asking import Asking
 from coterie.cli.filters import Filter, parse
 from coterie.cli.mailing import Chosen, shown, talk_of_silence
 from coterie.cli.purging import Purge
-from coterie.entities.mail import FailedAttempt, MessageInfo
+from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 from tests.unit.cli.running import require_golden, screen, transcript

@@ -12,7 +12,7 @@ from coterie.cli import shards
 from coterie.cli.filters import state_of
 from coterie.cli.showing import Screen, lasting, relative
 from coterie.cli.status import text
-from coterie.entities.mail import MessageInfo
+from coterie.entities.persisted.api import MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.observe.view import Shard, ShardGroup, Shards
 from tests.unit.cli.running import FixedScreen

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.definitions import define
+from coterie.entities.calls.wire import pack_failure, read_failure
+from coterie.entities.definition import define
 from coterie.entities.entity import Entity, activated
-from coterie.entities.failures import pack_failure, read_failure
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
 
-    from coterie.entities.calls import Call, Stream
-    from coterie.entities.definitions import EntityType
+    from coterie.entities.definition import EntityType
+    from coterie.entities.reference import Call, Stream
 
 
 @dataclass

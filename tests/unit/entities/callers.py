@@ -16,7 +16,7 @@ from tests.unit.entities.stores import FakeStorage
 from tests.waiters import pass_on
 
 if TYPE_CHECKING:
-    from coterie.entities.hosting import Host
+    from coterie.entities.host.host import Host
 
 SEAT = "shard:default:1"
 LOST = RunnerUnavailable(runner="peer", target="x", problem="it is gone", sent=True)

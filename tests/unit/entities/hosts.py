@@ -6,10 +6,10 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.definitions import define
-from coterie.entities.failures import read_failure
-from coterie.entities.hosting import Host
-from coterie.entities.work import Work, handling
+from coterie.entities.calls.wire import read_failure
+from coterie.entities.definition import define
+from coterie.entities.host.host import Host
+from coterie.entities.host.work import Work, handling
 from coterie.errors import CoterieError, RunnerUnavailable
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import Seat, ShardId
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.entities.entity import Entity
-    from coterie.entities.occupancy import ShardOccupant
+    from coterie.entities.host.shard import ShardOccupant
 
 _ids = itertools.count(1)
 

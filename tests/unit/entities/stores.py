@@ -33,10 +33,10 @@ from tests.waiters import pass_on
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from coterie.entities.deliveries import Deliveries
     from coterie.entities.entity import Entity
-    from coterie.entities.occupancy import ShardOccupant
-    from coterie.entities.sweeping import Sweeping
+    from coterie.entities.host.shard import ShardOccupant
+    from coterie.entities.persisted.inbox import Deliveries
+    from coterie.entities.persisted.poller import Sweeping
     from coterie.storage.contracts.messages import Backlog, Commit, Mark, Setback, Suspicion
     from coterie.storage.group_commit import Waiter
     from coterie.storage.interface import Claim

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from coterie.entities.awaiting import Awaiting
-from coterie.entities.envelopes import FAILED, LOOK
-from coterie.entities.failures import pack_failure
-from coterie.entities.handovers import Handover, Kind
+from coterie.entities.calls.wire import FAILED, LOOK, pack_failure
+from coterie.entities.persisted.receiver import Handover, Kind
+from coterie.entities.persisted.reply import Awaiting
 from coterie.errors import MessageDead, MessageExpired, SendTimeout
 from tests.unit.entities.accounts import ACCOUNT, Overdrawn
 from tests.unit.entities.callers import LOST, FakeCalling

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from coterie.entities.calls import Call, Stream, require_call
+from coterie.entities.reference import Call, Stream, require_call
 from coterie.errors import MalformedMessage, RemoteError
 from tests.unit.entities.accounts import ACCOUNT, Account, Item, Loopback, Overdrawn, account
 

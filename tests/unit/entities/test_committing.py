@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from coterie import Entity, RemoteError, Retry, RunnerUnavailable, rpc
-from coterie.entities.envelopes import FAILED, LOOK
-from coterie.entities.ledgers import has_ended, ledger_of
-from coterie.entities.work import handling
+from coterie.entities.calls.wire import FAILED, LOOK
+from coterie.entities.host.work import handling
+from coterie.entities.persisted.effects import has_ended, ledger_of
 from tests.unit.entities.stores import StoredGround, refused, stored, unknown, unreachable
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coterie.entities.counting import Counted
-from coterie.entities.defects import Defects, DefectStreak
+from coterie.entities.host.defects import Defects, DefectStreak
+from coterie.entities.rpc import Counted
 
 
 @pytest.fixture

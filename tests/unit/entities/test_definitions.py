@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pytest
 
-from coterie.entities.definitions import define
+from coterie.entities.definition import define
 from coterie.entities.entity import Entity, activated, state_type_of
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.kernel.retry import Retry
 from tests.unit.entities.accounts import ACCOUNT, Account, Balance, Loopback, Overdrawn
 

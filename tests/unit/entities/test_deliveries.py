@@ -9,10 +9,10 @@ from typing import ClassVar
 import pytest
 
 from coterie import Entity, Retry, rpc
-from coterie.entities import deliveries
-from coterie.entities.envelopes import LOOK
-from coterie.entities.handovers import delivery_of
-from coterie.entities.outcomes import cancelled
+from coterie.entities.calls.wire import LOOK
+from coterie.entities.persisted import inbox
+from coterie.entities.persisted.outcome import cancelled
+from coterie.entities.persisted.receiver import delivery_of
 from coterie.errors import NewerVersion
 from tests.unit.entities.stores import StoredGround, now_at, occupant, stored, unknown, unreachable
 
@@ -111,7 +111,7 @@ async def test_more_early_hand_overs_than_there_is_room_for_are_found_by_a_sweep
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """R2: what waits for the first read is bounded."""
-    monkeypatch.setattr("coterie.entities.stored._EARLY_MOST", 2)
+    monkeypatch.setattr("coterie.entities.persisted.inbox._EARLY_MOST", 2)
     ground = StoredGround(Diary)
     gate = ground.messages.hold("due")
     await passed()
@@ -280,8 +280,8 @@ async def test_mbox_09_a_message_to_an_entity_that_has_no_room_waits_in_storage(
 
 async def test_memory_is_bounded_and_what_is_beyond_it_waits_in_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     """R1."""
-    monkeypatch.setattr(deliveries, "MEMORY_MOST", 3)
-    monkeypatch.setattr("coterie.entities.sweeping.MEMORY_MOST", 3)
+    monkeypatch.setattr(inbox, "MEMORY_MOST", 3)
+    monkeypatch.setattr("coterie.entities.persisted.poller.MEMORY_MOST", 3)
     async with stored(Diary) as ground:
         for who in "abcdef":
             Diary.gates[who] = asyncio.Event()

@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 
 from coterie import Entity, rpc
-from coterie.entities.detached import TAKEN, Detached, take
-from coterie.entities.envelopes import NOT_MINE
+from coterie.entities.calls.local import TAKEN, Detached, take
+from coterie.entities.calls.wire import NOT_MINE
 from coterie.errors import MailboxFull, UnknownEntity
 from tests.unit.entities.hosts import Ground
 

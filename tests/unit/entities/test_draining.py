@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import RunnerUnavailable
 from coterie.kernel.context import current
 from tests.unit.entities.hosts import Ground, NotMine, until

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coterie.entities.envelopes import (
+from coterie.entities.calls.wire import (
     FAILED,
     MALFORMED,
     MARK,

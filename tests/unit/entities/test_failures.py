@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.entities.declared import declared_errors
-from coterie.entities.failures import pack_failure, read_failure
+from coterie.entities.calls.wire import pack_failure, read_failure
+from coterie.entities.rpc import declared_errors
 from coterie.errors import ConfigurationError, MailboxFull, RemoteError
 
 
@@ -142,7 +142,7 @@ def test_a_remote_error_let_through_stays_what_it_was_with_both_tracebacks() -> 
 
 
 def test_the_traceback_begins_in_the_users_code() -> None:
-    namespace: dict[str, Any] = {"__name__": "coterie.entities.activation", "then": lambda: 1 / 0}
+    namespace: dict[str, Any] = {"__name__": "coterie.entities.host.activation", "then": lambda: 1 / 0}
     exec("def dispatch(): then()", namespace)
     try:
         namespace["dispatch"]()

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from coterie import Entity, rpc
-from coterie.entities.envelopes import LOOK, encode
-from coterie.entities.handovers import Handover, Handovers, Kind, delivery_of, pack, read_cancelled
+from coterie.entities.calls.wire import LOOK, encode
+from coterie.entities.persisted.receiver import Handover, Handovers, Kind, delivery_of, pack, read_cancelled
 from tests.unit.entities.stores import StoredGround, now_at, stored, unknown
 
 pytestmark = pytest.mark.simulated(seeds=2)

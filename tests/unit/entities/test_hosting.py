@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import (
     MalformedMessage,
     RemoteError,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from coterie.entities import idling
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.host import deactivation
+from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerFull
 from tests.unit.entities.hosts import Ground, until
 
@@ -186,7 +186,7 @@ async def test_an_idle_entity_has_no_task_and_no_timer_of_its_own() -> None:
 async def test_many_that_leave_or_were_called_since_leave_the_loop_its_turns(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idling, "_AT_ONCE", at_once)
+    monkeypatch.setattr(deactivation, "_AT_ONCE", at_once)
     ground = Ground((Plain, {"max_idle": "1s"}))
     ids = [f"{number:02}" for number in range(30)]
     for each in ids:
@@ -233,7 +233,7 @@ async def test_where_very_many_were_called_since_somebody_who_is_idle_makes_room
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To look at all of them would take the loop's turn from everybody else."""
-    monkeypatch.setattr(idling, "_AT_ONCE", 3)
+    monkeypatch.setattr(deactivation, "_AT_ONCE", 3)
     ground = Ground(Plain, resident_entities=20)
     ids = [f"{number:02}" for number in range(20)]
     for each in ids * 2:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from coterie.entities.keys import can_be_key, derived_key, key_of, shown_key
-from coterie.entities.rpcs import Rpc, make_rpc, options_of, rpc
+from coterie.entities.idempotency_key import can_be_key, derived_key, key_of, shown_key
+from coterie.entities.rpc import Rpc, make_rpc, options_of, rpc
 from coterie.errors import MalformedMessage
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "keys.txt"

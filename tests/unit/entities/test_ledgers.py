@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from coterie.entities.ledgers import ENDED, Ledger, has_ended, ledger_of
+from coterie.entities.persisted.effects import ENDED, Ledger, has_ended, ledger_of
 
 
 def test_a_ledger_is_made_at_its_first_use_and_kept() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.mailbox import Mailbox
-from coterie.entities.rpcs import rpc
+from coterie.entities.host.mailbox import Mailbox
+from coterie.entities.rpc import rpc
 from coterie.errors import MailboxFull, SendTimeout
 from tests.unit.entities.hosts import Asked, Ground, until
 

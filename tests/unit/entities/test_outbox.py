@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from coterie import Entity, rpc
-from coterie.entities.calls import require_call
-from coterie.entities.definitions import define
-from coterie.entities.posting import Posting
-from coterie.entities.work import Work, handling
+from coterie.entities.definition import define
+from coterie.entities.host.work import Work, handling
+from coterie.entities.persisted.sender import Posting
+from coterie.entities.reference import require_call
 from coterie.errors import KeyConflict
 from coterie.kernel.clock import to_datetime
 from coterie.testing import run_simulation
@@ -24,8 +24,8 @@ from tests.unit.entities.callers import FakeCalling
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.entities.calls import Call
-    from coterie.entities.definitions import EntityType
+    from coterie.entities.definition import EntityType
+    from coterie.entities.reference import Call
     from coterie.storage.contracts.messages import Message
 
 SAMPLE = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

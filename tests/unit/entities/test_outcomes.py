@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from coterie.entities.envelopes import FAILED
-from coterie.entities.failures import pack_failure
-from coterie.entities.outcomes import (
+from coterie.entities.calls.wire import FAILED, pack_failure
+from coterie.entities.host.work import Work
+from coterie.entities.persisted.outcome import (
     dead,
     read_reply,
     refuse_far_away,
@@ -18,7 +18,6 @@ from coterie.entities.outcomes import (
     require_small,
     too_late,
 )
-from coterie.entities.work import Work
 from coterie.errors import KeyConflict, MalformedMessage, ReentrantCall, RemoteError
 from coterie.storage.contracts.messages import Attempt, Message, MessageRow, Receipt
 from tests.unit.entities.accounts import ACCOUNT, Overdrawn, account

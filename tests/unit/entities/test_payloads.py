@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from coterie.entities.annotations import hints_of
-from coterie.entities.payloads import Arguments
+from coterie.entities.arguments import Arguments, hints_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.serialization.codec import PLAIN
 

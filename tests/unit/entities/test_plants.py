@@ -9,11 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from coterie.entities import posting, stored
-from coterie.entities.deliveries import Deliveries
-from coterie.entities.routing import Routing
-from coterie.entities.stored import Shelf
-from coterie.entities.sweeping import Sweeping
+from coterie.entities.calls.router import Routing
+from coterie.entities.persisted import inbox, sender
+from coterie.entities.persisted.inbox import Deliveries, Shelf
+from coterie.entities.persisted.poller import Sweeping
 from tests.unit.entities import test_backlogs as backlogs
 from tests.unit.entities import test_outbox as outbox
 from tests.unit.entities import test_routing as routing
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from coterie.entities.handovers import Handover
+    from coterie.entities.persisted.receiver import Handover
     from coterie.storage.contracts.messages import Delivery, Message
 
     Plant = tuple[str, Callable[[], AbstractContextManager[Any]], Callable[[], object]]
@@ -34,7 +33,7 @@ def _key_compared_without(part: str) -> AbstractContextManager[Any]:
     def is_same(one: Message, other: Message) -> bool:
         return all(getattr(one, each) == getattr(other, each) for each in parts)
 
-    return patch.object(posting, "_has_same_key", is_same)
+    return patch.object(sender, "_has_same_key", is_same)
 
 
 @contextmanager
@@ -53,7 +52,7 @@ def _full_page_taken_for_the_last() -> Iterator[None]:
 
 def _early_one_without_room_forgotten() -> AbstractContextManager[Any]:
     def wait(self: Shelf, delivery: Delivery | Handover, *, is_due: bool) -> None:
-        if len(self.early) < stored._EARLY_MOST:
+        if len(self.early) < inbox._EARLY_MOST:
             self.early.append((delivery, is_due))
 
     return patch.object(Shelf, "wait", wait)

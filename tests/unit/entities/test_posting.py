@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from coterie.entities.calls import require_call
-from coterie.entities.envelopes import LOOK, encode
-from coterie.entities.handovers import Handover, Kind
-from coterie.entities.posting import Posting
+from coterie.entities.calls.wire import LOOK, encode
+from coterie.entities.persisted.receiver import Handover, Kind
+from coterie.entities.persisted.sender import Posting
+from coterie.entities.reference import require_call
 from coterie.errors import (
     KeyConflict,
     MalformedMessage,
@@ -27,7 +27,7 @@ from tests.unit.entities.stores import now_at, refused, unknown, unreachable
 from tests.unit.entities.test_outcomes import message
 
 if TYPE_CHECKING:
-    from coterie.entities.calls import Call
+    from coterie.entities.reference import Call
     from coterie.storage.contracts.messages import Insert
 
 pytestmark = pytest.mark.simulated(seeds=2)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import MalformedMessage, RemoteError, SendTimeout
 from coterie.kernel.context import current
 from coterie.testing import probe

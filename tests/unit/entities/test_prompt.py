@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerUnavailable
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.context import current

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from coterie.entities.definitions import define
+from coterie.entities.definition import define
 from coterie.entities.entity import Entity
-from coterie.entities.references import Reference, address_of
+from coterie.entities.reference import Reference, address_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.ids import EntityAddress
 from tests.unit.entities.accounts import Account, Loopback, account
@@ -88,7 +88,7 @@ def test_a_reference_is_no_payload() -> None:
 
 
 def test_an_rpc_may_have_any_public_name() -> None:
-    from coterie.entities.rpcs import rpc
+    from coterie.entities.rpc import rpc
 
     class Odd(Entity):
         @rpc

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
-from coterie.entities.definitions import define
+from coterie.entities.definition import define
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import ConfigurationError
 from coterie.kernel.serialization.codec import ACCEPTED
 from tests.unit.entities.accounts import Balance

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError
 from coterie.kernel.context import current
 from tests.unit.entities.hosts import Ground, until

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from coterie.entities import routing
-from coterie.entities.attempts import as_told, may_run_elsewhere
-from coterie.entities.routing import Routing
+from coterie.entities.calls import router
+from coterie.entities.calls.router import Routing, as_told, may_run_elsewhere
 from coterie.errors import (
     CoterieError,
     EntityNotAssigned,
@@ -83,7 +82,7 @@ def test_route_08_a_change_of_the_picture_is_seen_by_the_next_call() -> None:
 
 
 def test_what_is_remembered_of_entities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "_ENTITIES_MOST", 100)
+    monkeypatch.setattr(router, "_ENTITIES_MOST", 100)
     ground = Ground()
     for who in range(1_000):
         ground.routing.find("Account", str(who), "default")

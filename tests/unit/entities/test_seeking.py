@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coterie.entities import seeking
-from coterie.entities.seeking import Seeking
+from coterie.entities.persisted import reply
+from coterie.entities.persisted.reply import Seeking
 from coterie.errors import PersistenceError, ShuttingDown
 from tests.unit.entities.stores import FakeStorage, unreachable
 from tests.unit.entities.test_outcomes import message
@@ -35,7 +35,7 @@ async def test_those_who_ask_while_a_read_is_under_way_share_the_next_one() -> N
 
 
 async def test_a_read_names_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeking, "_TOGETHER", 2)
+    monkeypatch.setattr(reply, "_TOGETHER", 2)
     storage, seek, ids = stocked(5)
     rows = await asyncio.gather(*(seek.find(each) for each in ids))
     assert [row and row.id for row in rows] == ids

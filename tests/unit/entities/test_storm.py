@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import CoterieError, RemoteError, RunnerUnavailable
 from coterie.kernel.context import current
 from coterie.kernel.retry import Retry

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.entities.entity import Entity
-from coterie.entities.rpcs import rpc
+from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerUnavailable, SendTimeout
 from tests.unit.entities.hosts import Asked, Ground, until
 

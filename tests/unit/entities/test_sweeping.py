@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from coterie import Entity, rpc
-from coterie.entities import sweeping
+from coterie.entities.persisted import poller
 from tests.unit.entities.stores import StoredGround, now_at, stored, unreachable
 
 pytestmark = pytest.mark.simulated(seeds=2)
@@ -45,7 +45,7 @@ def same_shard(ground: StoredGround, count: int) -> list[str]:
 
 
 async def test_mbox_11_one_poll_reads_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "_PAGE", 2)
+    monkeypatch.setattr(poller, "_PAGE", 2)
     async with stored(Diary) as ground:
         ids = same_shard(ground, 5)
         sent = [ground.put(who, "note", number) for number, who in enumerate(ids)]
@@ -61,8 +61,8 @@ async def test_mbox_11_one_poll_reads_all_pages(monkeypatch: pytest.MonkeyPatch)
 async def test_k6_a_poll_returns_when_all_is_seen_however_many_sweeps_that_takes(
     monkeypatch: pytest.MonkeyPatch, backlog: int
 ) -> None:
-    monkeypatch.setattr(sweeping, "_PAGE", 2)
-    monkeypatch.setattr(sweeping, "_PAGES_MOST", 2)
+    monkeypatch.setattr(poller, "_PAGE", 2)
+    monkeypatch.setattr(poller, "_PAGES_MOST", 2)
     async with stored(Diary) as ground:
         sent = [ground.put("a", "note", number) for number in range(backlog)]
         await ground.sweeping.poll()
@@ -73,8 +73,8 @@ async def test_k6_a_poll_returns_when_all_is_seen_however_many_sweeps_that_takes
 async def test_k6_a_poll_returns_though_the_rounds_of_two_shards_never_end_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sweeping, "_PAGE", 1)
-    monkeypatch.setattr(sweeping, "_PAGES_MOST", 1)
+    monkeypatch.setattr(poller, "_PAGE", 1)
+    monkeypatch.setattr(poller, "_PAGES_MOST", 1)
     async with stored(Diary, resident_entities=1) as ground:
         ground.put("resident", "wait", 0)
         seats = {ground.message(str(who), "note", 0).seat: str(who) for who in range(100)}
@@ -88,7 +88,7 @@ async def test_k6_a_poll_returns_though_the_rounds_of_two_shards_never_end_toget
 
 
 async def test_mbox_12_what_is_in_progress_does_not_hide_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "_PAGE", 2)
+    monkeypatch.setattr(poller, "_PAGE", 2)
     async with stored(Diary) as ground:
         ids = same_shard(ground, 3)
         running = [ground.put(who, "wait", number) for number, who in enumerate(ids[:2])]
@@ -205,8 +205,8 @@ async def test_after_a_clean_hand_over_nothing_is_counted() -> None:
 
 async def test_a_backlog_of_many_pages_is_gone_on_with_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """R2: a sweep has an end; the next one begins where it stopped."""
-    monkeypatch.setattr(sweeping, "_PAGE", 5)
-    monkeypatch.setattr(sweeping, "_PAGES_MOST", 2)
+    monkeypatch.setattr(poller, "_PAGE", 5)
+    monkeypatch.setattr(poller, "_PAGES_MOST", 2)
     ground = StoredGround(Diary)
     began_s = asyncio.get_running_loop().time()
     sent = [ground.put("a", "note", number) for number in range(100)]

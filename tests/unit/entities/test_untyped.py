@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 
 from coterie import Entity, MalformedMessage, rpc
-from coterie.entities.definitions import define
-from coterie.entities.questions import Invoke, decode_question, encode
+from coterie.entities.calls.by_name_client import Invoke, decode_question, encode
+from coterie.entities.definition import define
 
 
 class Colour(Enum):

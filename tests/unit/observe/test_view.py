@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from coterie.cron.standing import TickInfo
-from coterie.entities.mail import FailedAttempt, MessageInfo
+from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.observe.failing import worded
 from coterie.observe.judge import judge

@@ -1,0 +1,232 @@
+"""Broadcast: a call of all entities of a type that live anywhere just now, and what came of it [F8]."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from coterie.entities.calls.wire import (
+    FAILED,
+    MALFORMED,
+    MARK,
+    Broadcast,
+    Told,
+    decode_broadcast,
+    decode_told,
+    encode,
+    read_failure,
+    read_marked,
+)
+from coterie.entities.host.work import Work
+from coterie.errors import CoterieError, MalformedMessage, PersistenceError, RunnerUnavailable
+from coterie.kernel.service import Tasks
+from coterie.ownership.directory import peer_of
+from coterie.transport.protocol import Failure, pack_error, read_error
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+    from coterie.entities.calls.client import Calling
+    from coterie.entities.definition import EntityType
+    from coterie.entities.rpc import Rpc
+    from coterie.storage.interface import RunnerRow
+    from coterie.transport.interface import Request
+
+T = TypeVar("T")
+
+_HANDLERS_SHARE = 0.9
+"""Of the caller's time, for the handlers: a slow one shall be an error of its own, not the silence of its runner."""
+
+
+@dataclass
+class Replies(Generic[T]):
+    """What came of a broadcast, by the ids of the entities."""
+
+    values: dict[str, T] = field(default_factory=dict)
+    """What they returned."""
+    errors: dict[str, Exception] = field(default_factory=dict)
+    """What they raised, and calls that were refused."""
+    silent: list[str] = field(default_factory=list)
+    """The names of runners that did not answer, or not to the end: what their entities did is not known."""
+
+
+class Broadcasts:
+    """Sends broadcasts, and answers those that arrive.
+
+    Args:
+        calling: Whose calls they are.
+    """
+
+    def __init__(self, calling: Calling) -> None:
+        self._calling = calling
+        self._tasks = Tasks("broadcasts")
+        self._answering: dict[Request, asyncio.Task[None]] = {}
+
+    async def stop(self) -> None:
+        """End all that is under way."""
+        await self._tasks.stop()
+
+    # Asking
+
+    async def ask(self, rpc: Rpc, entity_type: EntityType[Any], payload: bytes, within_s: float) -> Replies[Any]:
+        """Call all, and wait for all answers or until the time is up."""
+        trace_id, chain = self._calling.lineage(self._calling.ids.draw())
+        broadcast = Broadcast(entity_type.name, rpc.name, payload, within_s, trace_id, chain)
+        replies: Replies[Any] = Replies()
+        async with asyncio.TaskGroup() as group:
+            for runner in await self._runners(entity_type.group):
+                group.create_task(self._ask(runner, broadcast, rpc, replies))
+        replies.silent.sort()
+        return replies
+
+    async def _runners(self, group: str) -> list[RunnerRow]:
+        """Those that may have entities, as the tables say now; as they said last if they cannot be read."""
+        directory = self._calling.here.directory
+        try:
+            await directory.refresh()
+        except PersistenceError:
+            if not directory.runners:
+                raise
+        return [runner for runner in directory.runners if group in runner.groups]
+
+    async def _ask(self, runner: RunnerRow, broadcast: Broadcast, rpc: Rpc, replies: Replies[Any]) -> None:
+        try:
+            async with asyncio.timeout(broadcast.within_s):
+                async for told in self._answers(runner, broadcast, rpc):
+                    _sort_in(told, rpc, replies)
+        except (CoterieError, TimeoutError):
+            replies.silent.append(runner.name)
+
+    async def _answers(self, runner: RunnerRow, broadcast: Broadcast, rpc: Rpc) -> AsyncGenerator[Told, None]:
+        calling = self._calling
+        if runner.id == calling.here.incarnation:
+            async for told in self._here(broadcast):
+                yield told
+            return
+        items = calling.open_wires().stream(
+            peer_of(runner),
+            Route.BROADCAST,
+            encode(broadcast),
+            within_s=broadcast.within_s,
+            target=f"a broadcast of {rpc.what}",
+        )
+        try:
+            async for item in items:
+                yield decode_told(item)
+        finally:
+            await items.aclose()
+
+    # Answering
+
+    def on_request(self, request: Request) -> None:
+        """Call all that live here."""
+        try:
+            broadcast = decode_broadcast(request.body)
+        except MALFORMED as error:
+            request.fail(*MalformedMessage(what="a broadcast", problem=str(error)).to_wire())
+            return
+        task = self._tasks.spawn(self._answer(request, broadcast), name=f"{broadcast.entity_type}.{broadcast.method}")
+        self._answering[request] = task
+        task.add_done_callback(lambda _: self._answering.pop(request, None))
+
+    def on_cancel(self, request: Request) -> None:
+        """Nobody waits any more."""
+        if (task := self._answering.get(request)) is not None:
+            task.cancel()
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Broadcasts are requests."""
+
+    async def _answer(self, request: Request, broadcast: Broadcast) -> None:
+        try:
+            async for told in self._here(broadcast):
+                await request.send(encode(told))
+        except RunnerUnavailable:
+            return  # the reader has left
+        request.end()
+
+    async def _here(self, broadcast: Broadcast) -> AsyncIterator[Told]:
+        """What the entities of this process answer, as it comes."""
+        host = self._calling.host
+        if host is None:
+            return
+        answers: asyncio.Queue[Told | None] = asyncio.Queue()  # bounded by the entities that may be resident
+        works = [self._work(broadcast, each, answers) for each in host.residents(broadcast.entity_type)]
+        for work in works:
+            host.deliver(work)
+        try:
+            for _ in works:
+                if (told := await answers.get()) is not None:
+                    yield told
+        finally:
+            for work in works:
+                if not work.is_told:
+                    host.cancel(work)
+
+    def _work(self, broadcast: Broadcast, entity_id: str, answers: asyncio.Queue[Told | None]) -> BroadcastCall:
+        within_s = broadcast.within_s * _HANDLERS_SHARE
+        message_id = self._calling.ids.draw()
+        return BroadcastCall(
+            broadcast.entity_type,
+            entity_id,
+            broadcast.method,
+            broadcast.payload,
+            asyncio.get_running_loop().time() + within_s,
+            within_s,
+            message_id,
+            broadcast.chain,
+            None,
+            broadcast.trace_id,
+            answers=answers,
+        )
+
+
+class BroadcastCall(Work, eq=False):
+    """One entity's part in a broadcast."""
+
+    answers: Any = None  # an asyncio.Queue[Told | None]
+    is_told: bool = False
+
+    def reply(self, body: bytes) -> None:
+        self._tell(Told(self.entity_id, body))
+
+    def failed(self, failure: bytes) -> None:
+        self._tell(Told(self.entity_id, FAILED + failure))
+
+    def refuse(self, error: CoterieError) -> None:
+        code, facts = pack_error(error)
+        self._tell(Told(self.entity_id, b"", code, facts))
+
+    def not_mine(self) -> None:
+        """It has left meanwhile, and so is not resident here."""
+        self._tell(None)
+
+    async def send(self, item: bytes) -> None:
+        """The caller's class has a plain method where ours has a stream."""
+        del item
+        self.end()
+        raise RunnerUnavailable(runner="", target=self.target, problem="it takes no stream", sent=False)
+
+    def end(self) -> None:
+        """Refused: see `send`."""
+        if not self.is_told:
+            self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
+
+    def _tell(self, told: Told | None) -> None:
+        self.is_told = True
+        self.answers.put_nowait(told)
+
+
+def _sort_in(told: Told, rpc: Rpc, replies: Replies[Any]) -> None:
+    if told.code:
+        replies.errors[told.entity_id] = read_error(Failure(0, told.code, told.facts))
+    elif told.body[:1] == bytes([MARK]):
+        failure = read_marked(told.body)
+        replies.errors[told.entity_id] = read_failure(failure if isinstance(failure, bytes) else b"", rpc.errors)
+    else:
+        try:
+            replies.values[told.entity_id] = rpc.decode_result(told.body)
+        except MalformedMessage as error:
+            replies.errors[told.entity_id] = error

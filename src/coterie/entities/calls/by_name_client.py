@@ -1,0 +1,297 @@
+"""What those ask a runner who do not have its program: a call by name, who lives there, what is at work. No I/O.
+
+Everything crosses by names: later versions may add fields, with a default.
+
+Untyped: entities by their names, for those who do not have their classes: whoever has them is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from coterie.entities.calls.router import as_told, may_run_elsewhere
+from coterie.entities.calls.wire import (
+    Name,  # noqa: TC001 as above
+    read_failure,
+)
+from coterie.errors import CoterieError, RunnerUnavailable
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.serialization.codec import PLAIN
+from coterie.ownership.directory import peer_of
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from coterie.connection import Connection
+    from coterie.kernel.ids import EntityAddress
+    from coterie.storage.interface import RunnerRow
+
+
+Most = Annotated[int, Meta(ge=0, le=10_000)]
+
+
+class Invoke(Struct, tag="invoke", frozen=True, kw_only=True):
+    """Call a method, or send the call, as the runner's own program would. The answer is an `Invoked`."""
+
+    entity_type: Name
+    entity_id: Name
+    method: Name
+    arguments: bytes
+    """A JSON map by the names of its parameters."""
+    key: str | None = None
+    waits: bool = True
+    """Whether the result is wanted; otherwise it is sent."""
+    at: datetime | None = None
+    delay_s: float = 0.0
+
+
+class Invoked(Struct, frozen=True, kw_only=True):
+    """What came of an `Invoke`."""
+
+    result: bytes = b""
+    """What it returned; empty: it was sent only, or failed."""
+    failure: bytes = b""
+    """What it raised, see `failures`."""
+    message_id: str = ""
+    """Of what was sent."""
+    persisted: bool = False
+
+
+class Residents(Struct, tag="residents", frozen=True, kw_only=True):
+    """Who lives there, the busiest first? The answer is a `Living`."""
+
+    entity_type: Name
+    entity_id: str | None = None
+    """Only this one."""
+    most: Most = 1_000
+
+
+class Life(Struct, frozen=True, kw_only=True):
+    """An entity that lives on a runner."""
+
+    id: str
+    waiting: int
+    """Calls in its mailbox."""
+    mailbox: int
+    """How many may wait there."""
+    running: int
+    method: str | None = None
+    """What began last, while it runs."""
+    running_s: float | None = None
+    idle_s: float | None = None
+    """Since when nobody has called; None: it is at work, or stays whether anybody calls or not."""
+    leaves_s: float | None = None
+    """When it leaves, if nobody calls."""
+
+
+class Living(Struct, frozen=True, kw_only=True):
+    """The answer to `Residents`."""
+
+    lives: tuple[Life, ...]
+    total: int
+    """How many there are, also beyond those that were asked for."""
+    group: str | None = None
+    """The shard group of the type; None: the runner's program does not have it."""
+
+
+class Running(Struct, tag="running", frozen=True, kw_only=True):
+    """Which stored messages are at work there? The answer is an `AtWork`."""
+
+    most: Most = 1_000
+
+
+class AtWork(Struct, frozen=True, kw_only=True):
+    """The answer to `Running`."""
+
+    messages: dict[str, float]
+    """By id, for how long each has run."""
+
+
+Question: TypeAlias = Invoke | Residents | Running
+
+encode = msgspec.msgpack.Encoder().encode
+decode_question = msgspec.msgpack.Decoder[Question](Question).decode
+decode_invoked = msgspec.msgpack.Decoder(Invoked).decode
+decode_living = msgspec.msgpack.Decoder(Living).decode
+decode_at_work = msgspec.msgpack.Decoder(AtWork).decode
+
+
+_WITHIN_S = 1.0
+"""How long a runner has to say what it has at hand."""
+
+
+class Sent(NamedTuple):
+    """What was sent."""
+
+    message_id: str
+    persisted: bool
+    """Whether it is stored; otherwise a runner has taken it, and it may be lost with that."""
+
+
+class Found(NamedTuple):
+    """Who lives where."""
+
+    lives: Sequence[tuple[str, Life]]
+    """With the name of the runner."""
+    total: int
+    group: str | None
+    """The shard group of the type; None: no runner that has answered knows the type."""
+    silent: Sequence[str]
+    """Names of runners that did not answer."""
+
+
+class RunningMessage(NamedTuple):
+    """Which stored messages run."""
+
+    messages: Mapping[str, tuple[str, float]]
+    """By id: the name of the runner, and for how long in seconds."""
+    silent: Sequence[str]
+
+
+class Untyped:
+    """Calls by name, and who lives where.
+
+    Args:
+        here: A client: runners have classes.
+
+    Promise:
+        A call is made once: another runner is asked only if no handler can have run. Keys are made, and arguments
+        are checked, as by a caller that has the class.
+    """
+
+    def __init__(self, here: Connection) -> None:
+        self._here = here
+
+    async def call(
+        self,
+        entity: EntityAddress,
+        method: str,
+        arguments: bytes,
+        *,
+        within_s: float,
+        key: str | None = None,
+        group: str | None = None,
+    ) -> Any:
+        """The result of a call, as plain values.
+
+        Args:
+            entity: Whose.
+            method: Which one.
+            arguments: A JSON map by the names of its parameters.
+            within_s: How long to wait.
+            key: Makes a repeated call the same call; for persisted rpcs.
+            group: Only runners of this group are asked.
+
+        Raises:
+            RemoteError: What the handler raised, declared or not: this process has no class for it.
+            MalformedMessage: The arguments do not fit.
+            UnknownEntity: No runner knows the method.
+            RunnerUnavailable: There is no runner to ask (not `sent`), or it was lost: then the call may have run.
+            SendTimeout: It took longer.
+        """
+        asked = Invoke(entity_type=entity.type, entity_id=entity.id, method=method, arguments=arguments, key=key)
+        answer = await self._invoke(asked, within_s=within_s, group=group)
+        return PLAIN.decode(answer.result)
+
+    async def send(
+        self,
+        entity: EntityAddress,
+        method: str,
+        arguments: bytes,
+        *,
+        within_s: float,
+        key: str | None = None,
+        at: datetime | None = None,
+        delay_s: float = 0.0,
+        group: str | None = None,
+    ) -> Sent:
+        """Send a call without waiting for its result. See `call`."""
+        asked = Invoke(
+            entity_type=entity.type,
+            entity_id=entity.id,
+            method=method,
+            arguments=arguments,
+            key=key,
+            waits=False,
+            at=at,
+            delay_s=delay_s,
+        )
+        answer = await self._invoke(asked, within_s=within_s, group=group)
+        return Sent(answer.message_id, answer.persisted)
+
+    async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> Found:
+        """The entities of a type that live anywhere just now, or one of them."""
+        answers = await self._ask_all(Residents(entity_type=entity_type, entity_id=entity_id, most=most))
+        told = [(name, decode_living(body)) for name, body in answers if body is not None]
+        lives = [(name, life) for name, living in told for life in living.lives]
+        group = next((living.group for _, living in told if living.group is not None), None)
+        return Found(lives, sum(living.total for _, living in told), group, _silent(answers))
+
+    async def running(self, *, most: int = 1_000) -> RunningMessage:
+        """Which stored messages are at work just now, and where."""
+        answers = await self._ask_all(Running(most=most))
+        told = [(name, decode_at_work(body).messages) for name, body in answers if body is not None]
+        found = {each: (name, seconds) for name, messages in told for each, seconds in messages.items()}
+        return RunningMessage(found, _silent(answers))
+
+    async def _invoke(self, asked: Invoke, *, within_s: float, group: str | None) -> Invoked:
+        target = f"{asked.entity_type}/{asked.entity_id}.{asked.method}"
+        until_s = asyncio.get_running_loop().time() + within_s
+        await self._here.directory.refresh()
+        trouble: CoterieError | None = None
+        for runner in self._candidates(asked, group):
+            left_s = max(0.0, until_s - asyncio.get_running_loop().time())
+            try:
+                answer = decode_invoked(await self._ask(runner, asked, within_s=left_s, target=target))
+            except CoterieError as error:
+                trouble = as_told(error, what=target, runner=runner.name, waited_s=within_s, stopping=False)
+                if not may_run_elsewhere(error):
+                    raise trouble from None
+            else:
+                if answer.failure:
+                    raise read_failure(answer.failure, {})
+                return answer
+        raise trouble or nobody(target, group)
+
+    def _candidates(self, asked: Invoke, group: str | None) -> list[RunnerRow]:
+        """Whom to ask, one after the other: who holds the shard, most likely, and then anybody who may know it."""
+        directory = self._here.directory
+        number = shard_number(asked.entity_type, asked.entity_id, self._here.settings.shards)
+        holder = directory.holder(Seat.shard(ShardId(group or "default", number)))
+        able = [each for each in directory.runners if group is None or group in each.groups]
+        return sorted(able, key=lambda each: (each is not holder, each.leaving, each.name, each.id))
+
+    async def _ask(self, runner: RunnerRow, asked: Question, *, within_s: float, target: str) -> bytes:
+        transport = self._here.transport
+        body = await transport.request(peer_of(runner), Route.QUESTION, encode(asked), within_s=within_s, target=target)
+        return bytes(body)
+
+    async def _ask_all(self, asked: Question) -> list[tuple[str, bytes | None]]:
+        """What each runner answers, by name; None: it did not, in time."""
+
+        async def ask(runner: RunnerRow) -> tuple[str, bytes | None]:
+            try:
+                target = f"a question to {runner.name}"
+                return runner.name, await self._ask(runner, asked, within_s=_WITHIN_S, target=target)
+            except CoterieError:
+                return runner.name, None
+
+        runners = sorted(await self._here.runners(), key=lambda each: (each.name, each.id))
+        return await asyncio.gather(*map(ask, runners))
+
+
+def _silent(answers: Sequence[tuple[str, bytes | None]]) -> list[str]:
+    return [name for name, body in answers if body is None]
+
+
+def nobody(target: str, group: str | None) -> RunnerUnavailable:
+    """The error of a call that nobody could be asked for."""
+    problem = "no runner is up" if group is None else f"no runner of group {group} is up"
+    hint = "coterie run starts one"
+    return RunnerUnavailable(runner="", target=target, problem=problem, sent=False, hint=hint)

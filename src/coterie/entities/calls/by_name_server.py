@@ -1,0 +1,188 @@
+"""Inquiries: a runner answers those who do not have its program. Calls by name are made as its own program would."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.calls.by_name_client import (
+    AtWork,
+    Invoke,
+    Invoked,
+    Life,
+    Living,
+    Residents,
+    decode_question,
+    encode,
+)
+from coterie.entities.calls.wire import MALFORMED, pack_failure
+from coterie.entities.reference import Call
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
+from coterie.kernel.ids import EntityAddress
+from coterie.kernel.service import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from coterie.entities.definition import EntityType
+    from coterie.entities.host.activation import Resident
+    from coterie.entities.host.host import Host
+    from coterie.entities.registry import TypedSender
+    from coterie.entities.rpc import Rpc
+    from coterie.transport.interface import Request
+
+_CALLS_MOST = 1_000
+"""Calls by name that may be under way: a bound on memory. They are for people; programs have references."""
+_SHARE = 0.95
+"""Of the asker's time, for the call: its own error shall arrive, not the silence of its runner."""
+
+
+class Inquiries:
+    """Answers what arrives on the route of questions.
+
+    Args:
+        host: Whose entities they are about.
+        types: The entity types that this program knows, by name.
+        sender: Who sends the calls of a type, in the name of this runner.
+
+    Promise:
+        Arguments are checked by the method's own types before anything is sent. An asker that leaves ends its waiting,
+        not a stored message.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        types: Mapping[str, EntityType[Any]],
+        sender: Callable[[EntityType[Any]], TypedSender],
+    ) -> None:
+        self._host = host
+        self._types = types
+        self._sender = sender
+        self._tasks = Tasks("inquiries")
+        self._calls: dict[Request, asyncio.Task[None]] = {}
+
+    def on_request(self, request: Request) -> None:
+        """Answer at once what is at hand; a call when it has ended."""
+        try:
+            asked = decode_question(request.body)
+        except MALFORMED as error:
+            request.fail(*MalformedMessage(what="a question", problem=str(error)).to_wire())
+            return
+        if isinstance(asked, Invoke):
+            self._begin(request, asked)
+        else:
+            request.reply(encode(self._living(asked) if isinstance(asked, Residents) else self._at_work(asked.most)))
+
+    def on_cancel(self, request: Request) -> None:
+        """Nobody waits any more."""
+        task = self._calls.pop(request, None)
+        if task is not None:
+            task.cancel()
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Questions are requests."""
+
+    async def stop(self) -> None:
+        """Answer nothing more."""
+        await self._tasks.stop()
+
+    # Calls by name
+
+    def _begin(self, request: Request, asked: Invoke) -> None:
+        if len(self._calls) >= _CALLS_MOST:
+            name, target = self._host.name, f"{asked.entity_type}/{asked.entity_id}.{asked.method}"
+            problem = f"{_CALLS_MOST:,} calls by name are under way there"
+            request.fail(*RunnerUnavailable(runner=name, target=target, problem=problem, sent=False).to_wire())
+            return
+        self._calls[request] = self._tasks.spawn(self._answer(request, asked), name=f"call {asked.method}")
+
+    async def _answer(self, request: Request, asked: Invoke) -> None:
+        try:
+            within_s = (request.until_s - asyncio.get_running_loop().time()) * _SHARE
+            request.reply(encode(await self._invoke(asked, within_s)))
+        except CoterieError as error:
+            request.fail(*error.to_wire())
+        finally:
+            self._calls.pop(request, None)
+
+    async def _invoke(self, asked: Invoke, within_s: float) -> Invoked:
+        target = f"{asked.entity_type}/{asked.entity_id}.{asked.method}"
+        entity_type = self._types.get(asked.entity_type)
+        rpc = None if entity_type is None else entity_type.rpcs.get(asked.method)
+        if entity_type is None or rpc is None:
+            raise self._host.unknown(target, asked.entity_type)
+        _refuse_unfit(asked, rpc, target)
+        payload, sender = _payload(asked, rpc), self._sender(entity_type)
+        call: Call[Any] = Call(EntityAddress(asked.entity_type, asked.entity_id), rpc, payload, sender, within_s)
+        call.take()
+        call.key = asked.key
+        try:
+            if not asked.waits:
+                message_id = await sender.send(call, at=asked.at, delay_s=asked.delay_s)
+                return Invoked(message_id=str(message_id), persisted=rpc.persisted)
+            return Invoked(result=rpc.encode_result(await sender.call(call)), persisted=rpc.persisted)
+        except CoterieError:
+            raise
+        except Exception as error:  # noqa: BLE001 declared ones are a result; what else there is, is told, too
+            return Invoked(failure=pack_failure(error, rpc.errors), persisted=rpc.persisted)
+
+    # Who lives here
+
+    def _living(self, asked: Residents) -> Living:
+        lives, known = self._host.lives(asked.entity_type), self._types.get(asked.entity_type)
+        if asked.entity_id is not None:
+            lives = {each: lives[each] for each in (asked.entity_id,) if each in lives}
+        busiest = heapq.nlargest(asked.most, lives.values(), key=_calls)
+        return Living(
+            lives=tuple(map(self._life, busiest)), total=len(lives), group=None if known is None else known.group
+        )
+
+    def _life(self, resident: Resident) -> Life:
+        hosted, work = resident.hosted, resident.current if resident.running else None
+        is_idle = resident.rested_ns and not resident.running and not resident.is_kept
+        idle_s = self._since_s(resident.rested_ns) if is_idle else None
+        return Life(
+            id=resident.id,
+            waiting=_calls(resident)[0],
+            mailbox=hosted.type.mailbox,
+            running=resident.running,
+            method=None if work is None else work.method,
+            running_s=None if work is None else self._since_s(work.began_ns),
+            idle_s=idle_s,
+            leaves_s=None if idle_s is None else max(0.0, hosted.max_idle_s - idle_s),
+        )
+
+    def _at_work(self, most: int) -> AtWork:
+        stored = () if self._host.deliveries is None else self._host.deliveries.inbox.values()
+        begun = (work for work in stored if work.has_begun and work.is_open)
+        return AtWork(messages={work.message_id: self._since_s(work.began_ns) for work in islice(begun, most)})
+
+    def _since_s(self, began_ns: int) -> float:
+        return max(0.0, (self._host.clock.steady_ns() - began_ns) / 1e9)
+
+
+def _calls(resident: Resident) -> tuple[int, int]:
+    """How many wait, and how many run."""
+    return 0 if resident.mailbox is None else len(resident.mailbox), resident.running
+
+
+def _payload(asked: Invoke, rpc: Rpc) -> bytes:
+    try:
+        return rpc.arguments.from_json(asked.arguments)
+    except MalformedMessage as error:
+        hint = error.hint or "the call was not sent"
+        raise MalformedMessage(what=error.what, problem=error.problem, hint=hint) from None
+
+
+def _refuse_unfit(asked: Invoke, rpc: Rpc, target: str) -> None:
+    """What the types of a program would have refused."""
+    if rpc.is_stream:
+        raise MalformedMessage(what=target, problem="it is a stream, and a call by name has one result")
+    scheduled = asked.at is not None or asked.delay_s > 0
+    if not rpc.persisted and (scheduled or asked.key is not None):
+        given = "run later" if scheduled else "have a key"
+        hint = "write persisted=True in its @rpc(…), or leave that out"
+        raise MalformedMessage(what=target, problem=f"it is not persisted, and cannot {given}", hint=hint)

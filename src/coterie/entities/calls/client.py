@@ -1,0 +1,453 @@
+"""Calling: a call's way from the caller to whoever owns the entity, and the answer's way back.
+
+    find the shard's owner ──▶ here: the host ────────────────┐
+        ▲        │                                            ▼
+        │        └──▶ elsewhere: one frame, one reply ──▶ result, the handler's error, or an error of ours
+        │                                                     │
+        └── wait for news ◀── not mine, not sent, nobody ◀────┘         until the call's deadline
+
+Promise:
+    A handler runs at most once for a call [D8]: it is sent again only if it provably did not reach a handler, and then
+    under the same message id. Each call ends by its deadline and a tick, with a result or a typed error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Protocol
+
+from coterie.entities.calls.broadcast import Broadcasts
+from coterie.entities.calls.local import Detached, NearbyCall, NearbyStream, Pipe, take
+from coterie.entities.calls.router import Routing, as_told, may_run_elsewhere
+from coterie.entities.calls.server import Arrivals
+from coterie.entities.calls.spans import trace_of
+from coterie.entities.calls.wire import MARK, NOT_MINE, Envelope, NotMine, encode, read_failure, read_marked
+from coterie.entities.host.work import handling
+from coterie.entities.persisted.receiver import Handovers
+from coterie.entities.persisted.sender import Posting
+from coterie.errors import (
+    ConfigurationError,
+    CoterieError,
+    EntityNotAssigned,
+    RunnerUnavailable,
+    SendTimeout,
+    UnknownEntity,
+)
+from coterie.kernel import metrics, spans
+from coterie.kernel.context import context_here, trace_here
+from coterie.kernel.service import State
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+
+    from coterie.entities.calls.by_name_server import Inquiries
+    from coterie.entities.calls.router import Shard
+    from coterie.entities.definition import EntityType
+    from coterie.entities.host.host import Host
+    from coterie.entities.host.work import Chain
+    from coterie.entities.reference import Call, Stream
+    from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
+    from coterie.ownership.directory import Directory
+    from coterie.settings import Settings
+    from coterie.storage.interface import Storage
+    from coterie.transport import interface
+    from coterie.transport.interface import Transport
+    from coterie.transport.routes import Routes
+
+    Lineage = tuple[str | None, Chain]
+    Items = interface.Stream | Pipe | AsyncGenerator[bytes, None]
+
+_handled_here = handling.get
+_CALL = int(Route.CALL)  # an enum's member costs more to find, and to encode
+_SEQUENCE_BITS = 16
+_RANDOM_BITS = 64
+_IDS_PER_READING = 256
+_WATCH_S = 1.0
+"""How often a client looks whether calls wait for which it should read the picture."""
+_FAREWELL_S = 1.0
+"""How long the last answers of a runner that left the cluster may be on their way."""
+
+
+class Here(Protocol):
+    """The process that calls: a client or a runner."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def directory(self) -> Directory: ...
+    @property
+    def state(self) -> State: ...
+
+
+class CallIds:
+    """Draws the message ids of calls that are not stored: of the same form as `MessageIds`, at a tenth of the cost.
+
+    The random half is drawn once for each sender, and the clock is read now and then: ids count up in between. Two
+    senders never draw the same id, and one never draws one twice.
+    """
+
+    def __init__(self, clock: Clock, chance: Chance) -> None:
+        self._wall_ns = clock.wall_ns
+        sender = f"{chance.bits(_RANDOM_BITS):016x}"
+        self._ends = [f"{number:02x}{sender}" for number in range(_IDS_PER_READING)]
+        self.draw = self._ids().__next__
+        """A new id, greater than all before."""
+
+    def _ids(self) -> Iterator[str]:
+        reading = 0
+        while True:
+            reading = max(reading + 1, (self._wall_ns() // 1_000_000 << _SEQUENCE_BITS) // _IDS_PER_READING)
+            begin = f"{reading:014x}"
+            for end in self._ends:
+                yield begin + end
+
+
+class Calling:
+    """Sends the calls of one process, and answers those that arrive if it is a runner.
+
+    Args:
+        here: The process.
+        clock: Its clock.
+        chance: Its randomness.
+        storage: Where its persisted calls are stored.
+    """
+
+    def __init__(self, here: Here, *, clock: Clock, chance: Chance, storage: Storage) -> None:
+        self.here, self.clock, self.chance = here, clock, chance
+        self.ids = CallIds(clock, chance)
+        lease_s = here.settings.lease_ttl.total_seconds()
+        self.routing = Routing(here, shards=here.settings.shards, lease_s=lease_s)
+        here.directory.on_gone(self._drop)
+        self.host: Host | None = None
+        self.broadcasts = Broadcasts(self)
+        self.posting = Posting(self, storage)
+        self.wires: Transport | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self.time: Callable[[], float] = _no_loop
+        """The loop's clock."""
+        self.create_future: Callable[[], asyncio.Future[Any]] = _future
+        self._draw = self.ids.draw
+        self._default_s = here.settings.call_timeout.total_seconds()
+        self._arrivals: Arrivals | None = None
+        self._handovers: Handovers | None = None
+        self._inquiries: Inquiries | None = None
+        self._types: Mapping[str, EntityType[Any]] = {}
+
+    # Life
+
+    def serve(self, host: Host, types: Mapping[str, EntityType[Any]], inquiries: Inquiries) -> None:
+        """Calls of entities of this runner go to this host, questions of those without its program to `inquiries`."""
+        self.host, self._types, self._inquiries = host, types, inquiries
+        self._arrivals = Arrivals(host, known=self._known)
+        self._handovers = Handovers(host)
+
+    def part(self) -> None:
+        """This runner has lost its place: until the next `join` calls wait."""
+        self.wires = None
+
+    def join(self, transport: Transport, routes: Routes | None = None) -> None:
+        """Calls to others go over this transport from now on; a runner answers what arrives on its routes."""
+        self.wires = transport
+        self._loop = asyncio.get_running_loop()
+        self.time, self.create_future = self._loop.time, self._loop.create_future
+        self.routing.keeps_itself = routes is None
+        if routes is not None and self._arrivals is not None:
+            routes.take(Route.CALL, self._arrivals)
+            routes.take(Route.BROADCAST, self.broadcasts)
+        if routes is not None and self._handovers is not None:
+            routes.take(Route.MESSAGE, self._handovers)
+        if routes is not None and self._inquiries is not None:
+            routes.take(Route.QUESTION, self._inquiries)
+
+    async def watch(self) -> None:
+        """In a client: have the picture read while calls wait, so that they learn whether their runner is replaced."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            wires = self.wires
+            if wires is not None and wires.is_waited_for and self.time() > self.routing.fresh_until_s:
+                self.routing.doubt()
+
+    def _drop(self, runner: str) -> None:
+        """A runner is no member any more: what waits for it ends soon, and not at its deadline.
+
+        Not at once: one that leaves in order is no member any more when it still answers the last calls.
+        """
+        if self.wires is not None:
+            self._loop.call_later(_FAREWELL_S, self.wires.drop, runner, "it is no member of the cluster any more")
+
+    async def stop(self) -> None:
+        """End all that is under way here."""
+        await self.broadcasts.stop()
+        if self._inquiries is not None:
+            await self._inquiries.stop()
+        if self.host is not None:
+            await self.host.stop()
+        if self._arrivals is not None:
+            await self._arrivals.stop()
+        if self._handovers is not None:
+            await self._handovers.stop()
+        await self.posting.stop()
+        await self.routing.stop()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process is about to leave."""
+        return self.here.state in (State.STOPPING, State.STOPPED)
+
+    # Calls
+
+    def within_s(self, declared_s: float | None) -> float:
+        """How long a call waits."""
+        return self._default_s if declared_s is None else declared_s
+
+    async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
+        """Send a call and wait for its result. This is the hot path: whatever is rare is in `_again`."""
+        rpc, name, entity_id, payload = call.rpc, entity_type.name, call.address.id, call.payload
+        within_s = left_s = self._default_s if call.timeout_s is None else call.timeout_s
+        draw, time = self._draw, self.time  # as methods they would cost double
+        message_id = draw()
+        outer = _handled_here()
+        trace_id, chain = (message_id, ()) if outer is None else (outer.trace_id, outer.onward())
+        if outer is None and context_here(None) is not None:
+            trace_id = trace_here() or message_id
+        if spans.on:
+            trace_id = trace_of(outer) or message_id
+        routing, now_s = self.routing, time()
+        shard = routing.find(name, entity_id, entity_type.group)
+        until_s = now_s + within_s
+        if now_s > routing.fresh_until_s:
+            await routing.freshen(within_s=within_s)
+            routing.look(shard)
+            left_s = until_s - time()
+        body, trip = b"", None
+        while True:
+            peer = shard.peer  # the shard is shared: by the time of the answer it may have another owner
+            try:
+                if peer is not None:
+                    wires = self.wires or self.open_wires()
+                    if not body:  # what an Envelope would come to, without making one; what has its default is left out
+                        facts = (name, entity_id, rpc.name, payload, message_id, within_s)
+                        body = encode(facts if trace_id is message_id else (*facts, trace_id, chain))
+                    answer = await wires.request(peer, _CALL, body, within_s=left_s, target=call)
+                elif shard.is_mine and (host := self.host) is not None:
+                    work = NearbyCall(
+                        name, entity_id, rpc.name, payload, until_s, within_s, message_id, chain, None, trace_id
+                    )
+                    future = work.answer = self._loop.create_future()  # from here on as in `call_nearby`
+                    host.deliver(work)
+                    try:
+                        answer = await future
+                    except asyncio.CancelledError:
+                        host.cancel(work)
+                        raise
+                else:
+                    answer = NOT_MINE
+            except CoterieError as error:
+                trouble: bytes | CoterieError = error
+            else:
+                if answer[0] != MARK:
+                    return rpc.result.decode(answer, rpc.result_what)
+                trouble = answer
+            trip = trip or Trip(call, shard, until_s, within_s)
+            trip.asked = self.here.incarnation if peer is None else peer.incarnation
+            left_s = await self._again(trip, trouble)
+
+    async def tell(self, call: Call[Any], entity_type: EntityType[Any]) -> str:
+        """Send a call and return when a runner has taken it, without waiting for its result; its message id."""
+        trip = await self._trip(call, entity_type)
+        message_id = self._draw()
+        trace_id, chain = self.lineage(message_id)
+        facts = (entity_type.name, call.address.id, call.rpc.name, call.payload)
+        while True:
+            shard = trip.shard
+            trip.asked = self.here.incarnation if shard.peer is None else shard.peer.incarnation
+            try:
+                if shard.peer is not None:
+                    body = encode((*facts, message_id, trip.within_s, trace_id, chain, None, True))
+                    answer = await self.open_wires().request(shard.peer, _CALL, body, within_s=trip.left_s, target=call)
+                elif shard.is_mine and self.host is not None:
+                    more = (message_id, chain, None, trace_id)
+                    answer = take(self.host, Detached(*facts, trip.until_s, trip.within_s, *more))
+                else:
+                    answer = NOT_MINE
+            except CoterieError as error:
+                trouble: bytes | CoterieError = error
+            else:
+                if answer[0] != MARK:
+                    return message_id
+                trouble = answer
+            await self._again(trip, trouble)
+
+    async def stream(self, stream: Stream[Any], entity_type: EntityType[Any]) -> AsyncGenerator[Any, None]:
+        """The items of a stream. Like a call until the first item; what comes after is never asked for again."""
+        trip = await self._trip(stream, entity_type)
+        message_id = self.ids.draw()
+        lineage = self.lineage(message_id)
+        while True:
+            async with AsyncExitStack() as stack:
+                try:
+                    items = self._items(stream, trip, message_id, lineage)
+                    await stack.enter_async_context(aclosing(items))
+                    body = await anext(items, None)
+                except CoterieError as error:
+                    trouble: bytes | CoterieError = error
+                else:
+                    if body is None or body[0] != MARK:
+                        while body is not None:
+                            yield stream.rpc.decode_result(body)
+                            body = await self._next(items, trip)
+                        return
+                    trouble = body
+            await self._again(trip, trouble)
+
+    def lineage(self, message_id: str) -> Lineage:
+        """The trace of a call made here, and who waits for it. The first call of a trace gives it its name."""
+        outer = handling.get()
+        return trace_of(outer) or message_id, () if outer is None else outer.onward()
+
+    # Attempts
+
+    async def _trip(self, what: Call[Any] | Stream[Any], entity_type: EntityType[Any]) -> Trip:
+        within_s, now_s = self.within_s(what.timeout_s), self.time()
+        if now_s > self.routing.fresh_until_s:
+            await self.routing.freshen(within_s=within_s)
+        shard = self.routing.find(entity_type.name, what.address.id, entity_type.group)
+        return Trip(what, shard, now_s + within_s, within_s)
+
+    async def _again(self, trip: Trip, trouble: bytes | CoterieError) -> float:
+        """Wait until another attempt may go better; how much time is left then.
+
+        Raises:
+            Exception: It is over: what the handler raised, or an error of ours.
+        """
+        if isinstance(trouble, bytes):
+            if self._heard(trip, trouble) and trip.left_s > 0:
+                return self._onward(trip)
+            error: CoterieError = EntityNotAssigned(entity=str(trip.what.address), shard=str(trip.shard.id))
+            if self.is_stopping and not self._others(trip, than=self.here.incarnation):
+                raise _counted(trip, error) from None
+        else:
+            error = self._told(trip, trouble)
+            if not may_run_elsewhere(trouble):
+                if isinstance(error, SendTimeout | RunnerUnavailable):
+                    self.routing.doubt()
+                raise _counted(trip, error) from None
+        await self.routing.news(within_s=trip.left_s)
+        if trip.left_s <= 0 or (isinstance(trouble, UnknownEntity) and not self._others(trip, than=trip.asked)):
+            raise _counted(trip, error) from None
+        return self._onward(trip)
+
+    def _onward(self, trip: Trip) -> float:
+        """Another attempt; how much time it has."""
+        metrics.SENT_AGAIN.of(trip.what.address.type).value += 1
+        self.routing.look(trip.shard)
+        return trip.left_s
+
+    def _heard(self, trip: Trip, answer: bytes) -> bool:
+        """Whether a runner that does not hold the shard knows better than we who does. Raises what a handler raised."""
+        told = read_marked(answer)
+        if isinstance(told, bytes):
+            raise read_failure(told, trip.what.rpc.errors) from None
+        if told.shards not in (0, self.here.settings.shards):
+            raise ConfigurationError(
+                problem=f"shards is {self.here.settings.shards} here, and {told.shards} in this cluster",
+                hint=f"set shards to {told.shards}",
+            )
+        return told.seat == trip.shard.seat and self.routing.hear(trip.shard, told.holder, told.epoch)
+
+    def _told(self, trip: Trip, error: CoterieError) -> CoterieError:
+        return as_told(
+            error,
+            what=repr(trip.what),
+            runner=self.routing.name_of(trip.asked),
+            waited_s=trip.within_s,
+            stopping=self.is_stopping,
+        )
+
+    def _others(self, trip: Trip, *, than: str) -> bool:
+        return bool(self.routing.others(trip.shard.id.group, than=than))
+
+    def open_wires(self) -> Transport:
+        """The transport; while there is none, because this runner lost its place, nothing was sent."""
+        if self.wires is not None:
+            return self.wires
+        raise RunnerUnavailable(runner="", target="", problem="this process has no connections just now", sent=False)
+
+    def _known(self, entity_type: str, entity_id: str) -> NotMine:
+        """What to tell those who take us for the owner."""
+        shards = self.here.settings.shards
+        known = self._types.get(entity_type)
+        if known is None:
+            return NotMine(shards=shards)
+        seat = self.routing.find(entity_type, entity_id, known.group).seat
+        holder = self.here.directory.holder(seat)
+        return NotMine(seat, "" if holder is None else holder.id, self.here.directory.epoch(seat), shards)
+
+    # Streams
+
+    def _items(self, stream: Stream[Any], trip: Trip, message_id: str, lineage: Lineage) -> Items:
+        shard, rpc, address, payload, within_s = trip.shard, stream.rpc, stream.address, stream.payload, trip.within_s
+        trace_id, chain = lineage
+        trip.asked = self.here.incarnation if shard.peer is None else shard.peer.incarnation
+        if shard.peer is not None:
+            envelope = Envelope(address.type, address.id, rpc.name, payload, message_id, within_s, trace_id, chain)
+            wires = self.open_wires()
+            return wires.stream(shard.peer, _CALL, encode(envelope), within_s=within_s, target=stream)
+        if shard.is_mine and self.host is not None:
+            work = NearbyStream(
+                address.type, address.id, rpc.name, payload, trip.until_s, within_s, message_id, chain, None, trace_id
+            )
+            return Pipe(self.host, work)
+        return _nobody()
+
+    async def _next(self, items: Items, trip: Trip) -> bytes | None:
+        try:
+            body = await anext(items, None)
+        except CoterieError as error:
+            raise self._told(trip, error) from None
+        if body is not None and body[0] == MARK:
+            self._heard(trip, body)
+        return body
+
+
+class Trip:
+    """One call on its way."""
+
+    __slots__ = ("asked", "shard", "until_s", "what", "within_s")
+
+    def __init__(self, what: Call[Any] | Stream[Any], shard: Shard, until_s: float, within_s: float) -> None:
+        self.what = what
+        self.asked = ""
+        """The runner that the last attempt went to."""
+        self.shard = shard
+        self.until_s = until_s
+        self.within_s = within_s
+
+    @property
+    def left_s(self) -> float:
+        """How much time is left."""
+        return self.until_s - asyncio.get_running_loop().time()
+
+
+def _counted(trip: Trip, error: CoterieError) -> CoterieError:
+    metrics.SENT_FAILED.of(trip.what.address.type, error.code).value += 1
+    return error
+
+
+def _no_loop() -> float:
+    """Before there are wires there is no call under way; the first one waits for them."""
+    return asyncio.get_running_loop().time()
+
+
+def _future() -> asyncio.Future[Any]:
+    """The same."""
+    return asyncio.get_running_loop().create_future()
+
+
+async def _nobody() -> AsyncGenerator[bytes, None]:
+    yield NOT_MINE

@@ -1,0 +1,259 @@
+"""What to do when an attempt to call has brought no answer of a handler: try again, or tell the caller. Pure.
+
+nobody holds the shard, "not mine"       again, after news; at the deadline `EntityNotAssigned`
+the runner was not reached, not sent     again, after news; at the deadline `RunnerUnavailable`
+the owner's program does not know it     again, while others of its group might; then `UnknownEntity`
+anything else                            it may have run, or will never work: told at once [D8]
+
+Routing: which runner a call goes to, from a picture of the cluster that may be old, and how to get a newer one.
+
+A shard's owner is looked up once for each change of the picture, an entity's shard once. When a call finds nobody, or
+somebody who says "not mine", it waits for news: a change that others tell of, or the next reading of the tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from coterie.errors import CoterieError, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown, UnknownEntity
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.service import Tasks
+from coterie.ownership.directory import peer_of
+
+if TYPE_CHECKING:
+    from coterie.ownership.directory import Directory
+    from coterie.storage.interface import RunnerRow
+    from coterie.transport.interface import PeerAddress
+
+
+def may_run_elsewhere(error: CoterieError) -> bool:
+    """Whether an error shows that no handler ran, and that another attempt may go better."""
+    return isinstance(error, UnknownEntity) or (isinstance(error, RunnerUnavailable) and not error.sent)
+
+
+def as_told(error: CoterieError, *, what: str, runner: str, waited_s: float, stopping: bool) -> CoterieError:
+    """The error as the caller should see it: by the names of people, not of incarnations.
+
+    Args:
+        error: How the attempt ended.
+        what: The call: `Account/alice.balance`.
+        runner: The name of the runner that was asked.
+        waited_s: How long the caller was ready to wait.
+        stopping: Whether the caller's own process is stopping.
+    """
+    if isinstance(error, SendTimeout):
+        return SendTimeout(target=f"{what} on runner {runner}", waited_s=waited_s, hint=error.hint)
+    if isinstance(error, RunnerUnavailable):
+        return RunnerUnavailable(runner=runner, target=what, problem=error.problem, sent=error.sent, hint=error.hint)
+    if isinstance(error, ShuttingDown) and not stopping:  # it lost its place, and comes back: see `runner`
+        problem = "this process lost its connections while it waited"
+        return RunnerUnavailable(runner=runner, target=what, problem=problem, sent=True)
+    return error
+
+
+_ENTITIES_MOST = 100_000
+"""Entities whose shard is remembered: some 10 MB. Beyond it everything is forgotten, and learned anew in no time."""
+_PAUSE_S, _PAUSE_GROWTH, _PAUSE_MOST_S = 0.05, 1.5, 0.5
+"""Between two readings of the tables, while calls wait: a crash is repaired in less than a second, tables are small."""
+_FRESH_S = 2.0
+"""How old a client's picture may get while it calls: nobody tells clients, and an owner may fall silent."""
+_STALE_WAIT_S = 2.0
+"""How long a call waits for a picture that is newer than a lease."""
+_CALM_S = 2.0
+"""After so much time without trouble the first pause counts again."""
+
+
+class Here(Protocol):
+    """The process that routes."""
+
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def directory(self) -> Directory: ...
+
+
+class Shard:
+    """A shard with its owner as last looked up."""
+
+    __slots__ = ("id", "is_mine", "peer", "seat", "version")
+
+    def __init__(self, id: ShardId) -> None:
+        self.id = id
+        self.seat = Seat.shard(id)
+        self.is_mine = False
+        self.peer: PeerAddress | None = None
+        self.version = -1
+
+
+class Routing:
+    """Finds owners.
+
+    Args:
+        here: Whose calls are routed.
+        shards: How many each group has.
+        lease_s: How old the picture may be when a client sends by it: the owner may have been replaced since.
+    """
+
+    def __init__(self, here: Here, *, shards: int, lease_s: float) -> None:
+        self.version = 0
+        """Grows with each change of the picture; what was looked up before it is looked up again."""
+        self.keeps_itself = True
+        """Whether nobody else keeps the picture up to date: in a client."""
+        self.fresh_until_s = math.inf
+        self._lease_s = lease_s
+        self._here = here
+        self._directory = here.directory
+        self._number_of = shards
+        self._shards: dict[ShardId, Shard] = {}
+        self._seats: dict[str, Shard] = {}
+        self._found: dict[str, dict[str, Shard]] = {}
+        self._count = 0
+        self._news = News(self._directory)
+        self._directory.on_change(self._changed)
+
+    def find(self, entity_type: str, entity_id: str, group: str) -> Shard:
+        """The shard of an entity, with its present owner."""
+        try:
+            shard = self._found[entity_type][entity_id]
+        except KeyError:
+            shard = self._find(entity_type, entity_id, group)
+        if shard.version != self.version:
+            self.look(shard)
+        return shard
+
+    def of_seat(self, seat: str) -> Shard:
+        """The shard that a seat is of, with its present owner."""
+        shard = self._seats.get(seat)
+        if shard is None:
+            shard = self._seats[seat] = self._shard(ShardId.parse(Seat.split(seat)[1]))
+        if shard.version != self.version:
+            self.look(shard)
+        return shard
+
+    def look(self, shard: Shard) -> None:
+        """Look up the owner of a shard."""
+        owner = self._directory.holder(shard.seat)
+        shard.version = self.version
+        shard.is_mine = owner is not None and owner.id == self._here.incarnation
+        shard.peer = None if owner is None or shard.is_mine else peer_of(owner)
+
+    def name_of(self, runner: str) -> str:
+        """What people call a runner."""
+        return self._directory.name_of(runner)
+
+    def others(self, group: str, *, than: str) -> list[RunnerRow]:
+        """The runners of a group that stay, other than one."""
+        runners = self._directory.runners
+        return [each for each in runners if group in each.groups and each.id != than and not each.leaving]
+
+    def hear(self, shard: Shard, holder: str, epoch: int) -> bool:
+        """Take note of what a runner knows; whether that is newer than what was known here."""
+        if epoch <= self._directory.epoch(shard.seat) or self._directory.runner(holder) is None:
+            return False
+        self._directory.hear(holder, [(shard.seat, epoch)])
+        return True
+
+    def doubt(self) -> None:
+        """The picture may be old: have it read anew, without waiting for that."""
+        self._stay_fresh()
+        self._news.ask()
+
+    async def freshen(self, *, within_s: float) -> None:
+        """A client's picture may be old: have it read anew; if it is older than a lease, before anything is sent by it.
+
+        While the database is away the old picture has to do.
+        """
+        if asyncio.get_running_loop().time() - self._directory.read_s > self._lease_s:
+            await self._news.wait(min(within_s, _STALE_WAIT_S))
+            self._stay_fresh()
+        else:
+            self.doubt()
+
+    async def news(self, *, within_s: float) -> None:
+        """Return when there is a newer picture, or the time is up."""
+        await self._news.wait(within_s)
+
+    async def stop(self) -> None:
+        """Ask for nothing more."""
+        await self._news.stop()
+
+    def _find(self, entity_type: str, entity_id: str, group: str) -> Shard:
+        shard = self._shard(ShardId(group, shard_number(entity_type, entity_id, self._number_of)))
+        if self._count >= _ENTITIES_MOST:
+            self._count = 0
+            self._found.clear()
+        self._count += 1
+        self._found.setdefault(entity_type, {})[entity_id] = shard
+        return shard
+
+    def _shard(self, id: ShardId) -> Shard:
+        shard = self._shards.get(id)
+        if shard is None:
+            shard = self._shards[id] = Shard(id)
+        return shard
+
+    def _stay_fresh(self) -> None:
+        if self.keeps_itself:
+            self.fresh_until_s = asyncio.get_running_loop().time() + _FRESH_S
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._stay_fresh()
+        self._news.tell()
+
+
+class News:
+    """Readings of the tables for all calls that wait, one at a time, with pauses that grow from one to the next."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._tasks = Tasks("routing")
+        self._round: asyncio.Future[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._pause_s = _PAUSE_S
+        self._last_s = float("-inf")
+
+    async def wait(self, within_s: float) -> None:
+        """Return after the next change or reading, or when the time is up."""
+        if self._round is None:
+            self._round = asyncio.get_running_loop().create_future()
+        self.ask()
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.shield(self._round)
+        except TimeoutError:
+            pass
+
+    def ask(self) -> None:
+        """Have a reading, now or after a pause."""
+        if self._reading is None:
+            self._reading = self._tasks.spawn(self._read(), name="read", report=False)
+
+    def tell(self) -> None:
+        """There is news."""
+        ended, self._round = self._round, None
+        if ended is not None and not ended.done():
+            ended.set_result(None)
+
+    async def stop(self) -> None:
+        """No more readings."""
+        await self._tasks.stop()
+        self.tell()
+
+    async def _read(self) -> None:
+        try:
+            await asyncio.sleep(self._next_pause_s())
+            await self._directory.refresh()
+        except (PersistenceError, ShuttingDown):
+            pass  # the next round asks again
+        finally:
+            self._reading = None
+            self._last_s = asyncio.get_running_loop().time()
+            self.tell()
+
+    def _next_pause_s(self) -> float:
+        since_s = asyncio.get_running_loop().time() - self._last_s
+        self._pause_s = _PAUSE_S if since_s > _CALM_S else min(self._pause_s * _PAUSE_GROWTH, _PAUSE_MOST_S)
+        return max(0.0, self._pause_s - since_s)

@@ -1,0 +1,178 @@
+"""Calls that arrive from other processes: opened, delivered to the host, answered over the wire they came by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.calls.local import TAKEN, Detached, take
+from coterie.entities.calls.wire import FAILED, MALFORMED, Envelope, NotMine, decode_call, pack_not_mine
+from coterie.entities.host.work import Work
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
+from coterie.kernel.service import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from coterie.entities.host.host import Host
+    from coterie.transport.interface import Request
+
+
+class Arrivals:
+    """Answers what arrives on the route of calls.
+
+    Args:
+        host: Who runs them.
+        known: What this runner knows of the seat of an entity that it does not hold.
+
+    Promise:
+        A caller that leaves, or whose connection is lost, cancels its call here.
+    """
+
+    def __init__(self, host: Host, *, known: Callable[[str, str], NotMine]) -> None:
+        self.works: dict[Request, Work] = {}
+        """What is being worked on: by it a cancellation finds its work."""
+        self.known = known
+        self.tasks = Tasks("arrivals")
+        self._host = host
+        self._deliver, self._serve = host.deliver, host.prompt.serve
+
+    def on_request(self, request: Request) -> None:
+        """Open it and hand it on. Called straight from the socket."""
+        try:
+            envelope = decode_call(request.body)
+        except MALFORMED as error:
+            request.fail(*MalformedMessage(what="a call", problem=str(error)).to_wire())
+            return
+        is_stream = request.is_stream
+        if envelope.discards:
+            self._take(request, envelope)
+            return
+        work = (ArrivedStream if is_stream else ArrivedCall)(
+            envelope.entity_type,
+            envelope.entity_id,
+            envelope.method,
+            envelope.payload,
+            request.until_s,
+            envelope.within_s,
+            envelope.message_id,
+            envelope.chain,
+            envelope.key,
+            envelope.trace_id or envelope.message_id,
+        )
+        work.request, work.arrivals = request, self  # faster than by keyword
+        serve = self._serve
+        if is_stream or not serve(work, request.arrived_s):
+            self.works[request] = work
+            self._deliver(work)
+        elif work.is_open:  # it waits
+            self.works[request] = work
+
+    def _take(self, request: Request, envelope: Envelope) -> None:
+        """Have a call run for which nobody waits."""
+        work = Detached(
+            envelope.entity_type,
+            envelope.entity_id,
+            envelope.method,
+            envelope.payload,
+            request.until_s,
+            envelope.within_s,
+            envelope.message_id,
+            envelope.chain,
+            envelope.key,
+            envelope.trace_id or envelope.message_id,
+        )
+        try:
+            taken = take(self._host, work)
+        except CoterieError as error:
+            request.fail(*error.to_wire())
+        else:
+            known = self.known(envelope.entity_type, envelope.entity_id)
+            request.reply(taken if taken is TAKEN else pack_not_mine(known))
+
+    def on_cancel(self, request: Request) -> None:
+        """Nobody waits any more."""
+        work = self.works.pop(request, None)
+        if work is not None:
+            self._host.cancel(work)
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Calls are requests."""
+
+    async def stop(self) -> None:
+        """End what is still being sent."""
+        await self.tasks.stop()
+
+
+class ArrivedCall(Work, eq=False):
+    """A call of another process."""
+
+    request: Any = None  # a transport Request
+    arrivals: Any = None  # the Arrivals
+
+    def reply(self, body: bytes) -> None:
+        request = self.request
+        self.arrivals.works.pop(request, None)
+        request.reply(body)
+
+    def failed(self, failure: bytes) -> None:
+        self.reply(FAILED + failure)
+
+    def refuse(self, error: CoterieError) -> None:
+        self.arrivals.works.pop(self.request, None)
+        self.request.fail(*error.to_wire())
+
+    def not_mine(self) -> None:
+        self.reply(pack_not_mine(self.arrivals.known(self.entity_type, self.entity_id)))
+
+    async def send(self, item: bytes) -> None:
+        """The caller's class has a plain method where ours has a stream: another version of the program."""
+        del item
+        self.end()
+        raise RunnerUnavailable(runner=self.request.peer, target=self.target, problem="it takes no stream", sent=False)
+
+    def end(self) -> None:
+        """Refused above, unless it had no items."""
+        if self.request in self.arrivals.works:
+            self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
+
+
+class ArrivedStream(Work, eq=False):
+    """A stream that another process reads."""
+
+    request: Any = None
+    arrivals: Any = None
+
+    def reply(self, body: bytes) -> None:
+        """As in `ArrivedCall.send`, the other way round."""
+        del body
+        self.refuse(MalformedMessage(what=self.target, problem="it is no stream, and was called as if it were one"))
+
+    def failed(self, failure: bytes) -> None:
+        self._finish(FAILED + failure)
+
+    def refuse(self, error: CoterieError) -> None:
+        self.arrivals.works.pop(self.request, None)
+        self.request.fail(*error.to_wire())
+
+    def not_mine(self) -> None:
+        self._finish(pack_not_mine(self.arrivals.known(self.entity_type, self.entity_id)))
+
+    async def send(self, item: bytes) -> None:
+        await self.request.send(item)
+
+    def end(self) -> None:
+        self.arrivals.works.pop(self.request, None)
+        self.request.end()
+
+    def _finish(self, body: bytes) -> None:
+        """The last words wait for credit as all items do; the reader's silence and the connection bound that."""
+        self.arrivals.works.pop(self.request, None)
+        self.arrivals.tasks.spawn(_last_words(self.request, body), name=f"last words of {self.target}")
+
+
+async def _last_words(request: Request, body: bytes) -> None:
+    try:
+        await request.send(body)
+    except RunnerUnavailable:
+        return  # the reader has left
+    request.end()

@@ -1,0 +1,1 @@
+"""Where entities live: activation, mailboxes, handlers."""

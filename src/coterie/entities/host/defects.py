@@ -1,0 +1,61 @@
+"""Defects: calls of one entity type that failed in a row, by errors that their rpcs do not declare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from coterie.entities.definition import EntityType
+
+
+class DefectStreak(NamedTuple):
+    """Calls of a type that failed, none of which was followed by a success."""
+
+    calls: int
+    error: str
+    """The type of the last error."""
+    for_s: float
+    """Since the first of them."""
+    ago_s: float
+    """Since the last of them."""
+    is_first: bool
+    """No call has succeeded here before."""
+
+
+class Defects:
+    """Counts the calls of one type that failed since one succeeded: returned, or raised an error that it declares.
+
+    Successes are counted anyway, for the metrics: a call that succeeds pays nothing for this.
+    """
+
+    def __init__(self, entity_type: EntityType[Any]) -> None:
+        self._type = entity_type
+        self._began = self._succeeded = self._successes()
+        self._calls = 0
+        self._error = ""
+        self._first_s = self._last_s = 0.0
+
+    def see(self, error: BaseException, *, now_s: float) -> None:
+        """A call has failed."""
+        self._look()
+        if not self._calls:
+            self._first_s = now_s
+        self._calls += 1
+        self._last_s = now_s
+        self._error = type(error).__name__
+
+    def streak(self, *, now_s: float) -> DefectStreak | None:
+        """Those since the last success; None: there are none."""
+        self._look()
+        if not self._calls:
+            return None
+        is_first = self._succeeded == self._began
+        return DefectStreak(self._calls, self._error, now_s - self._first_s, now_s - self._last_s, is_first)
+
+    def _look(self) -> None:
+        successes = self._successes()
+        if successes != self._succeeded:
+            self._succeeded, self._calls = successes, 0
+
+    def _successes(self) -> float:
+        return sum(rpc.counted.successes for rpc in self._type.rpcs.values())

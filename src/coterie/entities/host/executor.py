@@ -1,0 +1,401 @@
+"""Streams: an rpc that is an async generator, sent item by item as its reader keeps up.
+
+Handling: what becomes of one call after the other: begun, answered, expired, cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import bisect_left
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from coterie.entities.calls.spans import handled
+from coterie.entities.host.activation import ActivationFailed, NotHeld, awaken, awaken_at_once
+from coterie.entities.host.dispatch import Serving
+from coterie.entities.host.responder import report_defect, report_stubborn, timed_out
+from coterie.entities.persisted.commit import Committing
+from coterie.entities.rpc import nearest
+from coterie.errors import MalformedMessage, NewerVersion
+from coterie.kernel import chaos, spans
+from coterie.kernel.coroutines import coroutine_of
+from coterie.kernel.deadlines import Deadlines
+from coterie.kernel.metrics import SECONDS
+from coterie.work.limits import CLOSING_S, STUBBORN_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from coterie.entities.host.activation import Counts, Resident
+    from coterie.entities.host.responder import Answers
+    from coterie.entities.host.work import Work
+    from coterie.entities.persisted.inbox import StoredWork
+    from coterie.storage.contracts.messages import Message, Messages
+
+
+class SeatLost(Exception):
+    """The shard was lost while a stream was sent."""
+
+
+async def streamed(work: Work, items: AsyncIterator[Any]) -> None:
+    """Send all items of a generator. It is closed before this ends, however this ends.
+
+    Each item gives the stream its whole time again: the deadline of a stream is its longest silence.
+
+    Raises:
+        SeatLost: The runner does not hold the shard any more, so nothing more may be said.
+    """
+    loop, tenure = asyncio.get_running_loop(), work.resident.shard.tenure
+    try:
+        async for item in items:
+            body = work.rpc.encode_result(item)
+            if not tenure.held:
+                raise SeatLost
+            work.deadline_s = loop.time() + work.within_s
+            if not await _sent(work, body):
+                return
+            work.deadline_s = loop.time() + work.within_s
+    finally:
+        if hasattr(items, "aclose"):  # behind a decorator it may be another iterator
+            async with asyncio.timeout(CLOSING_S):
+                await items.aclose()
+
+
+async def _sent(work: Work, body: bytes) -> bool:
+    """Whether there is still a reader."""
+    try:
+        await work.send(body)
+    except Exception:  # noqa: BLE001 whatever it was, there is nobody left to tell
+        work.is_open = False
+    return work.is_open
+
+
+_LEAST_S = SECONDS[0]
+_TRUST_S = 0.05
+"""How often to look whether work may be started again, while the runner has lost its session [M2]."""
+
+
+class Lives(Protocol):
+    """Whoever decides about lives: the host."""
+
+    def rests(self, resident: Resident) -> None:
+        """Nothing of it runs, and nothing waits."""
+        ...
+
+    def defected(self, resident: Resident) -> None:
+        """One of its handlers raised what no rpc declares. It still counts as running."""
+        ...
+
+    def not_activated(self, resident: Resident, cause: BaseException) -> None:
+        """Its life could not begin."""
+        ...
+
+
+class Handlers:
+    """Runs the handlers of all entities of a runner.
+
+    Args:
+        lives: Told what comes of them.
+        answers: By what calls are answered.
+        counts: Where they are counted.
+        rest: Told of an entity that has nothing to do.
+        messages: Where what handlers leave behind is committed; None for a probe.
+        hand_over: Brings a message that a handler sent to its owner.
+        most_bytes: Of a reply or a state that is stored.
+        steady_ns: The clock by which handlers are timed.
+
+    Promise:
+        Of one entity no more handlers run at once than its concurrency says. A call whose deadline has passed does
+        not begin, and one that runs is cancelled then.
+    """
+
+    def __init__(
+        self,
+        lives: Lives,
+        answers: Answers,
+        *,
+        counts: Counts,
+        rest: Callable[[Resident], None],
+        messages: Messages | None,
+        hand_over: Callable[[Message], None],
+        most_bytes: int,
+        steady_ns: Callable[[], int],
+    ) -> None:
+        self._steady_ns = steady_ns
+        self.now_ns = 0
+        """When the last handler ended, if nothing else has happened since; for whoever begins the next one at once."""
+        self.waiting: dict[Work, None] = {}
+        """Calls that wait for something: those that a cancellation can reach."""
+        self._lives = lives
+        self._answers = answers
+        self._counts, self._rest = counts, rest
+        self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
+        self._deadlines = Deadlines(self._loop, self._sweep)
+        self.serving = Serving(self)
+        self._committing = Committing(messages, answers, self, hand_over, most_bytes)
+
+    def admit(self, work: Work) -> None:
+        """Let a call run: its entity has room for it."""
+        work.resident.running += 1
+        work.resident.shard.busy += 1
+        self.serving.push(work)
+
+    def expect(self, deadline_s: float) -> None:
+        """Somebody waits until then, and is to be told."""
+        if deadline_s < self._deadlines.next_s:
+            self._deadlines.arm(deadline_s)
+
+    def stop(self, work: Work) -> None:
+        """Cancel the task of a call that waits, once."""
+        if not work.is_stopped:
+            work.is_stopped = True
+            work.task.cancel()
+            self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
+
+    async def close(self) -> None:
+        """No deadline is looked after any more, and no task stands by."""
+        self._deadlines.stop()
+        await self.serving.stop()
+        await self._committing.stop()
+
+    # How a call begins
+
+    def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
+        """The handler, or what has to come before it."""
+        resident = work.resident
+        shard = resident.shard
+        resident.current = work
+        if not (work.is_open and shard.is_open and work.deadline_s > self._time()) and not self._is_wanted(work):
+            self.ended(resident)
+            return None
+        now_ns = shard.tenure.may_start_at(self.now_ns)
+        self.now_ns = 0
+        if now_ns is None:
+            return self._begin_slowly(work)
+        if work.began_ns:
+            resident.hosted.waits.see((now_ns - work.began_ns) / 1e9)
+        work.began_ns = now_ns
+        try:
+            if resident.entity is None:
+                if not awaken_at_once(resident, self._loop.time()):
+                    return self._begin_slowly(work)
+                self._fill(resident)
+            return self.handler(work)
+        except BaseException as error:  # noqa: BLE001 an `initial_state`, or a decorator's own code
+            self.raised(work, error)
+            return None
+
+    async def _begin_slowly(self, work: Work) -> Any:
+        resident = work.resident
+        await self._trusted(work)
+        if resident.entity is None and work.is_open:
+            await awaken(resident, work)
+            self._fill(resident)
+            await self._trusted(work)
+        work.began_ns = self._steady_ns()
+        return await self.handler(work) if self._is_wanted(work) else None
+
+    def _is_wanted(self, work: Work) -> bool:
+        """The check before each dispatch, besides that of trust: does somebody wait for it, here, now?"""
+        if work.deadline_s <= self._loop.time():
+            self._answers.refuse(work, timed_out(work))
+        elif not work.resident.shard.is_open:
+            self._answers.not_mine(work)
+        return work.is_open
+
+    async def _trusted(self, work: Work) -> None:
+        """Wait while the seat is held and nothing new may be started; a call for a seat that is not moves on."""
+        tenure = work.resident.shard.tenure
+        while work.is_open and not tenure.may_start:
+            if not tenure.held:
+                self._answers.not_mine(work)
+                return
+            await asyncio.sleep(_TRUST_S)
+
+    def handler(self, work: Work) -> Coroutine[Any, Any, Any]:
+        """What runs for a call whose entity is there."""
+        rpc = work.rpc
+        try:
+            args, kwargs = rpc.arguments.decode(work.payload)
+        except MalformedMessage as error:
+            self._answers.refuse(work, error)
+            return _nothing()
+        work.has_begun = True
+        if chaos.on:
+            chaos.saw("message" if work.is_stored else "rpc", work.target)
+        entity = work.resident.entity
+        made = rpc.fn(entity, *args, **kwargs) if kwargs else rpc.fn(entity, *args)
+        if type(made) is not CoroutineType or rpc.is_stream:
+            made = streamed(work, made) if rpc.is_stream else coroutine_of(made)
+        return handled(work, made) if spans.on else made
+
+    def _fill(self, resident: Resident) -> None:
+        """It was activated: as many calls as it may run at once need not wait any more."""
+        mailbox = resident.mailbox
+        while mailbox is not None and resident.running < resident.limit:
+            following = mailbox.take()
+            if following is None:
+                return
+            self.admit(following)
+
+    # How it ends
+
+    def waits(self, work: Work) -> None:
+        """It has a task of its own now."""
+        self.waiting[work] = None
+        self.expect(work.deadline_s)
+
+    def returned(self, work: Work, value: Any) -> None:
+        """The handler has ended well. Written out for the usual case: a plain reply, nobody else waits, it stays."""
+        rpc, resident = work.rpc, work.resident
+        shard = resident.shard
+        if work.ledger is not None or resident.kept is not None:
+            if work.has_begun:
+                self._committing.returned(work, value)
+            else:  # it was taken back, or could not be read, before its handler began: it has no end to commit
+                self.ended(resident, work)
+            return
+        if rpc.is_stream or resident.mailbox is not None or resident.is_leaving or not work.is_open:
+            self._returned(work, value)
+            return
+        try:
+            body = rpc.result.checked(value, rpc.result_what)
+        except MalformedMessage as error:  # it does not fit the annotation: the handler's mistake
+            self.raised(work, error)
+            return
+        now_ns = shard.tenure.held_at()
+        if now_ns is None:
+            self._returned(work, value)
+            return
+        if work.task is not None:
+            self.waiting.pop(work, None)
+        work.is_open = False
+        self.now_ns = now_ns
+        self._counts.replied += 1
+        counted = rpc.counted
+        counted.ok.value += 1
+        took, took_s = counted.took, (now_ns - work.began_ns) / 1e9
+        took.counts[0 if took_s <= _LEAST_S else bisect_left(SECONDS, took_s)] += 1  # as `took.see` does
+        took.total += took_s
+        shard.busy -= 1
+        resident.current = None
+        resident.running -= 1
+        if not resident.running and not resident.is_kept:
+            if resident.rested_ns:
+                resident.rested_ns = now_ns  # what `rest` comes to
+            else:
+                self._rest(resident)
+        work.reply(body)
+
+    def _returned(self, work: Work, value: Any) -> None:
+        try:
+            self._answers.reply(work, value)
+        except MalformedMessage as error:
+            self.raised(work, error)
+        except BaseException:
+            self.ended(work.resident, work)
+            raise
+        else:
+            self.ended(work.resident, work)
+
+    def raised(self, work: Work, error: BaseException) -> None:
+        """It has ended by an error: a declared one, a cancellation of ours, or a defect."""
+        if isinstance(error, ActivationFailed):
+            self._not_activated(work, error.cause)
+        elif isinstance(error, SeatLost):
+            self._committing.undo(work)
+            self._answers.cut_short(work, "it lost the shard while the stream was sent")
+        elif work.is_stopped and isinstance(error, asyncio.CancelledError):
+            self._committing.undo(work)  # ours, and the call was closed before
+        elif nearest(error, work.rpc.errors) is not None:
+            self._committing.declared(work, error)
+            return
+        else:
+            self._defect(work, error)
+        self.ended(work.resident, work)
+
+    def _defect(self, work: Work, error: BaseException) -> None:
+        """Nobody knows what state its instance is in: it is dropped. A stored message is tried again by its policy."""
+        self._committing.undo(work)
+        report_defect(work, error)
+        work.resident.hosted.defects.see(error, now_s=self._time())
+        if work.is_stored:
+            cast("StoredWork", work).set_back(error)
+        else:
+            self._answers.fail(work, error)
+        self._lives.defected(work.resident)
+
+    def dropped(self, resident: Resident) -> None:
+        """What an instance has in memory is not what is stored."""
+        self._lives.defected(resident)
+
+    def _not_activated(self, work: Work, cause: BaseException) -> None:
+        """Those who wait for the same activation get the same error; if it only took too long, they try again."""
+        self._lives.not_activated(work.resident, cause)
+        if not work.is_stopped:
+            mailbox = work.resident.mailbox
+            for each in [work, *(() if mailbox is None else mailbox.take_all())]:
+                self._refuse_unactivated(each, cause)
+
+    def _refuse_unactivated(self, work: Work, cause: BaseException) -> None:
+        if isinstance(cause, NotHeld):
+            self._answers.not_mine(work)
+        elif work.is_stored:
+            cast("StoredWork", work).set_back(cause)
+        elif isinstance(cause, NewerVersion):  # of the cluster: no handler ran
+            self._answers.refuse(work, cause)
+        else:
+            self._answers.fail(work, cause)
+
+    def ended(self, resident: Resident, work: Work | None = None) -> None:
+        """A place is free: the next of the mailbox takes it, or nobody."""
+        now_ns = 0
+        if work is not None:
+            self.waiting.pop(work, None)
+            if work.has_begun:
+                steady_ns = self._steady_ns
+                now_ns = steady_ns()
+                work.rpc.counted.took.see((now_ns - work.began_ns) / 1e9)
+                if work.is_stored:
+                    self._counts.stored += 1
+        resident.current = None
+        following = None if resident.mailbox is None else resident.mailbox.take()
+        if following is not None:
+            self.serving.push(following)
+            return
+        resident.mailbox = None
+        resident.running -= 1
+        resident.shard.busy -= 1
+        if not resident.running:
+            if now_ns and resident.rested_ns and not (resident.is_leaving or resident.is_kept):
+                resident.rested_ns = now_ns  # what that comes to
+            else:
+                self._lives.rests(resident)
+
+    # Deadlines
+
+    def _sweep(self, now_s: float) -> tuple[float, int]:
+        """Close what has expired; the earliest deadline of the rest, and how many wait."""
+        least_s = math.inf
+        for work in list(self.waiting):
+            if work.deadline_s <= now_s:
+                self._answers.refuse(work, timed_out(work))
+                self.stop(work)
+            else:
+                least_s = min(least_s, work.deadline_s)
+            least_s = min(least_s, self._sweep_mailbox(work.resident, now_s))
+        return least_s, len(self.waiting)
+
+    def _sweep_mailbox(self, resident: Resident, now_s: float) -> float:
+        if resident.mailbox is None:
+            return math.inf
+        expired, least_s = resident.mailbox.take_expired(now_s)
+        for work in expired:
+            self._answers.refuse(work, timed_out(work))
+        return least_s
+
+
+async def _nothing() -> None:
+    """For a call that was answered before its handler could begin."""

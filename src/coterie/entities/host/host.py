@@ -1,0 +1,400 @@
+"""Host: all entities of one runner. What is delivered to it is run, one entity at a time, and answered.
+
+deliver ──▶ resident? ──no──▶ room? shard ours? ──▶ a new life
+               │                                       │
+               └────────▶ runs now, or waits in its mailbox ──▶ handler ──▶ answered
+
+(no task, no timer for an entity without calls)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.host.activation import Counts, Hosted, NotHeld, Resident, backoff_s
+from coterie.entities.host.deactivation import Farewells, Idling
+from coterie.entities.host.dispatch import Prompt
+from coterie.entities.host.executor import Handlers
+from coterie.entities.host.mailbox import Mailbox
+from coterie.entities.host.responder import Answers
+from coterie.entities.host.shard import ShardOccupant
+from coterie.entities.persisted.inbox import Deliveries
+from coterie.entities.persisted.outcome import cancelled
+from coterie.entities.persisted.poller import Sweeping
+from coterie.errors import CoterieError, MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
+from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.service import Tasks
+from coterie.kernel.supervisor import Supervisor
+from coterie.kernel.text import said
+from coterie.work.limits import STUBBORN_S, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from coterie.cluster import Cluster
+    from coterie.entities.definition import EntityType
+    from coterie.entities.host.defects import DefectStreak
+    from coterie.entities.host.work import Work
+    from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
+    from coterie.kernel.retry import Retry
+    from coterie.ownership.seats import Tenure
+    from coterie.settings import Settings
+    from coterie.storage.contracts.messages import Message
+    from coterie.storage.interface import Storage
+
+log = logging.getLogger("coterie.entities")
+
+
+class Host:
+    """The entities of one runner, made and used on its loop. There is no `start`; `stop` ends it.
+
+    Args:
+        types: The entity types that this program knows, by name. Looked up at each delivery, so it may still grow.
+        cluster: What entities have as `self.cluster`; None for a probe.
+        settings: How the runner runs: `shards`, `drain`, `resident_entities`, `max_idle`, `retry`.
+        clock: Of the runner.
+        chance: Of the runner.
+        name: Of the runner, for errors.
+        storage: Where state and messages are kept; None for a probe, which keeps nothing.
+        hand_over: Brings a message that a handler sent to its owner, once it is stored.
+        supervisor: The one of this process.
+
+    Promise:
+        Every delivered call is answered once, by its deadline and a tick, whatever its handler does (see `Work`).
+        What hangs or fails in one entity costs no other entity anything.
+    """
+
+    def __init__(
+        self,
+        types: Mapping[str, EntityType[Any]],
+        *,
+        cluster: Cluster | None,
+        settings: Settings,
+        clock: Clock,
+        chance: Chance,
+        name: str,
+        storage: Storage | None = None,
+        hand_over: Callable[[Message], None] = lambda _: None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.storage = storage
+        self.settings = settings
+        self.clock = clock
+        self.counts = Counts()
+        self.tasks = Tasks("entities/resources")
+        self.answers = Answers(name, self.counts)
+        self._loop = asyncio.get_running_loop()
+        self.idling = Idling(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
+        messages = None if storage is None else storage.messages
+        self.handlers = Handlers(
+            self,
+            self.answers,
+            counts=self.counts,
+            rest=self.idling.rest,
+            messages=messages,
+            hand_over=hand_over,
+            most_bytes=settings.frame_limit,
+            steady_ns=clock.steady_ns,
+        )
+        self._serving = self.handlers.serving
+        self.farewells = Farewells()
+        self._types = types
+        self._chance = chance
+        self.name = name
+        self._hosted: dict[str, Hosted] = {}
+        self._shards: dict[ShardId, ShardOccupant] = {}
+        self._ending: dict[ShardId, ShardOccupant] = {}  # given up, but handlers of them still run
+        self.prompt = Prompt(self, self._hosted)
+        self.deliveries: Deliveries | None = None
+        self.sweeping: Sweeping | None = None
+        if messages is not None:
+            supervisor = supervisor or Supervisor(chance)
+            self.sweeping = Sweeping(
+                self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor
+            )
+            self.deliveries = Deliveries(self, messages, chance=chance, wake=self.sweeping.wake)
+
+    # The face
+
+    def occupy(self, tenure: Tenure) -> ShardOccupant:
+        """Sit on the seat of a shard (`ownership.Occupy`). Handlers inherit the context in which this is called."""
+        _, name = Seat.split(tenure.seat)
+        id_ = ShardId.parse(name)
+        shard = self._shards[id_] = ShardOccupant(self, tenure, id_, copy_context(), self._ending.get(id_))
+        if self.deliveries is not None:
+            self.deliveries.open(tenure)
+        return shard
+
+    def deliver(self, work: Work) -> None:
+        """Run a call, when its turn comes. Never raises, never blocks; may answer before it returns.
+
+        Answers without running: `not_mine`, or `refuse` with `UnknownEntity`, `ReentrantCall`, `MailboxFull`,
+        `RunnerFull`, `MalformedMessage` (when its turn comes) or `SendTimeout` (deadline passed while it waited).
+        After it began: `reply`, `failed`, `send`… and `end`, or `refuse` with `SendTimeout` (cancelled at its
+        deadline) or `RunnerUnavailable` with `sent` (the seat was lost while it ran: it may have run, do not repeat).
+        """
+        self.counts.delivered += 1
+        hosted = self._hosted.get(work.entity_type) or self._host(work.entity_type)
+        rpc = work.rpc = None if hosted is None else hosted.rpcs.get(work.method)
+        if hosted is None or rpc is None:
+            self.answers.refuse(work, UnknownEntity(target=work.target, hint=self._known(hosted)))
+            return
+        resident = hosted.entities.get(work.entity_id)
+        if resident is None or resident.running:
+            self._place(hosted, work)
+            return
+        work.resident = resident  # it lives here and is idle: what `_place`, `admit` and `push` come to
+        resident.running = 1
+        resident.shard.busy += 1
+        serving = self._serving
+        serving.ready.append(work)
+        if not serving.is_serving:
+            serving.serve_on()
+
+    def cancel(self, work: Work) -> None:
+        """The caller has left: work that waits never runs, a handler that runs is cancelled, nothing is answered.
+
+        An activation goes on, for the sake of the next call, but not past the deadline of this one.
+        """
+        work.is_open = False
+        if work.task is not None and work.has_begun:
+            self.handlers.stop(work)
+
+    def residents(self, entity_type: str) -> Sequence[str]:
+        """The ids of all entities of a type that live here now, for a broadcast."""
+        hosted = self._hosted.get(entity_type)
+        return [] if hosted is None else list(hosted.entities)
+
+    def lives(self, entity_type: str) -> Mapping[str, Resident]:
+        """The same with what is known of each, by id."""
+        hosted = self._hosted.get(entity_type)
+        return {} if hosted is None else hosted.entities
+
+    def unknown(self, target: str, entity_type: str) -> UnknownEntity:
+        """The error of a call of something that this program does not have."""
+        hosted = self._hosted.get(entity_type) or self._host(entity_type)
+        return UnknownEntity(target=target, hint=self._known(hosted))
+
+    def census(self) -> dict[str, int]:
+        """How many entities of each type live here now."""
+        return {name: len(hosted.entities) for name, hosted in self._hosted.items() if hosted.entities}
+
+    def failing(self) -> dict[str, dict[str, int]]:
+        """How many entities of each type could not begin when they were called last, by the type of the error."""
+        return {name: dict(Counter(each.failing.values())) for name, each in self._hosted.items() if each.failing}
+
+    def defects(self) -> dict[str, DefectStreak]:
+        """Of each type the calls that failed since one succeeded."""
+        now_s = self._loop.time()
+        streaks = {name: hosted.defects.streak(now_s=now_s) for name, hosted in self._hosted.items()}
+        return {name: each for name, each in streaks.items() if each is not None}
+
+    def queued(self) -> tuple[int, int]:
+        """How many calls wait in mailboxes, and how many run. Looks at each resident: not for each call."""
+        residents = [each for hosted in self._hosted.values() for each in hosted.entities.values()]
+        waiting = sum(len(each.mailbox) for each in residents if each.mailbox is not None)
+        return waiting, sum(each.running for each in residents)
+
+    def oldest_s(self) -> float:
+        """For how long the handler has run that has run longest."""
+        now_ns = self.clock.steady_ns()
+        return max(((now_ns - work.began_ns) / 1e9 for work in self.handlers.waiting if work.has_begun), default=0.0)
+
+    # Stored messages
+
+    def wake(self) -> None:
+        """Have storage looked at soon."""
+        if self.sweeping is not None:
+            self.sweeping.wake()
+
+    def has_room(self, entity_type: str, entity_id: str) -> bool:
+        """Whether a stored message of an entity could be taken into memory now."""
+        hosted = self._hosted.get(entity_type) or self._host(entity_type)
+        if hosted is None:
+            if self.deliveries is not None:
+                self.deliveries.report_unknown(entity_type)
+            return False
+        resident = hosted.entities.get(entity_id)
+        if resident is None:
+            return self.counts.resident < self.settings.resident_entities or self.idling.longest() is not None
+        return resident.mailbox is None or len(resident.mailbox) < hosted.type.mailbox
+
+    def retry_of(self, entity_type: str) -> Retry:
+        """How often, and after which pauses, a stored message of this type is tried."""
+        hosted = self._hosted.get(entity_type) or self._host(entity_type)
+        return self.settings.retry if hosted is None else hosted.retry
+
+    def _concurrency(self) -> dict[str, int]:
+        return {known.name: known.concurrency for known in self._types.values()}
+
+    async def cancel_stored(self, message_id: str, seat: str) -> bool | None:
+        """Take a stored message back, if it has not begun; None: its shard is not ours to say.
+
+        Raises:
+            PersistenceError: Nobody knows.
+        """
+        if self.deliveries is None or self.storage is None:
+            return None
+        shelf = self.deliveries.shelves.get(seat)
+        if shelf is None:
+            return None
+        if not self.deliveries.cancel(message_id):
+            return False
+        try:
+            return await self.storage.messages.cancel(message_id, shelf.tenure.claim, reply=cancelled(message_id))
+        except PersistenceError:
+            self.deliveries.uncancel(message_id)
+            raise
+
+    async def stop(self) -> None:
+        """End everything that is left, within some seconds, whatever ignores its cancellation."""
+        if self.sweeping is not None:
+            await self.sweeping.stop()
+        if self.deliveries is not None:
+            await self.deliveries.suspects.stop()
+        for shard in list(self._shards.values()):
+            shard.abandon()
+        await settled([work.task for work in self.handlers.waiting], limit_s=STUBBORN_S)
+        await self.farewells.stop()
+        await self.handlers.close()
+        self.idling.stop()
+
+    # Where a call goes
+
+    def _known(self, hosted: Hosted | None) -> str:
+        if hosted is None:
+            known = f"the entities {', '.join(sorted(self._types))}" if self._types else "no entities"
+        else:
+            known = f"{hosted.type.name} with {', '.join(sorted(hosted.type.rpcs))}"
+        return f"is the program that defines it deployed? runner {self.name} knows {known}"
+
+    def _host(self, entity_type: str) -> Hosted | None:
+        known = self._types.get(entity_type)
+        if known is None:
+            return None
+        hosted = self._hosted[entity_type] = Hosted(known, self.settings)
+        return hosted
+
+    def _place(self, hosted: Hosted, work: Work) -> None:
+        resident = hosted.entities.get(work.entity_id) or self._move_in(hosted, work)
+        if resident is None:
+            return
+        work.resident = resident
+        if work.chain and _waits_for_itself(resident, work):
+            self.answers.refuse(work, ReentrantCall(target=work.target, chain=_shown(work)))
+        elif resident.running < resident.limit:
+            self.handlers.admit(work)
+        else:
+            self._let_wait(resident, work)
+
+    def _let_wait(self, resident: Resident, work: Work) -> None:
+        most = resident.hosted.type.mailbox
+        mailbox = resident.mailbox = resident.mailbox or Mailbox(most)
+        if mailbox.put(work):
+            work.began_ns = self.clock.steady_ns()
+            self.handlers.expect(work.deadline_s)
+        else:
+            self.answers.refuse(work, MailboxFull(entity=resident.address, waiting=most))
+
+    # Lives
+
+    def _move_in(self, hosted: Hosted, work: Work) -> Resident | None:
+        """A new life for the sake of a call, if the shard is ours and there is room."""
+        number = shard_number(hosted.type.name, work.entity_id, self.settings.shards)
+        shard = self._shards.get(ShardId(hosted.type.group, number))
+        if shard is None or not shard.tenure.held:
+            self.answers.not_mine(work)
+            return None
+        farewell = None
+        if self.counts.resident >= self.settings.resident_entities:
+            idle = self.idling.longest()
+            if idle is None:
+                self.answers.refuse(
+                    work, RunnerFull(runner=self.name, entity=work.address, resident=self.counts.resident)
+                )
+                return None
+            farewell = self._evict(idle)
+        resident = Resident(hosted, work.entity_id, shard, farewell)
+        hosted.entities[work.entity_id] = resident
+        shard.residents[resident] = None
+        self.counts.resident += 1
+        return resident
+
+    def retire(self, resident: Resident) -> list[Work]:
+        """End a life, when its last call has ended; the calls that wait for it."""
+        hosted, mailbox = resident.hosted, resident.mailbox
+        if resident.is_leaving:
+            return []
+        resident.is_leaving = True
+        resident.mailbox = None
+        del hosted.entities[resident.id], resident.shard.residents[resident]
+        if hosted.failing:
+            hosted.failing.pop(resident.id, None)
+        self.idling.forget(resident)
+        self.counts.resident -= 1
+        if not resident.running:
+            self.farewells.begin(resident)
+        return [] if mailbox is None else mailbox.take_all()
+
+    def _evict(self, resident: Resident) -> asyncio.Future[Any] | None:
+        """Let an idle entity leave; its farewell, if it takes any time."""
+        self.retire(resident)
+        return resident.hosted.leaving.get(resident.id)
+
+    def rests(self, resident: Resident) -> None:
+        """Nothing of it runs any more: it is idle, or leaves."""
+        if not resident.is_leaving:
+            if not resident.is_kept:
+                self.idling.rest(resident)
+            return
+        self.farewells.begin(resident)
+        if not resident.shard.is_open:
+            resident.shard.quieten()
+
+    def defected(self, resident: Resident) -> None:
+        """Drop an instance of which nobody knows what state it is in: those that wait get another one."""
+        for work in self.retire(resident):
+            self._place(resident.hosted, work)
+
+    def not_activated(self, resident: Resident, cause: BaseException) -> None:
+        """Leave an entity that could not begin alone for a while."""
+        resident.failures += 1
+        if not isinstance(cause, NotHeld | asyncio.CancelledError) and not resident.is_leaving:
+            failing = resident.hosted.failing
+            if not failing:  # one line for a type: after a roll-back it may be all of its entities
+                stack = None if isinstance(cause, CoterieError) else cause
+                log.error("%s cannot begin: %s", resident.address, said(cause), exc_info=stack)
+            failing[resident.id] = type(cause).__name__
+        resident.hosted.stillborn.value += 1
+        resident.not_before_s = self._loop.time() + backoff_s(resident.hosted, resident.failures, self._chance)
+
+    def closed(self, shard: ShardOccupant) -> None:
+        """A shard takes no calls any more."""
+        if self._shards.get(shard.id) is shard:
+            del self._shards[shard.id]
+        self._ending[shard.id] = shard
+        if self.deliveries is not None:
+            self.deliveries.close(shard.tenure)
+
+    def quiet(self, shard: ShardOccupant) -> None:
+        """Nothing runs any more of a shard that was given up."""
+        if self._ending.get(shard.id) is shard:
+            del self._ending[shard.id]
+
+
+def _waits_for_itself(resident: Resident, work: Work) -> bool:
+    """Whether whoever awaits this call is what keeps its entity busy."""
+    current = resident.current
+    if resident.hosted.concurrency > 1 or current is None:
+        return False
+    return any(message_id == current.message_id for _, message_id in work.chain)
+
+
+def _shown(work: Work) -> str:
+    return " → ".join(address for address, _ in work.onward())

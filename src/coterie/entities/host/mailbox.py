@@ -1,0 +1,65 @@
+"""Mailbox: the calls that wait for one entity. It exists only while some do: most entities never need one."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coterie.entities.host.work import Work
+
+
+class Mailbox:
+    """A bounded queue, first come, first served.
+
+    Args:
+        most: How many may wait.
+
+    Promise:
+        It never holds more than `most`, and what it refused it never gives out [INV-E4].
+    """
+
+    __slots__ = ("_most", "_waiting")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: deque[Work] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter(self._waiting)
+
+    def put(self, work: Work) -> bool:
+        """Let a call wait; false if there is no room for it, also without those whose callers have left."""
+        if len(self._waiting) >= self._most:
+            self._waiting = deque(each for each in self._waiting if each.is_open)
+        if len(self._waiting) >= self._most:
+            return False
+        self._waiting.append(work)
+        return True
+
+    def take(self) -> Work | None:
+        """The next one whose caller still waits."""
+        while self._waiting:
+            work = self._waiting.popleft()
+            if work.is_open:
+                return work
+        return None
+
+    def take_all(self) -> list[Work]:
+        """All of them, in order."""
+        taken = [work for work in self._waiting if work.is_open]
+        self._waiting.clear()
+        return taken
+
+    def take_expired(self, now_s: float) -> tuple[list[Work], float]:
+        """Those whose deadline has passed, and the earliest deadline of the others."""
+        expired = [work for work in self._waiting if work.is_open and work.deadline_s <= now_s]
+        if expired:
+            self._waiting = deque(work for work in self._waiting if work.is_open and work.deadline_s > now_s)
+        return expired, min((work.deadline_s for work in self._waiting), default=math.inf)

@@ -1,0 +1,116 @@
+"""Answers: every call is closed once, by its handler's answer or by an error of the cluster, and counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from coterie.entities.calls.wire import pack_failure
+from coterie.entities.rpc import nearest
+from coterie.errors import CoterieError, RunnerUnavailable, SendTimeout
+from coterie.kernel import metrics
+
+if TYPE_CHECKING:
+    from coterie.entities.host.activation import Counts
+    from coterie.entities.host.work import Work
+
+log = logging.getLogger("coterie.entities")
+
+
+class Answers:
+    """Answers calls. A call that is closed already (answered, or its caller has left) is left alone.
+
+    Args:
+        runner: Its name, for errors.
+        counts: Where they are counted.
+
+    Promise:
+        What a handler gave is said only while the seat is held. Afterwards the caller is told that it may have run,
+        so that nobody repeats it unknowingly [INV-D8].
+    """
+
+    def __init__(self, runner: str, counts: Counts) -> None:
+        self._runner = runner
+        self._counts = counts
+
+    def reply(self, work: Work, value: object) -> None:
+        """The handler returned, or its stream came to an end.
+
+        Raises:
+            MalformedMessage: The value does not fit the annotation; nothing was said.
+        """
+        if work.is_open:
+            self.say(work, b"" if work.rpc.is_stream else work.rpc.encode_result(value))
+
+    def say(self, work: Work, body: bytes) -> None:
+        """Tell the result, which is encoded; of a stream: that it has ended."""
+        if not (work.is_open and self._may_say(work)):
+            return
+        self._counts.replied += 1
+        work.rpc.counted.ok.value += 1
+        if work.rpc.is_stream:
+            work.end()
+        else:
+            work.reply(body)
+
+    def fail(self, work: Work, error: BaseException) -> None:
+        """The handler raised, or the entity could not be activated."""
+        if work.is_open and self._may_say(work):
+            self._counts.failed += 1
+            counted = work.rpc.counted
+            (counted.failed if nearest(error, work.rpc.errors) is None else counted.declared).value += 1
+            work.failed(pack_failure(error, work.rpc.errors))
+
+    def refuse(self, work: Work, error: CoterieError) -> None:
+        """It cannot be done here, or not in time."""
+        if work.is_open:
+            work.is_open = False
+            self._counts.refused += 1
+            _refused(work, error.code)
+            work.refuse(error)
+
+    def not_mine(self, work: Work) -> None:
+        """It has not run, and belongs elsewhere."""
+        if work.is_open:
+            work.is_open = False
+            self._counts.refused += 1
+            _refused(work, "not_mine")
+            work.not_mine()
+
+    def cut_short(self, work: Work, problem: str) -> None:
+        """It may have run, and nothing can be said about it any more."""
+        self.refuse(work, RunnerUnavailable(runner=self._runner, target=work.target, problem=problem, sent=True))
+
+    def _may_say(self, work: Work) -> bool:
+        if work.resident.shard.tenure.held:
+            work.is_open = False
+            return True
+        self.cut_short(work, "it lost the shard while the call ran")
+        return False
+
+
+def _refused(work: Work, reason: str) -> None:
+    """Count it, under names of the program only: what nobody here knows is not named."""
+    metrics.REFUSED.of("" if work.rpc is None else work.entity_type, reason).value += 1
+
+
+def timed_out(work: Work) -> SendTimeout:
+    """The error of a call whose deadline has passed here."""
+    hint = "" if work.has_begun else "it has not run: the entity was busy, or did not become active in time"
+    return SendTimeout(target=work.target, waited_s=work.within_s, hint=hint)
+
+
+def report_defect(work: Work, error: BaseException) -> None:
+    """Log an error that no rpc declares."""
+    log.error("%s failed, and its instance is dropped: %r", work.target, error, exc_info=error)
+
+
+def report_stubborn(work: Work, waited_s: float) -> None:
+    """Log a handler that was cancelled and goes on."""
+    if work.task is not None and not work.task.done():
+        log.error(
+            "%s was cancelled %g s ago and still runs, so that other calls of %s wait: it swallows CancelledError",
+            work.target,
+            waited_s,
+            work.address,
+        )

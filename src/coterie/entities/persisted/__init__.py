@@ -1,0 +1,1 @@
+"""Persisted calls: storing, delivering, committing, replying."""

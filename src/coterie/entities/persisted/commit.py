@@ -1,0 +1,276 @@
+"""Committing: what a handler leaves behind is durable before anybody hears of it (B3).
+
+handler ended ──▶ reply, changed state, messages sent, the user's SQL ──▶ one commit ──▶ "written": reply, hand over
+                                                                             │
+          "fenced", "gone": nothing was written, the instance is dropped ◀───┤
+          no connection, or nobody knows: asked again while the seat is held ◀┘
+
+Until the commit is known the call counts as running: the next one of its entity begins after it [M7].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from coterie.entities.calls.wire import FAILED, MARK, pack_failure
+from coterie.entities.idempotency_key import shown_key
+from coterie.entities.persisted.effects import BARE, ENDED, ledger_of
+from coterie.entities.persisted.outcome import require_small
+from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
+from coterie.kernel import chaos, metrics
+from coterie.kernel.service import Tasks
+from coterie.storage.contracts.messages import Commit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coterie.entities.host.activation import Resident
+    from coterie.entities.host.responder import Answers
+    from coterie.entities.host.work import Work
+    from coterie.entities.persisted.effects import Ledger
+    from coterie.storage.contracts.messages import Committed, Message, Messages, StateChange, Transaction
+
+_PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+"""Between two tries to save, while the database is away: a blip delays a reply, nothing more."""
+
+
+class Handles(Protocol):
+    """Whoever runs handlers."""
+
+    def ended(self, resident: Resident, work: Work | None = None) -> None:
+        """Its place is free."""
+        ...
+
+    def raised(self, work: Work, error: BaseException) -> None:
+        """It counts as if the handler had raised."""
+        ...
+
+    def dropped(self, resident: Resident) -> None:
+        """What the instance has in memory is not what is stored: end this life, without a word to anybody."""
+        ...
+
+
+class Committing:
+    """Commits the ends of handlers.
+
+    Args:
+        messages: Where; None for a probe, which stores nothing.
+        answers: By what calls are answered.
+        handles: Told what comes of them.
+        hand_over: Brings a message that was stored to its owner.
+        most_bytes: Of a reply or a state that is stored.
+    """
+
+    def __init__(
+        self,
+        messages: Messages | None,
+        answers: Answers,
+        handles: Handles,
+        hand_over: Callable[[Message], None],
+        most_bytes: int,
+    ) -> None:
+        self._messages = messages
+        self._answers = answers
+        self._handles = handles
+        self._hand_over = hand_over
+        self._most_bytes = most_bytes
+        self._tasks = Tasks("entities/commits")
+
+    def returned(self, work: Work, value: Any) -> None:
+        """The handler has ended well."""
+        rpc, resident = work.rpc, work.resident
+        try:
+            body = b"" if rpc.is_stream else rpc.result.checked(value, rpc.result_what)
+            change = None if resident.kept is None else _change(work)
+            if change is not None or len(body) > self._most_bytes:
+                self._require_small(work, body, change)
+        except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler's mistake
+            self._handles.raised(work, error)
+            return
+        if work.ledger is BARE:  # the usual end of a stored message
+            work.ledger = ENDED
+            self._submit(work, Commit(resident.shard.tenure.claim, work.message_id, body, change))
+        else:
+            self._save(work, body, change)
+
+    def declared(self, work: Work, error: BaseException) -> None:
+        """The handler has ended by a declared error: nothing of what it did stays, but the error is its result [M7]."""
+        self.undo(work)
+        if work.is_stored:
+            self._save(work, FAILED + pack_failure(error, work.rpc.errors), None)
+            return
+        self._answers.fail(work, error)
+        self._handles.ended(work.resident, work)
+
+    def undo(self, work: Work) -> None:
+        """Take back what a handler did: state, messages, SQL. What it changed elsewhere is its own affair."""
+        resident, ledger = work.resident, ledger_of(work)  # one that it has from now on takes nothing any more
+        if resident.kept is not None and resident.entity is not None:
+            resident.entity.state = resident.kept.restored()
+        ledger.is_open = False
+        ledger.sends.clear()
+        ledger.forgets = False
+        transaction, ledger.transaction = ledger.transaction, None
+        if transaction is not None:
+            self._tasks.spawn(transaction.rollback(), name=f"roll back {work.target}")
+
+    async def stop(self) -> None:
+        """Commit nothing more."""
+        await self._tasks.stop()
+
+    # The commit
+
+    def _require_small(self, work: Work, body: bytes, change: StateChange | None) -> None:
+        if work.is_stored:
+            require_small(body, what=work.rpc.result_what, most_bytes=self._most_bytes)
+        if change is not None and change.value is not None:
+            require_small(change.value, what=f"the state of {work.address}", most_bytes=self._most_bytes)
+
+    def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
+        ledger: Ledger | None = None if work.ledger is BARE else work.ledger
+        if ledger is None:
+            work.ledger = ENDED
+        else:
+            ledger.is_open = False
+        transaction = None if ledger is None else ledger.transaction
+        if ledger is not None and transaction is not None and ledger.in_block:
+            problem = f"{work.target} has ended inside of its transaction: leave the block before"
+            self._handles.raised(work, RuntimeError(problem))
+            return
+        sends = () if ledger is None else tuple(ledger.sends)
+        write = Commit(
+            work.resident.shard.tenure.claim, work.message_id if work.is_stored else None, body, change, sends
+        )
+        if transaction is not None:
+            self._tasks.spawn(self._with_transaction(work, write, transaction), name=f"commit {work.target}")
+        elif self._messages is None or not (work.is_stored or change or sends):
+            self.written(work, write)
+        else:
+            self._submit(work, write)
+
+    def _submit(self, work: Work, write: Commit) -> None:
+        assert self._messages is not None, "a probe writes nothing"
+        try:
+            self._messages.save(write, Saving(self, work, write))
+        except PersistenceError as error:
+            self.failed(work, write, error)
+
+    def failed(self, work: Work, write: Commit, error: BaseException) -> None:
+        """Its commit was refused, or is not known."""
+        if isinstance(error, PersistenceError) and error.outcome == "refused":
+            self._handles.raised(work, error)
+        elif isinstance(error, PersistenceError):
+            self._tasks.spawn(self._insist(work, write), name=f"commit {work.target} again")
+        else:
+            self._lost(work, f"it could not be saved: {error!r}")
+
+    async def _insist(self, work: Work, write: Commit) -> None:
+        """Try again until it is known, while the seat is held. A try that had worked is recognised by the epoch."""
+        assert self._messages is not None, "it failed to save"
+        pause_s = _PAUSE_S
+        while work.resident.shard.tenure.held:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+            try:
+                self.judge(work, write, await self._messages.commit(write), is_new=False)
+            except PersistenceError as error:
+                if error.outcome != "refused":
+                    continue
+                self._handles.raised(work, error)
+            return
+        self._lost(work, "it lost the shard before the reply was saved")
+
+    async def _with_transaction(self, work: Work, write: Commit, transaction: Transaction) -> None:
+        """An unknown outcome is not asked for again: the SQL cannot be repeated without the handler.
+
+        Nothing is doubted for long: the message, or the state, tells whoever runs or loads it next.
+        """
+        if chaos.on:
+            await chaos.point("committing.before_transaction")
+        try:
+            told = await transaction.commit(write)
+        except Exception as error:  # noqa: BLE001 our own errors, and a user's statement that failed
+            self._handles.raised(work, error)
+        else:
+            self.judge(work, write, told)
+
+    def judge(self, work: Work, write: Commit, told: Committed, *, is_new: bool = True) -> None:
+        """Its commit is known."""
+        if told == "written":
+            self.written(work, write, is_new=is_new)
+        elif told == "stale":
+            problem = "its state is of another version than the one that was loaded"
+            self._handles.raised(work, PersistenceError(doing=f"save the state of {work.address}", problem=problem))
+        elif told == "taken":
+            self._handles.raised(work, _conflict(work, write))
+        else:
+            self._lost(work, "it lost the shard before the reply was saved")
+
+    def written(self, work: Work, write: Commit, *, is_new: bool = True) -> None:
+        """Its commit is durable."""
+        resident, change = work.resident, write.state
+        if change is not None and resident.kept is not None:
+            resident.kept.committed(change)
+        if work.is_stored:
+            work.is_open = False
+            if write.reply and write.reply[0] == MARK:
+                work.rpc.counted.done_declared.value += 1
+            else:
+                work.rpc.counted.done.value += 1
+            work.reply(write.reply)
+        else:
+            self._answers.say(work, write.reply)
+        for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner knows
+            metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
+            self._hand_over(message)
+        if work.ledger is not None and work.ledger.forgets:
+            self._handles.dropped(resident)
+        self._handles.ended(resident, work)
+
+    def _lost(self, work: Work, problem: str) -> None:
+        """Nothing was written in our name, and what the instance has in memory is not what is stored."""
+        self.undo(work)
+        self._answers.cut_short(work, problem)
+        self._handles.dropped(work.resident)
+        self._handles.ended(work.resident, work)
+
+
+class Saving(Struct, eq=False, gc=False):
+    """What waits for the commit of a handler that has ended (`groups.Waiter`): no future, no task."""
+
+    committing: Any
+    work: Any
+    write: Commit
+
+    def set_result(self, told: Committed) -> None:
+        """What became of it is known."""
+        if told == "written":
+            self.committing.written(self.work, self.write)
+        else:
+            self.committing.judge(self.work, self.write, told)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It is not."""
+        self.committing.failed(self.work, self.write, error)
+
+
+def _change(work: Work) -> StateChange | None:
+    resident = work.resident
+    kept = resident.kept
+    if resident.entity is None:
+        return None
+    if work.ledger is not None and work.ledger.forgets:
+        removal: StateChange = kept.removal()
+        return removal
+    change: StateChange | None = kept.change(resident.entity.state)
+    return change
+
+
+def _conflict(work: Work, write: Commit) -> KeyConflict:
+    """The database does not tell which key it was; the next attempt is told when it sends."""
+    keyed = [message for message in write.sends if message.key is not None]
+    keys = ", ".join(shown_key(message.key or "") for message in keyed)
+    return KeyConflict(target=f"one of the messages that {work.target} sent", key=keys, message_id=keyed[0].id)

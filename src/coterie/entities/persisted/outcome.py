@@ -1,0 +1,120 @@
+"""What the sender of a stored message is told: its reply, or which error. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.calls.wire import FAILED, MARK, pack_cancelled, read_failure, read_marked
+from coterie.entities.host.work import handling
+from coterie.entities.idempotency_key import shown_key
+from coterie.errors import InvalidArgument, KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
+from coterie.kernel.clock import require_instant
+from coterie.kernel.context import refuse_in_transaction, transacting
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from coterie.entities.definition import EntityType
+    from coterie.entities.host.work import Work
+    from coterie.entities.reference import Call
+    from coterie.entities.rpc import Rpc
+    from coterie.storage.contracts.messages import Message, MessageRow, Receipt, Transaction
+
+_DELAY_MOST_S = 36_525 * 86_400.0
+"""A century ahead: not every database can count much further."""
+
+
+def read_reply(body: bytes, rpc: Rpc) -> Any:
+    """The result that a stored reply holds, or the declared error that it is."""
+    if not body or body[0] != MARK:
+        return rpc.result.decode(body, rpc.result_what)
+    told = read_marked(body)
+    raise read_failure(told if isinstance(told, bytes) else b"", rpc.errors)
+
+
+def cancelled(message_id: str) -> bytes:
+    """The stored reply of a message that is cancelled."""
+    return FAILED + pack_cancelled(message_id)
+
+
+def dead(row: MessageRow) -> MessageDead:
+    """The error of a message that was set aside."""
+    last = row.errors[-1].error.partition("\n")[0] if row.errors else "nobody knows why"
+    target = f"{row.entity_type}/{row.entity_id}.{row.method}"
+    return MessageDead(message_id=row.id, target=target, attempts=row.attempts, problem=last)
+
+
+def too_late(message: Message, waited_s: float) -> SendTimeout:
+    """The error of a caller whose patience has ended before its message."""
+    target = f"{message.entity_type}/{message.entity_id}.{message.method}"
+    hint = f"the message is stored and will run; cluster.result({message.id!r}) waits for it"
+    return SendTimeout(target=target, waited_s=waited_s, hint=hint)
+
+
+def require_same(call: Call[Any], message: Message, found: Receipt) -> None:
+    """Refuse a key that was used before with other arguments [M4]."""
+    if found.digest != message.digest:
+        raise conflict(call, message, found.id)
+
+
+def conflict(call: Call[Any], message: Message, found: str) -> KeyConflict:
+    """The error of a key that was used before with other arguments."""
+    return KeyConflict(target=repr(call), key=shown_key(message.key or ""), message_id=found)
+
+
+def refuse_waiting_for_itself(call: Call[Any], entity_type: EntityType[Any], outer: Work) -> None:
+    """Refuse what would wait until its deadline: an entity in the chain of callers runs one call at a time."""
+    address = str(call.address)
+    chain = outer.onward()
+    if entity_type.concurrency == 1 and any(address == each for each, _ in chain):
+        raise ReentrantCall(target=repr(call), chain=" → ".join([*(each for each, _ in chain), address]))
+
+
+def refuse_far_away(call: Call[Any], *, at: datetime | None, delay_s: float) -> None:
+    """Refuse an instant that not every database can hold."""
+    if delay_s > _DELAY_MOST_S:
+        days, most = f"{delay_s / 86_400:,.0f} days", _DELAY_MOST_S / 86_400
+        problem = f"a message can wait for {most:,.0f} days"
+        raise InvalidArgument(what=f"delay of {call!r}", value=days, problem=problem)
+    if at is not None:
+        require_instant(at, what=f"at of {call!r}")
+
+
+def require_small(data: bytes, *, what: object, most_bytes: int) -> None:
+    """Refuse what is too large to be stored: it would hold up its neighbours. `what` is made text only then."""
+    if len(data) > most_bytes:
+        raise MalformedMessage(
+            what=str(what),
+            problem=f"{len(data):,} bytes, more than the {most_bytes:,} that are allowed",
+            hint="put large data elsewhere and keep its name, or raise frame_limit on all runners",
+        )
+
+
+def refuse_commit_of_its_own(what: str, *, instead: str = "or after the rpc") -> None:
+    """Refuse what is a commit of its own while the work that runs here has a transaction open [C3].
+
+    On SQLite it would wait for the lock that the transaction holds; on PostgreSQL it would stay if that is rolled back.
+    """
+    outer = handling.get()
+    if outer is not None:
+        refuse_inside_transaction(what, outer, instead=instead)
+    refuse_in_transaction(what)
+
+
+def transaction_here() -> Transaction | None:
+    """The transaction that the work that runs here has open: an rpc until it ends, a leader or a tick in its block."""
+    outer = handling.get()
+    if outer is not None and outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
+        mine: Transaction = outer.ledger.transaction
+        return mine
+    opened = transacting.get()
+    return None if opened is None else opened.transaction
+
+
+def refuse_inside_transaction(what: str, outer: Work, *, instead: str = "or give it to cluster.send(…)") -> None:
+    """Refuse to wait for another commit while the database's locks are held: on SQLite it needs the same one [C3]."""
+    if outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
+        raise RuntimeError(
+            f"{what} is awaited while {outer.target} has a transaction open, which holds locks until the rpc ends: "
+            f"await it before the transaction, {instead}"
+        )

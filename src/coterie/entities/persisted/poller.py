@@ -1,0 +1,232 @@
+"""Sweeping: what is pending in storage for the shards of this runner, looked at when they are taken and from then on.
+
+The question is always "which rows of my shards are pending", never "which came after the last one I saw": a row that
+was committed late, or handed over and lost, is found like any other [M5].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from coterie.entities.persisted.inbox import AHEAD_S, MEMORY_MOST
+from coterie.errors import PersistenceError
+from coterie.kernel import metrics
+from coterie.kernel.service import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from coterie.entities.host.host import Host
+    from coterie.entities.persisted.inbox import Deliveries, Shelf
+    from coterie.kernel.random import Chance
+    from coterie.kernel.supervisor import Supervisor
+    from coterie.storage.contracts.messages import Mark, Messages, Suspected, Waiting
+
+log = logging.getLogger("coterie.entities")
+
+_EVERY_S = 1.0
+"""Between two sweeps when nothing calls for one: what is lost on the way is found within about a second (GAP-09)."""
+_SOON_S = 0.02
+"""Between two sweeps at least, whatever calls for one."""
+_AHEAD_EVERY_S = 20.0
+_PAGE = 200
+"""Messages of one shard that one statement names."""
+_PAGES_MOST = 20
+"""Statements of one sweep; the rest of a backlog is for the next one, which goes on where this one stopped."""
+_FETCH = 200
+_AWAY_S = 1.0
+
+
+class Sweeping:
+    """Sweeps, for one runner, from `start` to `stop`.
+
+    Args:
+        host: Whose shards.
+        messages: The storage.
+        chance: For the jitter that keeps runners from asking in step.
+        concurrency: How many messages of an entity run at once, by entity type.
+        supervisor: The one of this process.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        messages: Messages,
+        *,
+        chance: Chance,
+        concurrency: Callable[[], Mapping[str, int]],
+        supervisor: Supervisor,
+    ) -> None:
+        self._supervisor = supervisor
+        self._host = host
+        self._messages = messages
+        self._chance = chance
+        self._concurrency = concurrency
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks("entities/sweep")
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None
+        self._swept = asyncio.Condition()
+        self._next_ahead_s = 0.0
+        self.sweeps = 0
+
+    def wake(self) -> None:
+        """Look soon."""
+        self._asked.set()
+        if self._task is None:
+            self._task = self._tasks.supervise(self._sweep_on, name="sweep messages", supervisor=self._supervisor)
+
+    async def poll(self) -> None:
+        """Look now; return when all that was pending when this was asked has been seen (K6)."""
+        # The round of a shard that is under way may have asked before.
+        wanted = {seat: (shelf, shelf.rounds + 2) for seat, shelf in self._held().items()}
+        while any(self._held().get(seat) is shelf and shelf.rounds < most for seat, (shelf, most) in wanted.items()):
+            if len(self._deliveries.inbox) < MEMORY_MOST:
+                self.wake()
+            async with self._swept:
+                await self._swept.wait()
+
+    async def stop(self) -> None:
+        """Look no more."""
+        await self._tasks.stop()
+
+    @property
+    def _deliveries(self) -> Deliveries:
+        assert self._host.deliveries is not None, "a host with storage has them"
+        return self._host.deliveries
+
+    async def _sweep_on(self) -> None:
+        asked = False
+        while True:
+            asked = self._is_half_way() and (
+                asked or self._asked.is_set()
+            )  # the round may have passed what it is about
+            self._asked.clear()
+            try:
+                behind = await self._sweep()
+            except PersistenceError as error:
+                log.warning("stored messages cannot be looked at just now: %s", error)
+                await asyncio.sleep(self._chance.between(_AWAY_S / 2, _AWAY_S))
+                continue
+            self.sweeps += 1
+            async with self._swept:
+                self._swept.notify_all()
+            await asyncio.sleep(_SOON_S)
+            if not (behind or (asked and not self._is_half_way())):
+                await self._pause()
+
+    def _is_half_way(self) -> bool:
+        """Whether a round of sweeps has not yet come to its end."""
+        return any(shelf.mark is not None for shelf in self._held().values())
+
+    def _held(self) -> dict[str, Shelf]:
+        return {seat: shelf for seat, shelf in self._deliveries.shelves.items() if shelf.tenure.held}
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self._chance.between(_EVERY_S * 0.8, _EVERY_S)):
+                await self._asked.wait()
+        except TimeoutError:
+            pass
+
+    # One sweep
+
+    async def _sweep(self) -> bool:
+        """Whether a backlog is left that there was no time for."""
+        deliveries = self._deliveries
+        shelves = self._held()
+        if not shelves:
+            return False
+        await self._suspect(shelves)
+        deliveries.forget_ended()
+        ahead_s = self._ahead_s(shelves)
+        for shelf in shelves.values():
+            if shelf.mark is None:
+                shelf.begin_round()
+        marks: dict[str, Mark | None] = {seat: shelf.mark for seat, shelf in shelves.items()}
+        for _ in range(_PAGES_MOST):
+            due = await self._messages.due(marks, ahead_s=ahead_s, most=_PAGE)
+            deliveries.set_clock(due.now.timestamp())
+            await self._merge(due.rows)
+            marks = self._follow(shelves, marks, due.rows)
+            if not marks:
+                return False
+            if len(deliveries.inbox) >= MEMORY_MOST:
+                break
+        for seat, mark in marks.items():
+            shelves[seat].mark = mark
+        return len(deliveries.inbox) < MEMORY_MOST
+
+    async def _suspect(self, shelves: dict[str, Shelf]) -> None:
+        """Find what may have killed the holder before, before anything of its shard runs [C5]."""
+        for shelf in shelves.values():
+            if not shelf.is_suspected:
+                found = await self._messages.suspect(
+                    shelf.tenure.claim, self._concurrency(), loss_limit=self._host.settings.loss_limit
+                )
+                shelf.is_suspected = True
+                _report(shelf.tenure.seat, found)
+
+    def _ahead_s(self, shelves: dict[str, Shelf]) -> float:
+        now_s = self._loop.time()
+        if now_s < self._next_ahead_s and all(shelf.is_read for shelf in shelves.values()):
+            return 0.0
+        self._next_ahead_s = now_s + _AHEAD_EVERY_S
+        return AHEAD_S
+
+    async def _merge(self, rows: Sequence[Waiting]) -> None:
+        """Bring what is new into memory, in order, as far as there is room for it."""
+        deliveries = self._deliveries
+        for row in rows:
+            deliveries.hasten(row)
+        new = [row for row in rows if not deliveries.knows(row.id) and self._has_room(row)]
+        for at in range(0, len(new), _FETCH):
+            batch = new[at : at + _FETCH]
+            found = {each.id: each for each in await self._messages.fetch([row.id for row in batch])}
+            for row in batch:
+                if (delivery := found.get(row.id)) is not None:
+                    deliveries.arrived(delivery, swept=True)
+
+    def _has_room(self, row: Waiting) -> bool:
+        """Whether it is worth fetching; if not, those behind it stay in storage too."""
+        shelf = self._deliveries.shelves.get(row.seat)
+        address = (row.entity_type, row.entity_id)
+        if shelf is None or address in shelf.blocked:
+            return False
+        if self._host.has_room(*address):
+            return True
+        shelf.blocked.add(address)
+        return False
+
+    def _follow(
+        self, shelves: dict[str, Shelf], marks: dict[str, Mark | None], rows: Sequence[Waiting]
+    ) -> dict[str, Mark | None]:
+        """The seats of which there is more, with the mark to go on from. Those without have been seen whole."""
+        counts: dict[str, int] = dict.fromkeys(marks, 0)
+        last: dict[str, Mark] = {}
+        for row in rows:
+            counts[row.seat] += 1
+            last[row.seat] = (row.due_at, row.id)
+        for seat in marks:
+            if counts[seat] < _PAGE and self._deliveries.shelves.get(seat) is shelves[seat]:
+                self._deliveries.read(shelves[seat])
+        return {seat: last[seat] for seat in marks if counts[seat] >= _PAGE}
+
+
+def _report(seat: str, found: Suspected) -> None:
+    if found.suspects:
+        log.warning(
+            "%s was taken from a runner that was lost: %d messages may have been running, and are begun one at a time",
+            seat,
+            found.suspects,
+        )
+    for loss in found.lost:
+        target = f"{loss.entity_type}/{loss.entity_id}.{loss.method}"
+        log.warning(
+            "the runner that had begun message %s to %s alone was lost, for the %d. time", loss.id, target, loss.losses
+        )
+        if loss.is_dead:
+            metrics.MESSAGES.of(loss.entity_type, loss.method, "dead").value += 1
+            log.error("%s is dead: message %s", target, loss.id)

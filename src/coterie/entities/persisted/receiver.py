@@ -1,0 +1,177 @@
+"""Handovers: stored messages that senders bring to this runner directly, so that nobody has to look for them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from coterie.entities.calls.wire import LOOK, MALFORMED, Name, encode
+from coterie.errors import CoterieError, MalformedMessage
+from coterie.kernel.service import Tasks
+from coterie.storage.contracts.messages import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from coterie.entities.host.host import Host
+    from coterie.storage.contracts.messages import Message
+    from coterie.transport.interface import Request
+
+
+class Kind(IntEnum):
+    """What a sender wants. A number is never used again for something else."""
+
+    NEW = 0
+    """The message was just stored: run it."""
+    AGAIN = 1
+    """It was stored a while ago and may have run: tell its reply, or look in storage."""
+    CANCEL = 2
+    """Take it back if it has not begun."""
+    LOOK = 3
+    """Something has changed in storage: look there."""
+
+
+class Handover(Struct, array_like=True, gc=False):
+    """A stored message on its way to its owner. Fields are only ever added at the end, with a default.
+
+    The owner takes it as it would take a `Delivery`.
+    """
+
+    kind: Annotated[int, Meta(ge=0)]
+    seat: Name
+    epoch: int
+    """At which the sender believes the seat to be held by the receiver; 0: it does not know."""
+    id: str = ""
+    entity_type: str = ""
+    entity_id: str = ""
+    method: str = ""
+    payload: bytes = b""
+    due_s: float = 0.0
+    key: str | None = None
+    trace_id: str | None = None
+    is_immediate: bool = False
+    """Whether it was due when it was stored: then the database's clock is past `due_s`, whatever is believed here."""
+    attempts: ClassVar[int] = 0
+    """That failed: none, as far as its sender knows."""
+    suspicion: ClassVar[int] = 0
+    losses: ClassVar[int] = 0
+
+
+_decode = msgspec.msgpack.Decoder(Handover).decode
+_NEW, _CANCEL = int(Kind.NEW), int(Kind.CANCEL)  # an enum's member costs more to find
+_YES, _NO = encode(True), encode(False)
+
+
+def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
+    """A message for its owner: what a `Handover` would come to, without making one."""
+    return encode(
+        (
+            kind,
+            message.seat,
+            epoch,
+            message.id,
+            message.entity_type,
+            message.entity_id,
+            message.method,
+            message.payload,
+            due_s,
+            message.key,
+            message.trace_id,
+            message.is_immediate,
+        )
+    )
+
+
+def delivery_of(message: Message, due_s: float) -> Delivery:
+    """A message of this process as its owner takes it."""
+    return Delivery(
+        message.id,
+        message.seat,
+        message.entity_type,
+        message.entity_id,
+        message.method,
+        message.payload,
+        message.key,
+        due_s,
+        0,
+        message.trace_id,
+    )
+
+
+class Handovers:
+    """Answers what arrives on the route of messages.
+
+    Args:
+        host: Who runs them.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._tasks = Tasks("handovers")
+
+    def on_request(self, request: Request) -> None:
+        """A sender that waits for the reply."""
+        deliveries = self._host.deliveries
+        try:
+            handover = _decode(request.body)
+        except MALFORMED:
+            request.fail(*MalformedMessage(what="a message", problem="its envelope cannot be read").to_wire())
+            return
+        if handover.kind == _CANCEL:
+            self._tasks.spawn(self._cancel(request, handover), name=f"cancel {handover.id}")
+        elif deliveries is None:
+            request.reply(LOOK)
+        else:
+            deliveries.hand_over(
+                handover,
+                epoch=handover.epoch,
+                again=handover.kind != _NEW,
+                waiter=request.reply,
+                is_due=handover.is_immediate,
+                arrived_s=request.arrived_s,
+            )
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """A sender that does not wait."""
+        del peer, route, headers
+        handover, deliveries = _opened(body), self._host.deliveries
+        if handover is None or deliveries is None:
+            return
+        if handover.kind == Kind.LOOK:
+            self._host.wake()
+        else:
+            again, is_due = handover.kind != Kind.NEW, handover.is_immediate
+            deliveries.hand_over(handover, epoch=handover.epoch, again=again, waiter=None, is_due=is_due)
+
+    def on_cancel(self, request: Request) -> None:
+        """Whoever waited has left; the message stays."""
+        handover, deliveries = _opened(request.body), self._host.deliveries
+        if handover is not None and deliveries is not None:
+            deliveries.leave(handover.id, request.reply)
+
+    async def stop(self) -> None:
+        """Answer nothing more."""
+        await self._tasks.stop()
+
+    async def _cancel(self, request: Request, handover: Handover) -> None:
+        try:
+            taken_back = await self._host.cancel_stored(handover.id, handover.seat)
+        except CoterieError as error:
+            request.fail(*error.to_wire())
+        else:
+            request.reply(LOOK if taken_back is None else _YES if taken_back else _NO)
+
+
+def _opened(body: bytes) -> Handover | None:
+    try:
+        return _decode(body)
+    except MALFORMED:
+        return None
+
+
+def read_cancelled(body: bytes) -> bool | None:
+    """What an owner said to a cancellation; None: it is none."""
+    return {_YES: True, _NO: False}.get(body)

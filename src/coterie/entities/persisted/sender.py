@@ -1,0 +1,441 @@
+"""Bringing: a call that was just stored goes to its owner in the turn that learned of it; its caller sleeps on.
+
+stored ──▶ asked of its owner ──▶ the owner's answer, or its failure, wakes the caller
+   └── it stood there already, the owner is here, or not connected ──▶ the caller is woken, and sees to the rest
+
+Posting: persisted calls from the sender's side: stored first, then brought to their owner, answered from either.
+
+    stored ──▶ handed over ──▶ the owner's reply, after its commit
+                   │
+                   └── no owner, no answer, "look" ──▶ storage: done, dead, or pending and asked for again
+
+Promise:
+    Once stored, a message runs, whatever becomes of its sender or its owner. A caller that stops waiting changes
+    nothing about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from coterie.entities.calls.spans import trace_of
+from coterie.entities.calls.wire import LOOK
+from coterie.entities.host.work import handling
+from coterie.entities.idempotency_key import derived_key, key_of
+from coterie.entities.persisted.effects import has_ended, ledger_of
+from coterie.entities.persisted.inbox import AHEAD_S, StoredWork
+from coterie.entities.persisted.outcome import (
+    cancelled,
+    conflict,
+    dead,
+    read_reply,
+    refuse_commit_of_its_own,
+    refuse_far_away,
+    refuse_inside_transaction,
+    refuse_waiting_for_itself,
+    require_same,
+    require_small,
+)
+from coterie.entities.persisted.receiver import Kind, delivery_of, pack, read_cancelled
+from coterie.entities.persisted.reply import SLICE_S, Awaiting
+from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout
+from coterie.kernel import spans
+from coterie.kernel.clock import to_datetime
+from coterie.kernel.context import context_here, refuse_in_transaction
+from coterie.kernel.ids import MessageId, MessageIds
+from coterie.kernel.service import Tasks
+from coterie.kernel.text import require_text
+from coterie.ownership.directory import peer_of
+from coterie.storage.contracts.messages import Insert, Message
+from coterie.transport.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from coterie.entities.calls.client import Calling
+    from coterie.entities.definition import EntityType
+    from coterie.entities.host.work import Work
+    from coterie.entities.reference import Call
+    from coterie.entities.rpc import Rpc
+    from coterie.storage.contracts.messages import MessageRow, Receipt
+    from coterie.storage.interface import Storage
+
+
+_MESSAGE_CODEC, _NEW = int(Route.MESSAGE), int(Kind.NEW)
+
+
+class Bringing(Struct, eq=False, gc=False):
+    """What waits for the insert of a call (`groups.Waiter`): no future, no task."""
+
+    calling: Any
+    counted: Any
+    message: Any  # a Message
+    until_s: float
+    answer: Any
+    """The future that its caller waits for: of the owner's answer; of None if it was not asked."""
+    receipt: Any = None  # a Receipt, once it is stored
+    asked: Any = None  # of the owner: an inflight.Asked
+
+    def set_result(self, receipt: Receipt) -> None:
+        """It is stored."""
+        self.receipt = receipt
+        self.counted.sent.value += receipt.fresh
+        if self.answer.done():
+            return  # its caller has left: a sweep finds it
+        try:
+            self.asked = self._ask(self.message, receipt) if receipt.fresh else None
+        except Exception as error:  # noqa: BLE001 whatever it is belongs to the caller, who would wait for ever
+            self.answer.set_exception(error)
+        else:
+            if self.asked is None:
+                self.answer.set_result(None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It is not, or nobody knows."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def leave(self) -> None:
+        """Its caller waits no longer; the message stays."""
+        if self.asked is not None:
+            self.asked.leave()
+
+    def _ask(self, message: Message, receipt: Receipt) -> Any:
+        calling = self.calling
+        peer, wires = calling.routing.of_seat(message.seat).peer, calling.wires
+        left_s = min(self.until_s - calling.time(), SLICE_S)
+        if peer is None or wires is None or left_s <= 0:
+            return None
+        epoch, due_s = calling.here.directory.epoch(message.seat), receipt.due_at.timestamp()
+        packed = pack(_NEW, message, epoch=epoch, due_s=due_s)
+        return wires.ask(peer, _MESSAGE_CODEC, packed, within_s=left_s, target=message.id, answer=self.answer)
+
+
+_MESSAGE = int(Route.MESSAGE)
+_PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+_LEFT_MOST = 10_000
+_BRING_S = 1.0
+"""How long to try to reach an owner with a message for which nobody waits: then its own sweep has found it."""
+
+
+class Posting:
+    """Sends the persisted calls of one process.
+
+    Args:
+        calling: By which owners are found and reached.
+        storage: Where messages are stored.
+    """
+
+    def __init__(self, calling: Calling, storage: Storage) -> None:
+        self._calling = calling
+        self._storage = storage
+        self._most_bytes = calling.here.settings.frame_limit
+        self._ids = MessageIds(calling.clock, calling.chance)
+        self._awaiting = Awaiting(calling, storage)
+        self._tasks = Tasks("messages/bring")
+        self._left: dict[tuple[str, str], None] = {}
+        """Entities of which a message could not be brought: the next one must not overtake it [M5]."""
+
+    async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
+        """Store a call and wait for its reply."""
+        outer = handling.get()
+        if outer is not None:
+            refuse_inside_transaction(repr(call), outer)
+            refuse_waiting_for_itself(call, entity_type, outer)
+        calling = self._calling
+        within_s = calling.within_s(call.timeout_s)
+        until_s = calling.time() + within_s
+        message = self._message(call, entity_type, outer, derives=True)
+        refuse_in_transaction(call)
+        if isinstance(outer, StoredWork):
+            outer.deliveries.suspects.acquit(
+                outer
+            )  # it does nothing while it waits, maybe for a suspect behind it [C5]
+        answer = calling.create_future()
+        bringing = Bringing(calling, call.rpc.counted, message, until_s, answer)
+        try:
+            self._storage.messages.save(Insert(message), bringing)
+            body = await answer
+        except asyncio.CancelledError:
+            bringing.leave()
+            raise
+        except CoterieError as error:
+            body = await self._hindered(bringing, error)
+        if body and body != LOOK:
+            return read_reply(body, call.rpc)
+        receipt: Receipt = bringing.receipt
+        if not receipt.fresh:
+            require_same(call, message, receipt)
+            message = msgspec.structs.replace(message, id=receipt.id)
+            if receipt.status == "done":
+                return read_reply(receipt.reply or b"", call.rpc)
+            if receipt.status == "dead":
+                raise dead(await self._row(receipt.id, until_s=until_s))
+        if body is not None:
+            calling.routing.doubt()
+        due_s, ask = receipt.due_at.timestamp(), receipt.fresh and body is None
+        return await self._awaiting.reply(
+            call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s, answer=body, is_new=ask
+        )
+
+    async def send(
+        self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
+    ) -> MessageId[Any]:
+        """Store a call; inside a handler, together with all that the handler leaves behind, once it has ended well."""
+        refuse_far_away(call, at=at, delay_s=delay_s)
+        outer = handling.get()
+        message = self._message(call, entity_type, outer, at=at, delay_s=delay_s)
+        if outer is not None and outer.has_begun and not has_ended(outer):
+            collected = await self._collect(call, message, outer)
+            if collected is not None:
+                return collected
+        until_s = self._calling.time() + self._calling.within_s(call.timeout_s)
+        receipt = await self._stored(call, message, until_s=until_s)
+        if receipt.fresh:
+            if (receipt.due_at - receipt.now).total_seconds() <= AHEAD_S:
+                self._bring(message, receipt.due_at.timestamp())
+        else:
+            require_same(call, message, receipt)
+            if receipt.status == "dead":
+                raise dead(await self._row(receipt.id, until_s=until_s))
+        return MessageId(receipt.id)
+
+    async def result(self, message_id: str, *, within_s: float, rpc_of: Callable[[str, str], Rpc]) -> Any:
+        """The reply to a message, when it is there.
+
+        Args:
+            message_id: Which one.
+            within_s: How long to wait for it.
+            rpc_of: Finds an rpc by the names of entity type and method.
+        """
+        message_id = require_text(str(message_id), what="message id")  # plain: what databases and codecs take
+        outer = handling.get()
+        if outer is not None and outer.ledger is not None and any(each.id == message_id for each in outer.ledger.sends):
+            raise RuntimeError(
+                f"message {message_id} is stored when {outer.target} has ended: its result cannot be awaited in there"
+            )
+        until_s = self._calling.time() + within_s
+        row = await self._row(message_id, until_s=until_s)
+        rpc = rpc_of(row.entity_type, row.method)
+        if row.status != "pending":
+            return self._awaiting.read(row, rpc)
+        due_s = row.due_at.timestamp()
+        return await self._awaiting.reply(rpc, _named(row), due_s=due_s, until_s=until_s, within_s=within_s)
+
+    async def cancel(self, message_id: str) -> bool:
+        """Take a message back, unless it has begun: by its owner; if there is none, out of storage."""
+        message_id = require_text(str(message_id), what="message id")
+        if _taken_out(message_id):
+            return True
+        refuse_commit_of_its_own("cluster.cancel")
+        within_s = self._calling.within_s(None)
+        until_s = self._calling.time() + within_s
+        while True:
+            row = await self._awaiting.seek(message_id, until_s=until_s)
+            if row is None or row.status != "pending":
+                return False
+            told = await self._taken_back(row)
+            if told is not None:
+                return told
+            if self._calling.time() >= until_s:
+                raise SendTimeout(target=f"the owner of message {message_id}", waited_s=within_s)
+            await self._calling.routing.news(within_s=_PAUSE_MOST_S)
+
+    def hand_over(self, message: Message) -> None:
+        """Bring a message that a handler sent, and that is stored now, to its owner; nobody waits for the answer."""
+        now_s = self._storage_now_s()
+        due_s = now_s if message.due_at is None else message.due_at.timestamp()
+        if due_s - now_s <= AHEAD_S:
+            self._bring(message, due_s)
+
+    def hint(self, seat: str) -> None:
+        """Have the owner of a seat look in storage."""
+        owner = self._calling.here.directory.holder(seat)
+        if owner is None:
+            return
+        if owner.id == self._calling.here.incarnation and self._calling.host is not None:
+            self._calling.host.wake()
+        elif self._calling.wires is not None:
+            message = Message(id="", seat=seat, entity_type="", entity_id="", method="", payload=b"")
+            self._calling.wires.notify(peer_of(owner), _MESSAGE, pack(Kind.LOOK, message, epoch=0, due_s=0.0))
+
+    async def stop(self) -> None:
+        """Wait for nothing any more."""
+        await self._tasks.stop()
+        await self._awaiting.stop()
+
+    # Into storage
+
+    def _message(
+        self,
+        call: Call[Any],
+        entity_type: EntityType[Any],
+        outer: Work | None,
+        *,
+        derives: bool = False,
+        at: datetime | None = None,
+        delay_s: float = 0.0,
+    ) -> Message:
+        rpc, payload, type_name, entity_id = call.rpc, call.payload, entity_type.name, call.address.id
+        require_small(payload, what=call, most_bytes=self._most_bytes)
+        key, digest = (None, b"") if call.key is None and not rpc.key else key_of(rpc, payload, call.key)
+        if derives and key is None and outer is not None and outer.is_stored and outer.ledger.is_open:
+            number = ledger_of(outer).number_call()
+            key, digest = derived_key(rpc, payload, message_id=outer.message_id, number=number)
+        seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
+        trace_id = None if outer is None and context_here(None) is None and not spans.on else trace_of(outer)
+        return Message(
+            self._ids.draw(), seat, type_name, entity_id, rpc.name, payload, key, digest, at, delay_s, trace_id
+        )
+
+    async def _stored(self, call: Call[Any], message: Message, *, until_s: float) -> Receipt:
+        """Store a call's message; while the database is away again and again, under the same id, until the deadline."""
+        refuse_in_transaction(call)
+        try:
+            receipt = await self._storage.messages.insert(message)
+        except PersistenceError as error:
+            receipt = await self._insist(message, error, until_s=until_s)
+        call.rpc.counted.sent.value += receipt.fresh
+        return receipt
+
+    async def _hindered(self, bringing: Bringing, error: CoterieError) -> bytes | None:
+        """What its owner has said of a call that could not be stored at first, or not be brought there."""
+        if bringing.receipt is not None:
+            return b"" if isinstance(error, SendTimeout) else LOOK
+        if not isinstance(error, PersistenceError):
+            raise error
+        bringing.receipt = await self._insist(bringing.message, error, until_s=bringing.until_s)
+        bringing.counted.sent.value += bringing.receipt.fresh
+        return None
+
+    async def _insist(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:
+        """Store a message that could not be stored at first."""
+        pause_s, doubt = _PAUSE_S, None
+        while True:
+            doubt = error if error.outcome == "unknown" else doubt
+            if error.outcome == "refused" or self._calling.time() + pause_s >= until_s:
+                raise doubt or error from None  # an earlier try may have worked, whatever became of this one
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+            try:
+                return await self._storage.messages.insert(message)
+            except PersistenceError as problem:
+                error = problem
+
+    async def _collect(self, call: Call[Any], message: Message, outer: Work) -> MessageId[Any] | None:
+        """For the handler's commit; None: it has ended meanwhile, and this is something that it left running.
+
+        A key that is used already is found now: in the commit it would be a conflict [M6].
+        """
+        ledger = ledger_of(outer)
+        sends = ledger.sends
+        if message.key is not None:
+            same = next((each for each in sends if _has_same_key(each, message)), None)
+            if same is not None and same.digest != message.digest:
+                raise conflict(call, message, same.id)
+            found = await self._storage.messages.find(
+                message.entity_type, message.entity_id, message.method, message.key
+            )
+            if found is not None:
+                require_same(call, message, found)
+            if same is not None or found is not None:
+                return MessageId(same.id if same is not None else found.id if found is not None else "")
+        if not ledger.is_open:
+            return None
+        if message.delay_s:
+            due_at = to_datetime(int((self._storage_now_s() + message.delay_s) * 1e9))
+            message = msgspec.structs.replace(message, due_at=due_at, delay_s=0.0)
+        sends.append(message)
+        return MessageId(message.id)
+
+    async def _row(self, message_id: str, *, until_s: float) -> MessageRow:
+        row = await self._awaiting.seek(message_id, until_s=until_s)
+        if row is None:
+            raise MessageExpired(message_id=message_id)
+        return row
+
+    # To its owner
+
+    def _bring(self, message: Message, due_s: float) -> None:
+        calling = self._calling
+        shard = calling.routing.of_seat(message.seat)
+        if (shard.peer is None and not shard.is_mine) or calling.time() > calling.routing.fresh_until_s:
+            calling.routing.doubt()  # who only sends is told by nobody that its picture is old
+        address = (message.entity_type, message.entity_id)
+        kind = Kind.AGAIN if address in self._left else Kind.NEW
+        self._left.pop(address, None)
+        if shard.peer is not None and calling.wires is not None:
+            epoch = calling.here.directory.epoch(message.seat)
+            body = pack(kind, message, epoch=epoch, due_s=due_s)
+            if not calling.wires.notify(shard.peer, _MESSAGE, body):  # no connection yet: have one made
+                self._leave(address)
+                request = self._awaiting.request(message, Kind.AGAIN, due_s=due_s, within_s=_BRING_S)
+                self._tasks.spawn(request, name=f"bring {message.id}")
+        elif shard.is_mine and calling.host is not None and calling.host.deliveries is not None:
+            again, delivery, is_due = kind is Kind.AGAIN, delivery_of(message, due_s), message.is_immediate
+            calling.host.deliveries.hand_over(delivery, epoch=0, again=again, waiter=None, is_due=is_due)
+        else:
+            self._leave(address)
+
+    def _leave(self, address: tuple[str, str]) -> None:
+        """A sweep will find the message. Who is forgotten here may be overtaken, after so many others."""
+        self._left[address] = None
+        if len(self._left) > _LEFT_MOST:
+            del self._left[next(iter(self._left))]
+
+    async def _taken_back(self, row: MessageRow) -> bool | None:
+        """What came of a cancellation; None: whoever should know was not reached, or has just changed."""
+        calling = self._calling
+        shard = calling.routing.of_seat(row.seat)
+        if shard.is_mine and calling.host is not None:
+            return await calling.host.cancel_stored(row.id, row.seat)
+        if shard.peer is None:
+            return (
+                await self._storage.messages.cancel(row.id, None, reply=cancelled(row.id)) or None
+            )  # somebody may hold it by now
+        answer = await self._awaiting.request(_named(row), Kind.CANCEL, due_s=0.0, within_s=1.0)
+        return read_cancelled(answer)
+
+    def _storage_now_s(self) -> float:
+        """The database's clock, as well as it is known here."""
+        host = self._calling.host
+        if host is not None and host.deliveries is not None:
+            return host.deliveries.now_s()
+        return self._calling.clock.wall_ns() / 1e9
+
+
+def _taken_out(message_id: str) -> bool:
+    """Whether it was a message of the handler that runs here, not stored yet."""
+    outer = handling.get()
+    if outer is None or outer.ledger is None or not outer.ledger.is_open:
+        return False
+    mine = next((each for each in outer.ledger.sends if each.id == message_id), None)
+    if mine is not None:
+        outer.ledger.sends.remove(mine)
+    return mine is not None
+
+
+def _has_same_key(one: Message, other: Message) -> bool:
+    return (one.entity_type, one.entity_id, one.method, one.key) == (
+        other.entity_type,
+        other.entity_id,
+        other.method,
+        other.key,
+    )
+
+
+def _named(row: MessageRow) -> Message:
+    """A message that is asked after, not brought."""
+    return Message(
+        id=row.id,
+        seat=row.seat,
+        entity_type=row.entity_type,
+        entity_id=row.entity_id,
+        method=row.method,
+        payload=b"",
+    )

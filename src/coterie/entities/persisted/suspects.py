@@ -1,0 +1,149 @@
+"""Suspects: stored messages that may have killed the runner that held their shard before [C5].
+
+    suspected ──▶ its turn: "begun alone" is stored ──▶ runs ──▶ ended: no suspect any more
+                                                         │
+                                                         ├─▶ 5 s, or it waits for a call: the next one begins beside it
+                                                         └─▶ the runner is lost: whoever takes over counts a loss
+
+One at a time: if the runner is lost, too, it is known which one had begun, and the others count nothing. What was begun
+before without an end, or has losses, comes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import PersistenceError
+from coterie.kernel.service import Tasks
+from coterie.storage.contracts.messages import Suspicion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coterie.entities.persisted.inbox import StoredWork
+    from coterie.entities.persisted.receiver import Handover
+    from coterie.storage.contracts.messages import Delivery, Messages
+
+log = logging.getLogger("coterie.entities")
+
+_ALONE_S = 5.0
+"""How long the next suspect waits for the one before: whatever kills its process does so sooner, mostly."""
+
+
+class Suspects:
+    """The suspects of one runner, begun one at a time.
+
+    Args:
+        messages: Where it is stored how they are begun.
+        is_here: Whether a work is still in memory.
+        is_done: Whether the end of a work is committed.
+        begin: Gives a work to the host.
+        drop: Takes a work out of memory; a sweep finds it again.
+    """
+
+    def __init__(
+        self,
+        messages: Messages,
+        *,
+        is_here: Callable[[StoredWork], bool],
+        is_done: Callable[[StoredWork], bool],
+        begin: Callable[[StoredWork], None],
+        drop: Callable[[StoredWork], None],
+    ) -> None:
+        self.current: StoredWork | None = None
+        """The one that was begun last."""
+        self._messages = messages
+        self._is_here, self._is_done = is_here, is_done
+        self._begin, self._drop = begin, drop
+        self._waiting: list[tuple[bool, int, int, StoredWork]] = []
+        self._numbers = itertools.count()
+        self._loop = asyncio.get_running_loop()
+        self._alone_until_s = 0.0
+        self._is_cleared = False
+        self._changed = asyncio.Event()
+        self._tasks = Tasks("entities/suspects")
+        self._task: asyncio.Task[Any] | None = None
+
+    def add(self, work: StoredWork, delivery: Delivery | Handover) -> None:
+        """Begin a work when its turn comes."""
+        place = (delivery.suspicion == Suspicion.BESIDE, delivery.losses, next(self._numbers))
+        heapq.heappush(self._waiting, (*place, work))
+        self._changed.set()
+        if self._task is None:
+            self._task = self._tasks.spawn(self._run(), name="run")
+
+    def ended(self) -> None:
+        """The current one has left memory."""
+        self._changed.set()
+
+    def clear(self, work: StoredWork) -> None:
+        """This program cannot run a work, and has survived that: it is no suspect any more."""
+        if self.current is work:
+            self._is_cleared = True
+
+    def acquit(self, work: StoredWork) -> None:
+        """The next one need not wait for this one any longer: it may be what this one waits for."""
+        if self.current is work:
+            self._alone_until_s = 0.0
+            self._changed.set()
+
+    async def stop(self) -> None:
+        """Begin no more."""
+        await self._tasks.stop()
+
+    async def _run(self) -> None:
+        try:
+            while self.current is not None or self._waiting:
+                await self._step()
+        finally:
+            self._task = self.current = None
+            while self._waiting:
+                self._drop(heapq.heappop(self._waiting)[-1])
+
+    async def _step(self) -> None:
+        self._changed.clear()
+        current = self.current
+        if current is not None and not self._is_here(current):
+            self.current = None
+            await self._settle(current)
+        elif self._waiting and (current is None or self._loop.time() >= self._alone_until_s):
+            await self._take_turn(heapq.heappop(self._waiting)[-1])
+        else:
+            await self._wait()
+
+    async def _take_turn(self, work: StoredWork) -> None:
+        if not self._is_here(work):
+            return
+        if self.current is not None:
+            await self._mark(self.current, Suspicion.BESIDE)
+        self.current, self._is_cleared = work, False
+        if not await self._mark(work, Suspicion.ALONE):
+            self._drop(work)
+        elif self._is_here(work):
+            self._alone_until_s = self._loop.time() + _ALONE_S
+            self._begin(work)
+
+    async def _settle(self, work: StoredWork) -> None:
+        """The current one is not in memory any more; without an end of it in storage that must not look begun."""
+        if not self._is_done(work):
+            is_cleared = work.has_begun or self._is_cleared
+            await self._mark(work, Suspicion.NONE if is_cleared else Suspicion.SUSPECT)
+
+    async def _wait(self) -> None:
+        """For the current one to leave, for more, or until the next one need not wait any longer."""
+        try:
+            async with asyncio.timeout_at(self._alone_until_s if self._waiting else None):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _mark(self, work: StoredWork, suspicion: Suspicion) -> bool:
+        try:
+            return await self._messages.mark(work.shelf.tenure.claim, work.message_id, suspicion)
+        except PersistenceError as error:
+            log.warning("%s is left in storage, as its beginning cannot be noted: %s", work.target, error)
+            return False

@@ -1,0 +1,239 @@
+"""What `ref.method(…)` gives: a call, which is a real coroutine, or a stream of items.
+
+    built ──await, create_task, gather, TaskGroup──▶ sent once, waits for the reply
+      ├────given to cluster.send or cluster.call───▶ sent once by those
+      └────dropped─────────────────────────────────▶ nothing is sent, and a RuntimeWarning says so
+
+Arguments are encoded when the call is built. So wrong ones are refused in the line that has them, before anything
+is sent, and later changes to what was passed do not reach the entity.
+
+References: what `cluster.ref` gives. Typed as the entity, they have its rpcs and its id, and nothing else [m11].
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Generator
+from functools import WRAPPER_ASSIGNMENTS, update_wrapper
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+
+from coterie.kernel.ids import EntityAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from coterie.entities.rpc import Rpc
+
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Sender(Protocol):
+    """Whoever sends calls: the cluster."""
+
+    def call(self, call: Call[T], /) -> Coroutine[Any, Any, T]:
+        """Send a call and wait for its result."""
+        ...
+
+    def stream(self, stream: Stream[T], /) -> AsyncGenerator[T, None]:
+        """Ask for the items of a stream."""
+        ...
+
+
+class Call(Coroutine[Any, Any, T_co]):
+    """One call of an rpc, to be awaited or sent once [M14].
+
+    Args:
+        address: The entity.
+        rpc: The method.
+        payload: Its arguments, encoded.
+        sender: Who sends it.
+        timeout_s: How long to wait for the reply; None: the setting's default.
+
+    Promise:
+        Awaited twice it raises, rather than sending twice. Cancelled before it began, it sends nothing.
+    """
+
+    __slots__ = ("_inner", "_sender", "_taken", "address", "key", "payload", "rpc", "timeout_s")
+
+    def __init__(
+        self, address: EntityAddress, rpc: Rpc, payload: bytes, sender: Sender, timeout_s: float | None
+    ) -> None:
+        self.address = address
+        self.rpc = rpc
+        self.payload = payload
+        self.timeout_s = timeout_s
+        self.key: str | None = None
+        self._sender = sender
+        self._inner: Coroutine[Any, Any, T_co] | None = None
+        self._taken = False
+
+    def take(self) -> None:
+        """Say that this call is sent now, by whoever calls this. Once.
+
+        Raises:
+            RuntimeError: It was sent before.
+        """
+        if self._taken:
+            raise RuntimeError(f"call {self!r} was awaited, sent or closed before: build a new one for each request")
+        self._taken = True
+
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        if self._taken:
+            self.take()  # which refuses
+        self._taken = True
+        return self._sender.call(self).__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """For the event loop: a task drives its coroutine by this."""
+        if self._inner is None:
+            self.take()
+            self._inner = self._sender.call(self)
+        return self._inner.send(value)
+
+    def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
+        """For the event loop: how a task is cancelled."""
+        if self._inner is None:
+            self.take()
+            raise typ if val is None else val
+        return self._inner.throw(typ) if val is tb is None else self._inner.throw(typ, val, tb)
+
+    def close(self) -> None:
+        """Give it up. One that was not sent yet never will be."""
+        self._taken = True
+        if self._inner is not None:
+            self._inner.close()
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] # nobody sets it
+        """For asyncio, which shows it in the name of a task."""
+        return repr(self)
+
+    def __repr__(self) -> str:
+        return f"{self.address}.{self.rpc.name}"
+
+    def __del__(self) -> None:
+        if not self._taken and not sys.is_finalizing():
+            warnings.warn(f"call {self!r} was never awaited", RuntimeWarning, stacklevel=2, source=self)
+
+
+class Stream(AsyncIterator[T_co]):
+    """The items that an rpc yields, asked for when the first is wanted: `async for`, once.
+
+    Whoever leaves before the end calls `aclose` (`contextlib.aclosing` does).
+    """
+
+    __slots__ = ("_items", "_sender", "address", "payload", "rpc", "timeout_s")
+
+    def __init__(
+        self, address: EntityAddress, rpc: Rpc, payload: bytes, sender: Sender, timeout_s: float | None
+    ) -> None:
+        self.address = address
+        self.rpc = rpc
+        self.payload = payload
+        self.timeout_s = timeout_s
+        self._sender = sender
+        self._items: AsyncGenerator[T_co, None] | None = None
+
+    def __anext__(self) -> Awaitable[T_co]:
+        if self._items is None:
+            self._items = self._sender.stream(self)
+        return self._items.__anext__()
+
+    async def aclose(self) -> None:
+        """Take no more items. The handler is told."""
+        if self._items is None:
+            self._items = _nothing()
+        await self._items.aclose()
+
+    def __repr__(self) -> str:
+        return f"{self.address}.{self.rpc.name}"
+
+
+def require_call(call: object, *, what: str) -> Call[Any]:
+    """The call, taken, for a method that is given one.
+
+    Raises:
+        TypeError: It is something else: another coroutine, a stream.
+    """
+    if not isinstance(call, Call):
+        raise TypeError(f"{what} takes a call, such as account.charge(…) on a reference, not {type(call).__name__}")
+    call.take()
+    return call
+
+
+async def _nothing() -> AsyncGenerator[Any, None]:
+    return
+    yield
+
+
+class Reference:
+    """An entity as others see it. Each entity type has a subclass of its own, with a method for each rpc.
+
+    Two references are equal if they name the same entity. `isinstance(reference, Account)` is false: it is none,
+    it only calls one.
+    """
+
+    __slots__ = ("_address", "_aim")
+
+    _type_name: ClassVar[str]
+    _rpcs: ClassVar[Mapping[str, Rpc]]
+
+    def __init__(self, id: str, sender: Sender, timeout_s: float | None = None) -> None:
+        if not isinstance(id, str):
+            raise TypeError(f"the id of {self._type_name} is {id!r}: ids are text, write str(…)")
+        self._address = EntityAddress(self._type_name, id)
+        self._aim = (self._address, sender, timeout_s)  # at one look: on a class with __getattr__ each one costs
+
+    @property
+    def id(self) -> str:
+        """Which entity of its type this is."""
+        return self._address.id
+
+    def __getattr__(self, name: str) -> NoReturn:
+        known = ", ".join(self._rpcs) or "none"
+        raise AttributeError(
+            f"a reference has only rpcs and id, and {name!r} is neither: the rpcs of {self._type_name} are {known}",
+            name=name,
+            obj=self,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self._address == other._address if isinstance(other, Reference) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._address)
+
+    def __repr__(self) -> str:
+        return str(self._address)
+
+
+def reference_type(name: str, rpcs: Mapping[str, Rpc]) -> type[Reference]:
+    """The class of the references to one entity type."""
+    methods = {rpc.name: _method(rpc) for rpc in rpcs.values()}
+    return type(f"{name}Reference", (Reference,), {"__slots__": (), "_type_name": name, "_rpcs": rpcs, **methods})
+
+
+def address_of(ref: object) -> EntityAddress:
+    """Where a reference leads.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(ref, Reference):
+        raise TypeError(f"expected a reference, as cluster.ref(Account, …) gives one, not {type(ref).__name__}")
+    return ref._address  # noqa: SLF001 private only so that rpcs may have any name
+
+
+def _method(rpc: Rpc) -> Callable[..., Any]:
+    """Builds the calls of one rpc. This is the hot path of every call: bind, encode, one object."""
+    make = Stream if rpc.is_stream else Call
+    encode, declared_s = rpc.arguments.encode, rpc.timeout_s
+
+    def method(self: Reference, /, *args: Any, **kwargs: Any) -> Any:
+        address, sender, timeout_s = self._aim
+        return make(address, rpc, encode(args, kwargs), sender, declared_s if timeout_s is None else timeout_s)
+
+    return update_wrapper(method, rpc.fn, assigned=WRAPPER_ASSIGNMENTS, updated=())
