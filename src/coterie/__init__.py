@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from coterie.cron.preview import Upcoming
     from coterie.cron.standing import CronInfo, Crons, TickInfo
     from coterie.cron.tick import Tick
+    from coterie.durable.unit import Durable
+    from coterie.durable.waits import Deferred
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.entity import Entity
     from coterie.entities.persisted.api import FailedAttempt, MessageInfo, Messages
@@ -74,8 +76,6 @@ if TYPE_CHECKING:
     from coterie.singletons.leader import Leader
     from coterie.singletons.stamping import ExecutionMeta
     from coterie.singletons.standing import SavedState, SingletonInfo, Singletons
-    from coterie.steps.unit import Durable
-    from coterie.steps.waiting import Deferred
     from coterie.workflows.api import WorkflowHandle, WorkflowInfo, Workflows
     from coterie.workflows.workflow import Workflow
 
@@ -171,8 +171,8 @@ _HOMES = {
     "ClusterContext": "kernel.context",
     "CronInfo": "cron.standing",
     "Crons": "cron.standing",
-    "Deferred": "steps.waiting",
-    "Durable": "steps.unit",
+    "Deferred": "durable.waits",
+    "Durable": "durable.unit",
     "Duration": "kernel.durations",
     "Entity": "entities.entity",
     "ExecutionMeta": "singletons.stamping",

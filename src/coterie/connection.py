@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from coterie.durable.token import Tokens
 from coterie.entities.calls.client import Calling
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import spans
@@ -24,7 +25,6 @@ from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
 from coterie.ownership.lease_thread import ThreadAside
 from coterie.ownership.machine_id import Ids
-from coterie.steps.tokens import Tokens
 from coterie.storage.engines import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Limits

@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import msgspec
 
+from coterie.durable import waits
+from coterie.durable.position import Places
+from coterie.durable.steps import DurableWork
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial, to_datetime
-from coterie.steps import waiting
-from coterie.steps.places import Places
-from coterie.steps.running import DurableWork
 from coterie.storage.contracts.units import Stepped, StepRow, StepWrite
 from coterie.storage.sqlite import unit_writes
 from coterie.storage.sqlite.units import SqliteUnits
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from coterie.steps.places import Place
+    from coterie.durable.position import Place
     from coterie.storage.contracts.units import Loaded
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
@@ -118,7 +118,7 @@ def _given_up_without_a_look() -> AbstractContextManager[Any]:
 
 
 def _others_not_waited_for() -> AbstractContextManager[Any]:
-    return patch.object(waiting, "_TURNS", 0)
+    return patch.object(waits, "_TURNS", 0)
 
 
 @contextmanager

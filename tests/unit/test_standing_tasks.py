@@ -117,7 +117,7 @@ NOT_STANDING = {
     "singletons/leadership.py::Leadership._spawn": "one hook or one end",
     "singletons/room.py::Leaderships._resign": "gives up one seat",
     "singletons/states.py::LeaderState._hand_over": "one save, awaited",
-    "steps/storing.py::StoredWork._spawn": "one step, awaited",
+    "durable/journal.py::StoredWork._spawn": "one step, awaited",
     "storage/postgres/lease_session.py::Ending.beside": "lives as long as one eviction",
     "storage/postgres/session.py::Session._watch": _TIMER_ONCE,
     "storage/sqlite/executor.py::ThreadExecutor._start": "every error of work is its caller's, of idling is logged",

@@ -14,7 +14,7 @@ from .diary import SWEEP_S, Diary, new_cluster, rows, seconds, simulated, steps
 
 if TYPE_CHECKING:
     from coterie import Tick
-    from coterie.steps.unit import Durable
+    from coterie.durable.unit import Durable
 
 NEVER = "0 0 29 2 *"
 

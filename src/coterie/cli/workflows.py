@@ -12,8 +12,8 @@ from coterie.cli.looking import both, fields, one_line
 from coterie.cli.nouns import Noun
 from coterie.cli.reading import read_json
 from coterie.cli.showing import as_json, plain, safe
+from coterie.durable import failure
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.steps import failures
 from coterie.storage.contracts.units import UnitStatus
 from coterie.workflows.definition import unit_of
 
@@ -202,7 +202,7 @@ def _fields(row: UnitRow) -> dict[str, Any]:
         "changed_at": plain(row.changed_at),
         "ended_at": plain(row.ended_at),
         "wake_at": plain(row.wake_at),
-        "error": None if row.error is None else failures.text_of(row.error),
+        "error": None if row.error is None else failure.text_of(row.error),
     }
 
 
@@ -214,7 +214,7 @@ def _step(step: StepRow) -> dict[str, Any]:
         "name": step.name,
         "done": step.done,
         "result": None if step.value is None or not step.done else plain(_decoded(step.value)),
-        "error": None if step.error is None else failures.text_of(step.error),
+        "error": None if step.error is None else failure.text_of(step.error),
         "due_at": plain(step.due_at),
     }
 
@@ -260,7 +260,7 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRow], tokens: dict[
         ("goes on", "" if row.wake_at is None else both(row.wake_at, now)),
         ("ended", "" if row.ended_at is None else both(row.ended_at, now)),
         ("result", "" if row.value is None else as_json(_decoded(row.value))),
-        ("error", "" if row.error is None else one_line(failures.text_of(row.error))),
+        ("error", "" if row.error is None else one_line(failure.text_of(row.error))),
     ]
     head = screen.headed(f"{row.name}/{row.id}", _status(screen, row.status, interrupting=row.interrupting))
     parts = [f"{head}\n{fields(pairs)}"]
@@ -277,6 +277,6 @@ def _outcome(screen: Screen, step: StepRow, now: datetime) -> str:
         until = "" if step.due_at is None else f" until {screen.time(step.due_at, now)}"
         return f"waits{until}"
     if step.error is not None:
-        return f"{screen.glyph('bad')} {one_line(failures.text_of(step.error))}"
+        return f"{screen.glyph('bad')} {one_line(failure.text_of(step.error))}"
     shown = "" if step.value is None else f" {as_json(_decoded(step.value))}"
     return f"{screen.glyph('good')} done{shown}"

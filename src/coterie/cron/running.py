@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.cron.tick import Tick
 from coterie.cron.ticks import CUT_OFF, goes_on, is_too_old
+from coterie.durable.unit import finish, work_of
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.text import said, storable
-from coterie.steps.unit import finish, work_of
 from coterie.storage.contracts.ticks import TickNote
 from coterie.storage.contracts.units import life_of_tick, unit_of_tick
 from coterie.work.limits import settled
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from coterie.cron.definitions import Cron
     from coterie.cron.desk import Desk
+    from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
-    from coterie.steps.running import DurableWork
     from coterie.storage.contracts.ticks import Kind, Outcome, TickRow
 
     Key = tuple[Kind, datetime, int]

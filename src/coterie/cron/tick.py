@@ -6,10 +6,10 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from coterie.durable.unit import Steps
 from coterie.errors import LeadershipLost
 from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.text import countable
-from coterie.steps.unit import Steps
 from coterie.storage.contracts.messages import Commit
 from coterie.work.limits import settled
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cluster import Cluster
+    from coterie.durable.steps import DurableWork
     from coterie.entities.persisted.transaction import Transaction
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.steps.running import DurableWork
     from coterie.storage.interface import Storage
 
     Beat = Callable[[str, int | None, int | None], None]

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from coterie.cluster import Cluster
+    from coterie.durable.unit import Durable
     from coterie.entities.persisted.transaction import Transaction
     from coterie.kernel.durations import Duration
     from coterie.ownership.seats import Tenure
     from coterie.singletons.stamping import ExecutionMeta, Stamps
     from coterie.singletons.states import LeaderState
-    from coterie.steps.unit import Durable
     from coterie.storage.interface import Storage
 
     S = TypeVarWithDefault("S", default=None)

@@ -13,6 +13,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
+from coterie.durable.unit import unit
 from coterie.errors import (
     CoterieError,
     LeaderHandoffFailed,
@@ -30,19 +31,18 @@ from coterie.singletons.keeping import KeptRow
 from coterie.singletons.leader import Leader
 from coterie.singletons.stamping import Stamps
 from coterie.singletons.states import LeaderState
-from coterie.steps.unit import unit
 from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from contextvars import Context
 
+    from coterie.durable.steps import DurableWork
     from coterie.kernel.supervisor import MakeWork
     from coterie.ownership.exclusion import Cause
     from coterie.ownership.seats import Tenure
     from coterie.singletons.definitions import Hook, Singleton
     from coterie.singletons.post import Post
-    from coterie.steps.running import DurableWork
 
 log = logging.getLogger("coterie.singletons")
 

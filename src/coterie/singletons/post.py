@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.cluster import Cluster
+    from coterie.durable.token import Tokens
     from coterie.kernel.clock import Clock, Dial
     from coterie.kernel.random import Chance
     from coterie.kernel.service import Tasks
     from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.exclusion import Cause
     from coterie.settings import Settings
-    from coterie.steps.tokens import Tokens
     from coterie.storage.contracts.units import Units
     from coterie.storage.interface import Storage
 

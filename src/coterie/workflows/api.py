@@ -7,6 +7,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from coterie.durable import failure
+from coterie.durable.unit import new_life
 from coterie.entities.calls.spans import sent, trace_of
 from coterie.entities.host.work import handling
 from coterie.entities.persisted.outcome import require_small
@@ -26,8 +28,6 @@ from coterie.kernel.durations import seconds_or_none
 from coterie.kernel.serialization import schema
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text, storable
-from coterie.steps import failures
-from coterie.steps.unit import new_life
 from coterie.storage.contracts.units import UnitStart, require_same
 from coterie.workflows.definition import require_id
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.connection import Connection
+    from coterie.durable.token import TokenParts
     from coterie.kernel.durations import Duration
-    from coterie.steps.tokens import TokenParts
     from coterie.storage.contracts.messages import Transaction
     from coterie.storage.contracts.units import Started, UnitRow, UnitStatus
     from coterie.workflows.definition import WorkflowType
@@ -127,8 +127,8 @@ class WorkflowHandle(Generic[T_co]):
         if row.status == "interrupted":
             raise WorkflowInterrupted(workflow=self._kind.name, id=self.id)
         if row.error is not None:
-            error = failures.unpack(row.error)
-            problem = failures.text_of(row.error)
+            error = failure.unpack(row.error)
+            problem = failure.text_of(row.error)
             raise WorkflowFailed(workflow=self._kind.name, id=self.id, problem=problem) from error
         value: T_co = self._kind.result.decode(row.value or b"", what=f"result of {self._unit}")
         return value
@@ -336,7 +336,7 @@ def _info(row: UnitRow) -> WorkflowInfo:
         changed_at=row.changed_at,
         ended_at=row.ended_at,
         wake_at=row.wake_at,
-        error=None if row.error is None else failures.text_of(row.error),
+        error=None if row.error is None else failure.text_of(row.error),
     )
 
 

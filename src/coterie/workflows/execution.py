@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coterie.durable import failure
+from coterie.durable.journal import tell_waiting
+from coterie.durable.steps import TRANSIENT, DurableWork
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import ClusterContext, enter
-from coterie.steps import failures
-from coterie.steps.running import TRANSIENT, DurableWork
-from coterie.steps.storing import tell_waiting
 from coterie.storage.contracts.units import UnitEnd
 from coterie.work.limits import settled
 from coterie.workflows.workflow import Compensation, Outcome, Workflow
@@ -302,7 +302,7 @@ class Execution:
                 if spans.on:
                     spans.failed(error)
                 await self._undo_all()
-                await self._end("failed", error=failures.pack(error))
+                await self._end("failed", error=failure.pack(error))
         except StepDiverged as diverged:
             await self._later(diverged)
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.cluster import Cluster
+    from coterie.durable.token import Tokens
     from coterie.kernel.random import Chance
     from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
     from coterie.settings import Settings
-    from coterie.steps.tokens import Tokens
     from coterie.storage.contracts.units import Started, Taken, UnitRow
     from coterie.storage.interface import Storage
     from coterie.workflows.definition import WorkflowOptions, WorkflowType

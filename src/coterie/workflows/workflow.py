@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import msgspec
 
+from coterie.durable import failure, steps
+from coterie.durable.position import named
+from coterie.durable.unit import Steps
 from coterie.errors import WorkflowFailed, WorkflowInterrupted
 from coterie.kernel.durations import seconds_or_none
-from coterie.steps import failures, results
-from coterie.steps.places import named
-from coterie.steps.unit import Steps
 from coterie.storage.contracts.units import ParentEnded
 from coterie.workflows.definition import require_id
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
     from coterie.cluster import Cluster
+    from coterie.durable.position import Place
+    from coterie.durable.steps import DurableWork
     from coterie.kernel.durations import Duration
     from coterie.kernel.retry import Retry
-    from coterie.steps.places import Place
-    from coterie.steps.running import DurableWork
     from coterie.storage.contracts.units import Started, UnitRow
 
 P = ParamSpec("P")
@@ -116,7 +116,7 @@ class Workflow(Steps):
 
         Each runs at least once, and is recorded like a step. What it raises is recorded, too, and the others run.
         """
-        place = self._work.places.take_undo(named(name, "a compensation"), results.digest(args, kwargs))
+        place = self._work.places.take_undo(named(name, "a compensation"), steps.digest(args, kwargs))
         self._undo.append(Compensation(place, fn, args, kwargs))
         return Registered()
 
@@ -150,10 +150,10 @@ class Workflow(Steps):
         data = row.value if row.done else await self._told(place, workflow, payload, id)
         outcome = msgspec.msgpack.decode(data or b"", type=Outcome)
         if outcome.status == "done":
-            return results.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
+            return steps.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
         if outcome.status == "interrupted":
             raise await self._work.after_others(WorkflowInterrupted(workflow=name, id=id))
-        problem = "" if outcome.error is None else failures.text_of(outcome.error)
+        problem = "" if outcome.error is None else failure.text_of(outcome.error)
         raise await self._work.after_others(WorkflowFailed(workflow=name, id=id, problem=problem))
 
     async def _told(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from coterie import DeferredRejected, DeferredTimeout
-from coterie.steps import failures
+from coterie.durable import failure
 from coterie.testing.checkers import EpochsGrow, Event, Grant, check
 from coterie.testing.cron_events import Stepped
 from coterie.testing.flow_checkers import (
@@ -188,7 +188,7 @@ def _event(row: Noted) -> Event:
 
 def _given(row: Noted) -> str:
     if row.c is not None:
-        return said(failures.unpack(row.c))
+        return said(failure.unpack(row.c))
     return "" if row.b is None or row.kind == "child" else str(msgspec.msgpack.decode(row.b))
 
 

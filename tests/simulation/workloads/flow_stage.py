@@ -30,7 +30,7 @@ from .flow_plans import BRANCHED, Act, child_id, names_of, unit_of
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from coterie.steps.unit import Durable
+    from coterie.durable.unit import Durable
 
 RETRY = Retry(3, base="200ms")
 

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from coterie.durable.steps import DurableWork
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.kernel.random import Chance
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import Tasks
-from coterie.steps.running import DurableWork
 from coterie.storage.contracts.units import DeferredRow, Loaded, Stepped, StepRow, StepWrite
 from coterie.storage.interface import Claim
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from coterie import StepDiverged
-from coterie.steps.places import Place, Places, named
+from coterie.durable.position import Place, Places, named
 from coterie.storage.contracts.units import StepRow
 
 

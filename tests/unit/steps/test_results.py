@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import MalformedMessage
-from coterie.steps import results
+from coterie.durable import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,8 +62,8 @@ def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def there_and_back(fn: Callable[..., Any], value: Any) -> Any:
-    data, told = results.encoded(fn, value, what="x")
-    read = results.decoded(fn, data, what="x")
+    data, told = steps.encoded(fn, value, what="x")
+    read = steps.decoded(fn, data, what="x")
     assert read == told, "the first run gets what later ones get"
     return read
 
@@ -72,14 +72,14 @@ def there_and_back(fn: Callable[..., Any], value: Any) -> Any:
 def test_a_result_is_what_the_annotation_says(fn: Any) -> None:
     assert there_and_back(fn, Item("a")) == Item("a")
     with pytest.raises(MalformedMessage):
-        results.encoded(fn, 5, what="x")
+        steps.encoded(fn, 5, what="x")
 
 
 def test_containers_and_none() -> None:
     assert there_and_back(items, [Item("a"), Item("b")]) == [Item("a"), Item("b")]
     assert there_and_back(nothing, None) is None
     with pytest.raises(MalformedMessage):
-        results.encoded(nothing, 5, what="x")
+        steps.encoded(nothing, 5, what="x")
 
 
 PLAIN = st.recursive(
@@ -98,10 +98,10 @@ def test_without_an_annotation_a_plain_value_comes_back(value: Any) -> None:
 @pytest.mark.parametrize("value", [Item("a"), [Item("a")], {"a": Item("b")}, {1: 2}, (1, 2), {1}, object()])
 def test_without_an_annotation_all_else_is_refused(value: Any) -> None:
     with pytest.raises(MalformedMessage, match="no return annotation by which to read it again") as caught:
-        results.encoded(untold, value, what="step 'x'")
+        steps.encoded(untold, value, what="step 'x'")
     assert "annotate it: async def untold" in str(caught.value)
     with pytest.raises(MalformedMessage, match="async def work"):
-        results.encoded(lambda: None, value, what="step 'x'")
+        steps.encoded(lambda: None, value, what="step 'x'")
 
 
 def test_instants_are_plain() -> None:
@@ -110,13 +110,13 @@ def test_instants_are_plain() -> None:
 
 
 def test_a_digest_is_of_what_is_given_and_empty_if_that_is_no_data() -> None:
-    assert results.digest((), {}) == b""
-    assert results.digest((object(),), {}) == b""
-    assert results.digest((1, "a"), {"b": [2]}) == results.digest((1, "a"), {"b": [2]})
-    assert results.digest((Item("a"),), {}) == results.digest((Item("a"),), {}) != b""
+    assert steps.digest((), {}) == b""
+    assert steps.digest((object(),), {}) == b""
+    assert steps.digest((1, "a"), {"b": [2]}) == steps.digest((1, "a"), {"b": [2]})
+    assert steps.digest((Item("a"),), {}) == steps.digest((Item("a"),), {}) != b""
     different = [((1,), {}), ((2,), {}), (("1",), {}), ((1, 1), {}), ((), {"a": 1}), ((), {"b": 1}), (([1],), {})]
-    assert len({results.digest(args, kwargs) for args, kwargs in different}) == len(different)
-    assert results.digest((), {"a": 1, "b": 2}) == results.digest((), {"b": 2, "a": 1})
+    assert len({steps.digest(args, kwargs) for args, kwargs in different}) == len(different)
+    assert steps.digest((), {"a": 1, "b": 2}) == steps.digest((), {"b": 2, "a": 1})
 
 
 def test_a_type_that_cannot_be_stored_counts_as_none_told() -> None:
@@ -125,7 +125,7 @@ def test_a_type_that_cannot_be_stored_counts_as_none_told() -> None:
     async def odd() -> socket.socket:
         raise AssertionError
 
-    data, value = results.encoded(odd, 7, what="x")
-    assert (value, results.decoded(odd, data, what="x")) == (7, 7)
+    data, value = steps.encoded(odd, 7, what="x")
+    assert (value, steps.decoded(odd, data, what="x")) == (7, 7)
     with pytest.raises(MalformedMessage, match="returned object"):
-        results.encoded(odd, object(), what="x")
+        steps.encoded(odd, object(), what="x")

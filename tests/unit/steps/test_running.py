@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from coterie import LeadershipLost, Retry
+from coterie.durable.position import Place
 from coterie.errors import MalformedMessage, PersistenceError, RunnerUnavailable, StepDiverged
-from coterie.steps.places import Place
 from coterie.storage.contracts.units import StepRow
 from tests.unit.steps.grounds import Ground, pause
 

@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 
 from coterie import LeadershipLost
+from coterie.durable.journal import tell_waiting
 from coterie.errors import Outcome, PersistenceError
-from coterie.steps.storing import tell_waiting
 from tests.unit.steps.grounds import Ground, pause
 
 

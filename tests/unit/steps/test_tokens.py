@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import WorkflowError
+from coterie.durable.token import MalformedToken, TokenParts, Tokens
 from coterie.kernel.serialization import schema
-from coterie.steps.tokens import MalformedToken, TokenParts, Tokens
 
 OURS, THEIRS = Tokens(b"s" * 32), Tokens(b"t" * 32)
 

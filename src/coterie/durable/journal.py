@@ -14,19 +14,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from coterie.durable.position import Places
 from coterie.errors import LeadershipLost, PersistenceError, StepDiverged
 from coterie.kernel.context import refuse_in_transaction
-from coterie.steps.places import Places
 from coterie.storage.contracts.units import StepWrite
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
+    from coterie.durable.position import Place
     from coterie.kernel.clock import Dial
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.steps.places import Place
     from coterie.storage.contracts.units import DeferredRow, Loaded, StepRow, Units
 
 log = logging.getLogger("coterie.workflows")

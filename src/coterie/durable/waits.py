@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from coterie.durable import failure
+from coterie.durable.journal import AWAY_S, StoredWork
+from coterie.durable.position import named
 from coterie.errors import DeferredRejected, DeferredTimeout, MalformedMessage, StepDiverged
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.serialization import schema
 from coterie.kernel.serialization.codec import codec_for
-from coterie.steps import failures
-from coterie.steps.places import named
-from coterie.steps.storing import AWAY_S, StoredWork
 from coterie.work.limits import settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
+    from coterie.durable.position import Place
+    from coterie.durable.token import Tokens
     from coterie.kernel.clock import Dial
     from coterie.kernel.durations import Duration
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.steps.places import Place
-    from coterie.steps.tokens import Tokens
     from coterie.storage.contracts.units import DeferredRow, Loaded, StepRow, Units
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class WaitingWork(StoredWork):
             elif found is not None:
                 return self._value(place, type, found.value)
         if row.error is not None:
-            raise await self.after_others(failures.unpack(row.error))
+            raise await self.after_others(failure.unpack(row.error))
         return self._value(place, type, row.value)
 
     def _value(self, place: Place, type: Any, data: bytes | None) -> Any:
@@ -139,10 +139,10 @@ class WaitingWork(StoredWork):
         with self.at_work:
             if found is None:
                 late = DeferredTimeout(unit=self.unit, name=place.name, waited_s=waited_s)
-                return await self._stored(place, error=failures.pack(late))
+                return await self._stored(place, error=failure.pack(late))
             if found.error is not None:
                 rejected = DeferredRejected(unit=self.unit, name=place.name, problem=found.error)
-                return await self._stored(place, error=failures.pack(rejected))
+                return await self._stored(place, error=failure.pack(rejected))
             return await self._stored(place, value=found.value)
 
     # What they are made of

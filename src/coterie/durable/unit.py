@@ -5,22 +5,22 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from coterie.durable.steps import DurableWork
 from coterie.errors import LeadershipLost
 from coterie.kernel.text import storable
-from coterie.steps.running import DurableWork
 from coterie.storage.contracts.units import UnitEnd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
+    from coterie.durable.token import Tokens
+    from coterie.durable.waits import Deferred
     from coterie.kernel.clock import Dial
     from coterie.kernel.durations import Duration
     from coterie.kernel.random import Chance
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
     from coterie.settings import Settings
-    from coterie.steps.tokens import Tokens
-    from coterie.steps.waiting import Deferred
     from coterie.storage.contracts.units import Loaded, UnitKind, Units
 
 P = ParamSpec("P")

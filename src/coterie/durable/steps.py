@@ -1,4 +1,6 @@
-"""Running: the steps of one unit, whoever runs it now.
+"""How results of steps are stored: by the return annotation of their function, else as the plain values they are.
+
+Running: the steps of one unit, whoever runs it now.
 
 step   stored? ──yes──▶ what is stored
           └─ no: run it, again if it may be ─▶ store what it gave, or raised ─▶ go on
@@ -7,11 +9,20 @@ step   stored? ──yes──▶ what is stored
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from datetime import datetime
+from functools import lru_cache, partial
+from hashlib import blake2b
+from types import FunctionType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
+from coterie.durable import failure
+from coterie.durable.position import named
+from coterie.durable.waits import WaitingWork
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import (
+    ConfigurationError,
     LeadershipLost,
     MalformedMessage,
     PersistenceError,
@@ -21,20 +32,95 @@ from coterie.errors import (
 )
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.retry import Retry
-from coterie.steps import failures, results
-from coterie.steps.places import named
-from coterie.steps.waiting import WaitingWork
+from coterie.kernel.serialization.codec import PLAIN, codec_for
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from coterie.durable.position import Place
+    from coterie.durable.token import Tokens
     from coterie.kernel.clock import Dial
     from coterie.kernel.random import Chance
+    from coterie.kernel.serialization.codec import Codec
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.steps.places import Place
-    from coterie.steps.tokens import Tokens
     from coterie.storage.contracts.units import Loaded, StepRow, Units
+
+
+_PLAIN = (str, int, float, bool, bytes, datetime, type(None))
+_UNTOLD = object()
+
+
+def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, Any]:
+    """The result of a step as bytes that are known to decode, and what they decode to.
+
+    Raises:
+        MalformedMessage: It does not fit the annotation; or there is none, and it is no plain value.
+    """
+    codec = _codec(_function(fn))
+    if codec is not None:
+        return codec.settled(value, what)
+    if not _is_plain(value):
+        name = getattr(fn, "__name__", "the function")
+        raise MalformedMessage(
+            what=what,
+            problem=f"{name} returned {type(value).__name__}, and has no return annotation by which to read it again",
+            hint=f"annotate it: async def {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
+        )
+    return PLAIN.settled(value, what)
+
+
+def decoded(fn: Callable[..., Any], data: bytes, *, what: str) -> Any:
+    """The stored result of a step."""
+    return (_codec(_function(fn)) or PLAIN).decode(data, what=what)
+
+
+def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Of what a step is given; empty if that is not data."""
+    if not args and not kwargs:
+        return b""
+    try:
+        return blake2b(PLAIN.canonical([list(args), dict(kwargs)]), digest_size=8).digest()
+    except (MalformedMessage, TypeError, ValueError):
+        return b""
+
+
+@lru_cache(maxsize=4096)
+def _codec(fn: Callable[..., Any]) -> Codec[Any] | None:
+    """None: nothing says what it returns."""
+    said = getattr(fn, "__annotations__", {})
+    asked = SimpleNamespace(__annotations__={name: said[name] for name in ("return",) if name in said})
+    try:
+        told = get_type_hints(asked, globalns=getattr(fn, "__globals__", {})).get("return", _UNTOLD)
+    except (NameError, TypeError, AttributeError):
+        told = _UNTOLD  # a name that exists for type checkers only
+    if told is _UNTOLD or told is Any:
+        return None
+    try:
+        return codec_for(told)
+    except ConfigurationError:
+        return None
+
+
+def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a partial, a bound method, an object that can be called."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):
+        return fn
+    while isinstance(fn, partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    if inspect.isroutine(fn):
+        return getattr(fn, "__func__", fn)
+    return type(fn).__call__
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_plain(each) for each in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    return type(value) in _PLAIN
+
 
 T = TypeVar("T")
 
@@ -92,7 +178,7 @@ class DurableWork(WaitingWork):
         timeout_s: float | None = None,
     ) -> Coroutine[Any, Any, T]:
         """Run something once, and give what it gave, now and in every later run."""
-        place = self.places.take("step", named(name, "a step"), results.digest(args, kwargs))
+        place = self.places.take("step", named(name, "a step"), digest(args, kwargs))
         return self.run(place, fn, args, kwargs, retry=retry or self.retry, timeout_s=timeout_s)
 
     def patch(self, name: str) -> bool:
@@ -128,14 +214,14 @@ class DurableWork(WaitingWork):
             self.require_held()
             row, value = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
         if row.error is not None:
-            raise await self.after_others(failures.unpack(row.error))
+            raise await self.after_others(failure.unpack(row.error))
         if not keep:
             return cast("T", None)
         return cast("T", self._read(place, fn, row) if value is _UNREAD else value)
 
     def _read(self, place: Place, fn: Callable[..., Any], row: StepRow) -> Any:
         try:
-            return results.decoded(fn, row.value or b"", what=self._what(place))
+            return decoded(fn, row.value or b"", what=self._what(place))
         except MalformedMessage as error:  # it could be read when it was stored: the code has changed
             found = f"{place.name}, whose result is another one now ({error.problem})"
             raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
@@ -157,14 +243,14 @@ class DurableWork(WaitingWork):
             try:
                 value = await self._tried(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s)
                 if keep:
-                    data, value = results.encoded(fn, value, what=self._what(place))
+                    data, value = encoded(fn, value, what=self._what(place))
                     if len(data) > self._most_bytes:
                         require_small(data, what=self._what(place), most_bytes=self._most_bytes)
             except (LeadershipLost, StepDiverged) as reason:
                 raise self.halt(reason) from None
             except Exception as raised:
                 log.info("%s has failed for good", self._what(place), exc_info=raised)
-                data, value, error = None, _UNREAD, failures.pack(raised)
+                data, value, error = None, _UNREAD, failure.pack(raised)
             if chaos.on:
                 chaos.saw("step", f"{place.name} of {self.unit}")
                 await chaos.point("workflows.before_step")
