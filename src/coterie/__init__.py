@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from coterie.cluster import Cluster
-    from coterie.cron.preview import Upcoming
-    from coterie.cron.standing import CronInfo, Crons, TickInfo
+    from coterie.cron.api import CronInfo, Crons, TickInfo, Upcoming
     from coterie.cron.tick import Tick
     from coterie.durable.unit import Durable
     from coterie.durable.waits import Deferred
@@ -73,9 +72,9 @@ if TYPE_CHECKING:
     from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health, Reason
     from coterie.settings import Settings
+    from coterie.singletons.api import SavedState, SingletonInfo, Singletons
+    from coterie.singletons.heartbeat import ExecutionMeta
     from coterie.singletons.leader import Leader
-    from coterie.singletons.stamping import ExecutionMeta
-    from coterie.singletons.standing import SavedState, SingletonInfo, Singletons
     from coterie.workflows.api import WorkflowHandle, WorkflowInfo, Workflows
     from coterie.workflows.workflow import Workflow
 
@@ -169,13 +168,13 @@ _HOMES = {
     "Breaker": "kernel.retry",
     "Cluster": "cluster",
     "ClusterContext": "kernel.context",
-    "CronInfo": "cron.standing",
-    "Crons": "cron.standing",
+    "CronInfo": "cron.api",
+    "Crons": "cron.api",
     "Deferred": "durable.waits",
     "Durable": "durable.unit",
     "Duration": "kernel.durations",
     "Entity": "entities.entity",
-    "ExecutionMeta": "singletons.stamping",
+    "ExecutionMeta": "singletons.heartbeat",
     "FailedAttempt": "entities.persisted.api",
     "Health": "observe.health",
     "KeyValueStore": "kv.store",
@@ -186,16 +185,16 @@ _HOMES = {
     "Reason": "observe.health",
     "Replies": "entities.calls.broadcast",
     "Retry": "kernel.retry",
-    "SavedState": "singletons.standing",
+    "SavedState": "singletons.api",
     "Settings": "settings",
     "ShardId": "kernel.ids",
-    "SingletonInfo": "singletons.standing",
-    "Singletons": "singletons.standing",
+    "SingletonInfo": "singletons.api",
+    "Singletons": "singletons.api",
     "Snowflake": "kernel.ids",
     "Tick": "cron.tick",
-    "TickInfo": "cron.standing",
+    "TickInfo": "cron.api",
     "Transaction": "entities.persisted.transaction",
-    "Upcoming": "cron.preview",
+    "Upcoming": "cron.api",
     "Workflow": "workflows.workflow",
     "WorkflowHandle": "workflows.api",
     "WorkflowInfo": "workflows.api",

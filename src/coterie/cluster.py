@@ -22,19 +22,19 @@ from coterie.kernel.service import State
 from coterie.kv.store import KeyValueStore, claim_here
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
-from coterie.singletons.room import SingletonRoom
-from coterie.singletons.standing import Singletons
+from coterie.singletons.api import Singletons
+from coterie.singletons.registry import SingletonRoom
 from coterie.work.definition import refusal, require_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.cron.definitions import CronOptions
-    from coterie.cron.room import CronRoom
-    from coterie.cron.standing import Crons
+    from coterie.cron.api import Crons
+    from coterie.cron.decide import CatchUp, Overlap
+    from coterie.cron.definition import CronOptions
+    from coterie.cron.registry import CronRoom
     from coterie.cron.tick import Tick
-    from coterie.cron.ticks import CatchUp, Overlap
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.definition import EntityOptions
     from coterie.entities.entity import E, Entity
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from coterie.runner import Room
     from coterie.setups import Setup
     from coterie.signals import Teller
-    from coterie.singletons.definitions import SingletonOptions
+    from coterie.singletons.definition import SingletonOptions
     from coterie.singletons.leader import Leader
     from coterie.storage.contracts.units import Started
     from coterie.storage.interface import Claim, RunnerRow
@@ -130,14 +130,14 @@ class Cluster:
 
     @cached_property
     def _cron_room(self) -> CronRoom:
-        from coterie.cron.room import CronRoom  # zones and calendars: only programs that have crons load them
+        from coterie.cron.registry import CronRoom  # zones and calendars: only programs that have crons load them
 
         return CronRoom(self)
 
     @cached_property
     def crons(self) -> Crons:
         """What runs on a calendar."""
-        from coterie.cron.standing import Crons
+        from coterie.cron.api import Crons
 
         return Crons(self._acting, lambda: self._cron_room.known, writing=self._writing)
 

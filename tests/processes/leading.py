@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError, Leader
 from coterie.kernel.service import Tasks
-from coterie.singletons.definitions import PREFIX
-from coterie.singletons.keeping import HISTORY
+from coterie.singletons.definition import PREFIX
+from coterie.singletons.state_row import HISTORY
 from coterie.storage.interface import StateSave
 from tests.processes.holder import Journal, now_ns
 

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from coterie.cron import holding, ticks
-from coterie.cron.holding import Holding
-from coterie.cron.room import Holdings
-from coterie.cron.running import Running
+from coterie.cron import decide, seat
+from coterie.cron.registry import Holdings
+from coterie.cron.run import Running
+from coterie.cron.seat import Holding
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.storage.contracts.ticks import Claimed, TickClaim, TickNote
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from coterie.cron.decide import Decision, Known, Policy, Run, Skip
     from coterie.cron.schedule import Schedule
-    from coterie.cron.ticks import Decision, Known, Policy, Run, Skip
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 
@@ -134,7 +134,7 @@ def _swap(name: str, old: str, new: str) -> str:
 
 @contextmanager
 def _decided(change: Callable[[Schedule, Policy, Known, Any], Decision]) -> Iterator[None]:
-    with patch.object(holding, "decide", change):
+    with patch.object(seat, "decide", change):
         yield
 
 
@@ -142,35 +142,35 @@ def _next_from_now() -> AbstractContextManager[None]:
     def hasty(schedule: Schedule, policy: Policy, known: Known, now: Any) -> Decision:
         newest = schedule.previous(schedule.previous(now - policy.delay + timedelta(microseconds=1)))
         last = newest if known.last is None else max(known.last, newest)
-        return ticks.decide(schedule, policy, replace(known, last=last), now)
+        return decide.decide(schedule, policy, replace(known, last=last), now)
 
     return _decided(hasty)
 
 
 def _caught_up_without_bound() -> AbstractContextManager[None]:
-    return _decided(lambda schedule, policy, *more: ticks.decide(schedule, replace(policy, most=10_000), *more))
+    return _decided(lambda schedule, policy, *more: decide.decide(schedule, replace(policy, most=10_000), *more))
 
 
 def _busy_forgotten() -> AbstractContextManager[None]:
-    return _decided(lambda one, two, known, now: ticks.decide(one, two, replace(known, busy=False), now))
+    return _decided(lambda one, two, known, now: decide.decide(one, two, replace(known, busy=False), now))
 
 
 def _always_overlapping() -> AbstractContextManager[None]:
-    return _decided(lambda one, two, known, now: ticks.decide(one, two, replace(known, busy=True), now))
+    return _decided(lambda one, two, known, now: decide.decide(one, two, replace(known, busy=True), now))
 
 
 @contextmanager
 def _skipped_span_off_by_one() -> Iterator[None]:
-    right = ticks._judged
+    right = decide._judged
 
     def short(schedule: Schedule, *args: Any) -> Iterator[Run | Skip]:
         for verdict in right(schedule, *args):
-            if isinstance(verdict, ticks.Skip) and verdict.count > 1:
+            if isinstance(verdict, decide.Skip) and verdict.count > 1:
                 yield replace(verdict, first=schedule.next_after(verdict.first), count=verdict.count - 1)
             else:
                 yield verdict
 
-    with patch.object(ticks, "_judged", short):
+    with patch.object(decide, "_judged", short):
         yield
 
 

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.ownership.failure_detector import Suspect, Watch
-from coterie.singletons.keeping import KeptRow
+from coterie.singletons.heartbeat import Stamps
 from coterie.singletons.leadership import Leadership
-from coterie.singletons.stamping import Stamps
-from coterie.singletons.states import LeaderState
+from coterie.singletons.state import LeaderState
+from coterie.singletons.state_row import KeptRow
 
 from . import test_leader_hooks, test_leader_places, test_leader_states
 from .workloads import leaders as workload

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coterie import Breaker
+from coterie.cron.decide import Policy
 from coterie.cron.schedule import Schedule
-from coterie.cron.ticks import Policy
 from coterie.testing.checkers import Checker, Event, Grant, Violation, check
 from coterie.testing.cron_checkers import AttemptsAddUp, EachTickOnce, NotBeforeDue, OneAtATime, TicksAreFenced
 from coterie.testing.cron_events import (

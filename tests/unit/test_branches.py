@@ -18,8 +18,8 @@ def file(taken: int, all: int, **missing: list[list[int]]) -> dict[str, Any]:
 
 REPORT = {
     "files": {
-        "src/coterie/cron/ticks.py": file(9, 10, decide=[[3, 4]], goes_on=[]),
-        "/elsewhere/src/coterie/cron/zones.py": file(10, 10),
+        "src/coterie/cron/decide.py": file(9, 10, decide=[[3, 4]], goes_on=[]),
+        "/elsewhere/src/coterie/cron/calendar.py": file(10, 10),
         "src/coterie/storage/group_commit.py": file(1, 2, fenced=[[7, 8], [7, 9]]),
         "src/coterie/cli/top.py": file(0, 100, draw=[[1, 2]]),
     }
@@ -35,11 +35,11 @@ def test_a_share_is_of_all_files_of_an_area() -> None:
 
 def test_each_function_that_is_not_covered_needs_a_reason() -> None:
     assert branches.unlisted(REPORT, {}) == [
-        "cron/ticks.py::decide at lines [3]",
+        "cron/decide.py::decide at lines [3]",
         "storage/group_commit.py::fenced at lines [7]",
     ]
-    assert len(branches.unlisted(REPORT, {"cron/ticks.py": {"decide": "x"}})) == 1
-    assert len(branches.unlisted(REPORT, {"cron/zones.py": {"decide": "x"}})) == 2
+    assert len(branches.unlisted(REPORT, {"cron/decide.py": {"decide": "x"}})) == 1
+    assert len(branches.unlisted(REPORT, {"cron/calendar.py": {"decide": "x"}})) == 2
 
 
 @pytest.mark.parametrize("path", branches.listed())

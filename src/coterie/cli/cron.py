@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from coterie.cli.asking import Asking
     from coterie.cli.showing import Screen
-    from coterie.cron.preview import Upcoming
-    from coterie.cron.standing import TickInfo
+    from coterie.cron.api import TickInfo, Upcoming
     from coterie.observe.view import CronLine
 
 HINT = "coterie cron list shows all of them"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from coterie.cron.preview import Upcoming
+    from coterie.cron.api import Upcoming
 
 
 @click.command()
@@ -60,7 +60,7 @@ def _local(tick: Upcoming) -> str:
 
 
 def _expression(expression: str, zone: str | None, count: int) -> tuple[str, Sequence[Upcoming], datetime]:
-    from coterie.cron.preview import preview as ticks_of
+    from coterie.cron.api import preview as ticks_of
     from coterie.cron.schedule import Schedule
 
     schedule, now = Schedule(expression, timezone=zone or "UTC"), to_datetime(SystemClock().wall_ns())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coterie.cli.asking import Asking
     from coterie.cli.showing import Screen
     from coterie.observe.view import SingletonLine
-    from coterie.singletons.standing import SavedState
+    from coterie.singletons.api import SavedState
 
 _HINT = "coterie singletons list shows all of them"
 

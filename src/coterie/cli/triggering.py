@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cli.asking import Asking
-    from coterie.cron.standing import CronInfo, TickInfo
+    from coterie.cron.api import CronInfo, TickInfo
 
 _BEGUN_S = 15.0
 """By then somebody has begun it: a runner that is lost is replaced within ten seconds."""

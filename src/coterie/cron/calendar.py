@@ -1,22 +1,277 @@
-"""The labels of a schedule: what a clock on the wall shows when it is due. No zones here, so every day has 24 hours."""
+"""A time zone as an offset that changes now and then: where it changes, and which instants a label has.
+
+The ticks of a schedule as a set of instants, in three kinds; this is where the rules for changes of the clock live.
+
+Each kind says the first tick from an instant on, the last one up to it, and how many lie between two. Instants are UTC.
+
+The labels of a schedule: what a clock on the wall shows when it is due. No zones here, so every day has 24 hours.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
+from coterie.errors import ScheduleError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import date
 
     from coterie.cron.expression import Fields
 
+
+NEAR = timedelta(days=2)
+"""Further than any change moves the clock (the date line was crossed by 24 hours), so that what a label was at any
+distance beyond it cannot come again; and nearer than two changes of one zone are to each other (four days)."""
+
 _SECOND = timedelta(seconds=1)
-_DAY = timedelta(days=1)
+
+
+class Change(NamedTuple):
+    """Where clocks go forward (a gap: labels that do not exist) or back (an overlap: labels that come twice)."""
+
+    at: datetime
+    """The first instant with the new offset, in UTC."""
+    before: timedelta
+    after: timedelta
+
+    @property
+    def is_gap(self) -> bool:
+        return self.after > self.before
+
+    @property
+    def old_label(self) -> datetime:
+        """What clocks would have shown: where a gap begins and an overlap ends."""
+        return (self.at + self.before).replace(tzinfo=None)
+
+    @property
+    def new_label(self) -> datetime:
+        """What clocks show: where a gap ends and an overlap begins."""
+        return (self.at + self.after).replace(tzinfo=None)
+
+
+class Zone:
+    """A time zone of the tz database."""
+
+    def __init__(self, name: str, info: tzinfo) -> None:
+        self.name = name
+        self.info = info
+
+    def offset(self, at: datetime) -> timedelta:
+        """What is added to UTC at an instant."""
+        offset = at.astimezone(self.info).utcoffset()
+        assert offset is not None  # the zones of zoneinfo always know
+        return offset
+
+    def label(self, at: datetime) -> datetime:
+        """What clocks show at an instant."""
+        return at.astimezone(self.info).replace(tzinfo=None, fold=0)
+
+    def instant(self, label: datetime) -> datetime:
+        """When clocks first show it. Of a label in a gap: when the gap ends."""
+        first = label.replace(tzinfo=self.info).astimezone(UTC)
+        if self.label(first) == label:
+            return first
+        # In a gap zoneinfo takes the old offset, by which this instant lies after the change; by the new one, before.
+        change = self.change_after(label.replace(tzinfo=self.info, fold=1).astimezone(UTC), first)
+        assert change is not None
+        return change.at
+
+    def overlap(self, at: datetime) -> Change | None:
+        """The change after which clocks show at this instant what they have shown before, if they do."""
+        local = at.astimezone(self.info)
+        if not local.fold:
+            return None
+        return self.change_before(at - NEAR, at)
+
+    def change_after(self, start: datetime, end: datetime) -> Change | None:
+        """The first change after start, up to and including end."""
+        while start < end:
+            step = min(start + NEAR, end)
+            if self.offset(step) != self.offset(start):
+                return self._change(start, step)
+            start = step
+        return None
+
+    def change_before(self, start: datetime, end: datetime) -> Change | None:
+        """The last change after start, up to and including end."""
+        while end > start:
+            step = max(end - NEAR, start)
+            if self.offset(step) != self.offset(end):
+                return self._change(step, end)
+            end = step
+        return None
+
+    def changes(self, start: datetime, end: datetime) -> Iterator[Change]:
+        """All changes after start, up to and including end."""
+        while change := self.change_after(start, end):
+            yield change
+            start = change.at
+
+    def _change(self, low: datetime, high: datetime) -> Change:
+        """The one change between two instants, found by halving. Zones change at whole seconds."""
+        before, after = self.offset(low), self.offset(high)
+        low, high = low.replace(microsecond=0), high.replace(microsecond=0)
+        while high - low > _SECOND:
+            middle = low + (high - low) // 2
+            middle = middle.replace(microsecond=0)
+            if self.offset(middle) == before:
+                low = middle
+            else:
+                high = middle
+        return Change(high, before, after)
+
+
+def read_zone(name: str, *, expression: str, cron: str = "") -> Zone:
+    """The zone of a name; UTC without asking the tz database, which small systems do not have.
+
+    Raises:
+        ScheduleError: There is none of this name.
+    """
+    if name == "UTC":
+        return Zone(name, UTC)
+    try:
+        return Zone(name, ZoneInfo(name))
+    except (LookupError, ValueError, OSError):  # also paths, folders, and bytes that are no zone
+        raise ScheduleError(
+            expression=expression,
+            problem="its time zone is unknown",
+            timezone=name[:60],
+            cron=cron,
+            hint=_suggest(name),
+        ) from None
+
+
+def _suggest(name: str) -> str:
+    known = {each.lower(): each for each in available_timezones()}
+    if not known:
+        return "this system has no time zones: install its tzdata, or the package of that name from PyPI"
+    close = get_close_matches(name[:60].lower(), known, n=1, cutoff=0.8)
+    return f'did you mean "{known[close[0]]}"?' if close else 'zones are named like "Europe/Zurich"'
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INSTANT = timedelta(microseconds=1)
+
+
+class Instants(Protocol):
+    """A set of instants without end."""
+
+    def first(self, at: datetime) -> datetime:
+        """The first one from here on."""
+        ...
+
+    def last(self, at: datetime) -> datetime:
+        """The last one up to here."""
+        ...
+
+    def count(self, start: datetime, end: datetime) -> int:
+        """How many there are from start to before end."""
+        ...
+
+
+class Steady:
+    """Every so often, whatever clocks show: the multiples of an interval since 1970, so that nothing must be stored."""
+
+    def __init__(self, every: timedelta) -> None:
+        self._every = every
+
+    def first(self, at: datetime) -> datetime:
+        return _EPOCH + -((_EPOCH - at) // self._every) * self._every
+
+    def last(self, at: datetime) -> datetime:
+        return _EPOCH + (at - _EPOCH) // self._every * self._every
+
+    def count(self, start: datetime, end: datetime) -> int:
+        return max((_EPOCH - start) // self._every - (_EPOCH - end) // self._every, 0)
+
+
+class Flowing:
+    """Wherever clocks show a label of the calendar: not in a gap, twice in an overlap. So `*/30` is every half hour."""
+
+    def __init__(self, calendar: Calendar, zone: Zone) -> None:
+        self._calendar = calendar
+        self._zone = zone
+
+    def first(self, at: datetime) -> datetime:
+        # From one change of the offset to the next instants and labels move alike. Changes matter near here, where
+        # clocks may go back to labels of before, and near the label that is found; what lies between is jumped over.
+        while True:
+            offset = self._zone.offset(at)
+            found = self._calendar.first(self._zone.label(at)).replace(tzinfo=UTC)
+            tick = found - offset
+            if change := self._zone.change_after(at, min(tick, at + NEAR)):
+                at = change.at
+            elif tick <= at + NEAR:
+                return tick
+            else:
+                at = max(at + NEAR, found - NEAR)
+
+    def last(self, at: datetime) -> datetime:
+        while True:
+            offset = self._zone.offset(at)
+            found = self._calendar.last(self._zone.label(at)).replace(tzinfo=UTC)
+            tick = found - offset
+            if change := self._zone.change_before(max(tick, at - NEAR), at):
+                at = change.at - _INSTANT
+            elif tick >= at - NEAR:
+                return tick
+            else:
+                at = min(at - NEAR, found + NEAR)
+
+    def count(self, start: datetime, end: datetime) -> int:
+        total, offset = 0, self._zone.offset(start)
+        for change in self._zone.changes(start, end):
+            total += self._labels(start + offset, change.at + offset)
+            start, offset = change.at, change.after
+        return total + self._labels(start + offset, end + offset)
+
+    def _labels(self, start: datetime, end: datetime) -> int:
+        return self._calendar.count(start.replace(tzinfo=None), end.replace(tzinfo=None))
+
+
+class Fixed:
+    """When clocks first show a label of the calendar; for all that fall into one gap together, once when it ends."""
+
+    def __init__(self, calendar: Calendar, zone: Zone) -> None:
+        self._calendar = calendar
+        self._zone = zone
+
+    # A later label never has an earlier instant (see Zone.instant), so bounds of instants are bounds of labels.
+
+    def first(self, at: datetime) -> datetime:
+        return self._zone.instant(self._calendar.first(self._label_from(at)))
+
+    def last(self, at: datetime) -> datetime:
+        overlap = self._zone.overlap(at)
+        label = overlap.old_label - _INSTANT if overlap else self._zone.label(at)
+        return self._zone.instant(self._calendar.last(label))
+
+    def count(self, start: datetime, end: datetime) -> int:
+        if start >= end:
+            return 0
+        total = self._calendar.count(self._label_from(start), self._label_from(end))
+        for change in self._zone.changes(start - _INSTANT, end - _INSTANT):
+            if change.is_gap:
+                together = self._calendar.count(change.old_label, change.new_label + _SECOND)
+                total -= max(together - 1, 0)
+        return total
+
+    def _label_from(self, at: datetime) -> datetime:
+        """The least label that is not first shown before this instant."""
+        # Where a gap ends, its labels still count; in the second half of an overlap, only what comes after it.
+        change = self._zone.change_before(at - _INSTANT, at) or self._zone.overlap(at)
+        return change.old_label if change else self._zone.label(at)
+
+
+_DAY = timedelta(days=1)
 
 # Any: whether a date ever comes does not depend on where the search begins, for cronsim looks 50 years ahead, and the
 # rarest date (29 February on one weekday) comes within 40.

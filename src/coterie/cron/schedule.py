@@ -5,17 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from coterie.cron.calendar import Calendar
+from coterie.cron.calendar import Calendar, Fixed, Flowing, Steady, read_zone
+from coterie.cron.explain import explain_fields, explain_interval
 from coterie.cron.expression import Expression, Fields
-from coterie.cron.instants import Fixed, Flowing, Steady
-from coterie.cron.words import explain_fields, explain_interval
-from coterie.cron.zones import read_zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.cron.instants import Instants
-    from coterie.cron.zones import Zone
+    from coterie.cron.calendar import Instants, Zone
 
 _INSTANT = timedelta(microseconds=1)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from coterie.cron.standing import CronInfo
-    from coterie.singletons.standing import SingletonInfo
+    from coterie.cron.api import CronInfo
+    from coterie.singletons.api import SingletonInfo
     from coterie.storage.interface import ClusterSnapshot
 
 

@@ -11,7 +11,7 @@ from coterie.observe.view import Failure
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from coterie.cron.standing import CronInfo
+    from coterie.cron.api import CronInfo
     from coterie.entities.persisted.api import MessageInfo
 
 _ATTEMPT = re.compile(r"attempt \d+: ")

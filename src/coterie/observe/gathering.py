@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from coterie.connection import Connection
-    from coterie.cron.standing import CronInfo
+    from coterie.cron.api import CronInfo
     from coterie.kernel.clock import Clock
     from coterie.observe.facts import LocalFacts
     from coterie.observe.health import Health, Reason
     from coterie.observe.judge import Bounds
-    from coterie.singletons.standing import SingletonInfo
+    from coterie.singletons.api import SingletonInfo
     from coterie.storage.contracts.messages import Backlog
     from coterie.storage.interface import ClusterSnapshot, RunnerRow
 
@@ -173,7 +173,7 @@ class Gathering:
         )
 
     async def _singletons(self, *, wanted: bool) -> tuple[SingletonInfo, ...]:
-        from coterie.singletons.standing import Singletons
+        from coterie.singletons.api import Singletons
 
         if not wanted:
             return ()
@@ -184,7 +184,7 @@ class Gathering:
     async def _crons(self, *, wanted: bool) -> tuple[CronInfo, ...]:
         if not wanted:
             return ()
-        from coterie.cron.standing import Crons  # zones and calendars: only where there are crons
+        from coterie.cron.api import Crons  # zones and calendars: only where there are crons
 
         return tuple(await Crons(lambda: self._here, dict).list())
 

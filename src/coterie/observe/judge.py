@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
-    from coterie.cron.standing import CronInfo
+    from coterie.cron.api import CronInfo
     from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls, LocalFacts, Overdue
     from coterie.observe.health import Status
-    from coterie.singletons.standing import SingletonInfo
+    from coterie.singletons.api import SingletonInfo
     from coterie.storage.interface import RunnerRow, SeatRow
 
 _WORSE = ("healthy", "degraded", "unhealthy")

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Literal
 
-    from coterie.cron.standing import CronInfo
+    from coterie.cron.api import CronInfo
     from coterie.observe.facts import ClusterFacts, LocalFacts
     from coterie.observe.rates import Rate
-    from coterie.singletons.standing import SingletonInfo
+    from coterie.singletons.api import SingletonInfo
     from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
     from coterie.workflows.api import WorkflowInfo
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from coterie.entities.persisted.transaction import Transaction
     from coterie.kernel.durations import Duration
     from coterie.ownership.seats import Tenure
-    from coterie.singletons.stamping import ExecutionMeta, Stamps
-    from coterie.singletons.states import LeaderState
+    from coterie.singletons.heartbeat import ExecutionMeta, Stamps
+    from coterie.singletons.state import LeaderState
     from coterie.storage.interface import Storage
 
     S = TypeVarWithDefault("S", default=None)

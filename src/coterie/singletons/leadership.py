@@ -27,10 +27,10 @@ from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
 from coterie.kernel.supervisor import Seated
 from coterie.kernel.text import said
-from coterie.singletons.keeping import KeptRow
+from coterie.singletons.heartbeat import Stamps
 from coterie.singletons.leader import Leader
-from coterie.singletons.stamping import Stamps
-from coterie.singletons.states import LeaderState
+from coterie.singletons.state import LeaderState
+from coterie.singletons.state_row import KeptRow
 from coterie.work.limits import settled
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from coterie.kernel.supervisor import MakeWork
     from coterie.ownership.exclusion import Cause
     from coterie.ownership.seats import Tenure
-    from coterie.singletons.definitions import Hook, Singleton
-    from coterie.singletons.post import Post
+    from coterie.singletons.definition import Hook, Singleton
+    from coterie.singletons.registry import Post
 
 log = logging.getLogger("coterie.singletons")
 

@@ -14,8 +14,8 @@ from coterie.testing.checkers import Event
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from coterie.cron.decide import Policy
     from coterie.cron.schedule import Schedule
-    from coterie.cron.ticks import Policy
 
 
 class TickKey(NamedTuple):

@@ -22,7 +22,7 @@ from coterie.testing.cron_events import (
 )
 
 if TYPE_CHECKING:
-    from coterie.cron.ticks import Policy
+    from coterie.cron.decide import Policy
 
 
 @dataclass

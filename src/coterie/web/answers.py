@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from coterie.cron.standing import CronInfo
+    from coterie.cron.api import CronInfo
     from coterie.observe.facts import ClusterFacts, LocalFacts
     from coterie.observe.health import Health, Reason
     from coterie.observe.view import View
-    from coterie.singletons.standing import SingletonInfo
+    from coterie.singletons.api import SingletonInfo
 
 
 def instant(at: datetime | None) -> str | None:

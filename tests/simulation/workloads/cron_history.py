@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Iterator
 
-    from coterie.cron.definitions import Cron
+    from coterie.cron.definition import Cron
     from coterie.testing.simulation import Simulation
 
 DRIFT_S = 0.02

@@ -35,7 +35,7 @@ from .cron_history import CronHistory, judge
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from coterie.cron.definitions import Cron
+    from coterie.cron.definition import Cron
     from coterie.testing.seeds import Stream
 
 RUNNERS = 4

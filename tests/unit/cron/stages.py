@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.cron.definitions import define
-from coterie.cron.desk import Desk
-from coterie.cron.holding import Holding
-from coterie.cron.running import Running
+from coterie.cron.definition import define
+from coterie.cron.registry import Desk
+from coterie.cron.run import Running
+from coterie.cron.seat import Holding
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos
 from coterie.kernel.clock import Dial, ManualClock
@@ -29,7 +29,7 @@ from coterie.storage.interface import Claim
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from coterie.cron.definitions import Cron
+    from coterie.cron.definition import Cron
     from coterie.storage.contracts.ticks import Take, TickClaim, TickNote
     from coterie.storage.interface import Written
 

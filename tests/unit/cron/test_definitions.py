@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from coterie import Breaker, Cluster, ConfigurationError, Retry, ScheduleError
-from coterie.cron.definitions import Told, define
-from coterie.cron.ticks import Policy, jitter_of
+from coterie.cron.decide import Policy, jitter_of
+from coterie.cron.definition import Told, define
 from tests.unit.cron.stages import cron, nothing
 
 if TYPE_CHECKING:

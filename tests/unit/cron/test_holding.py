@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Breaker, LeadershipLost
-from coterie.cron.running import Running
+from coterie.cron.run import Running
 from coterie.storage.contracts.ticks import PauseRow
 from tests.unit.cron.stages import Stage, cron, noon, row, unknown, unreachable
 
 if TYPE_CHECKING:
     from coterie import Tick
-    from coterie.cron.holding import Holding
+    from coterie.cron.seat import Holding
 
 pytestmark = pytest.mark.simulated(seeds=1)
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from coterie.cron.preview import preview
+from coterie.cron.api import preview
 from coterie.cron.schedule import Schedule
 
 

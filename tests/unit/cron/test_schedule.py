@@ -208,8 +208,8 @@ def test_a_zone_that_does_not_exist_is_refused(name: str) -> None:
 
 def test_utc_needs_no_tz_database(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small systems have none."""
-    monkeypatch.setattr("coterie.cron.zones.ZoneInfo", lambda name: {}[name])
-    monkeypatch.setattr("coterie.cron.zones.available_timezones", set)
+    monkeypatch.setattr("coterie.cron.calendar.ZoneInfo", lambda name: {}[name])
+    monkeypatch.setattr("coterie.cron.calendar.available_timezones", set)
     assert Schedule("0 3 * * *").next_after(instant("2026-03-01")) == instant("2026-03-01T03:00")
     with pytest.raises(ScheduleError, match="install its tzdata"):
         Schedule("0 3 * * *", timezone=ZURICH)

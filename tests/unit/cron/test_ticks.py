@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.cron.decide import Decision, Known, Pause, Policy, Run, Skip, decide, goes_on, is_too_old, jitter_of
 from coterie.cron.schedule import Schedule
-from coterie.cron.ticks import Decision, Known, Pause, Policy, Run, Skip, decide, goes_on, is_too_old, jitter_of
 from coterie.kernel.retry import Breaker
 
 if TYPE_CHECKING:
-    from coterie.cron.ticks import CatchUp, Reason
+    from coterie.cron.decide import CatchUp, Reason
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 EACH_SECOND = Schedule("@every 1s")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from coterie.cron.standing import CronInfo
+from coterie.cron.api import CronInfo
 from coterie.kernel.ids import Seat
 from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue
-from coterie.singletons.standing import SingletonInfo
+from coterie.singletons.api import SingletonInfo
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 NOW = datetime(2026, 3, 27, 20, 48, tzinfo=UTC)

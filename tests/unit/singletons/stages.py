@@ -14,13 +14,13 @@ from coterie.kernel.random import Chance
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Tasks
 from coterie.ownership.seats import Tenure, Trust
-from coterie.singletons.definitions import SingletonOptions, define
-from coterie.singletons.keeping import KeptRow
-from coterie.singletons.states import LeaderState
+from coterie.singletons.definition import SingletonOptions, define
+from coterie.singletons.state import LeaderState
+from coterie.singletons.state_row import KeptRow
 from coterie.storage.interface import Claim, StateLoaded, StateSave
 
 if TYPE_CHECKING:
-    from coterie.singletons.definitions import Singleton
+    from coterie.singletons.definition import Singleton
     from coterie.storage.interface import Written
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -12,7 +12,7 @@ import pytest
 from coterie import Cluster
 from coterie.errors import ConfigurationError
 from coterie.kernel.retry import Retry
-from coterie.singletons.definitions import SingletonOptions, define
+from coterie.singletons.definition import SingletonOptions, define
 from tests.unit.singletons.stages import Progress, body, singleton
 
 if TYPE_CHECKING:

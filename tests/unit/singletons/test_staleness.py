@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.singletons.staleness import Stale, judge
+from coterie.singletons.heartbeat import Stale, judge
 from coterie.storage.contracts.executions import Execution
 from tests.unit.singletons.stages import NOW
 

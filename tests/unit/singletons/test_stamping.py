@@ -11,8 +11,8 @@ import pytest
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel.clock import ManualClock
 from coterie.ownership.seats import Tenure, Trust
-from coterie.singletons import stamping
-from coterie.singletons.stamping import Stamps
+from coterie.singletons import heartbeat
+from coterie.singletons.heartbeat import Stamps
 from coterie.storage.contracts.executions import Execution
 from coterie.storage.interface import Claim
 from tests.unit.singletons.stages import NOW, refused, unreachable, until
@@ -181,7 +181,7 @@ async def test_without_the_seat_nobody_begins() -> None:
 
 async def test_while_it_lives_it_says_so_and_what_is_new_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """H1: *alive* because this task runs on the loop of the body; it ends with the seat."""
-    monkeypatch.setattr(stamping, "_SOON_S", 0.001)
+    monkeypatch.setattr(heartbeat, "_SOON_S", 0.001)
     stage = Stage(heartbeat_s=0.01)
     await stage.stamps.begin()
     living = asyncio.create_task(stage.stamps.live())
@@ -209,7 +209,7 @@ async def test_many_heartbeats_are_few_writes(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_database_that_is_away_is_told_once_and_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stamping, "_SOON_S", 0.001)
+    monkeypatch.setattr(heartbeat, "_SOON_S", 0.001)
     stage = Stage(heartbeat_s=3600)
     await stage.stamps.begin()
     stage.executions.failing = [unreachable, refused, unreachable]
@@ -223,7 +223,7 @@ async def test_a_database_that_is_away_is_told_once_and_does_not_end_it(
 
 
 async def test_a_run_that_must_be_known_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamping, "_AWAY_S", 0.001)
+    monkeypatch.setattr(heartbeat, "_AWAY_S", 0.001)
     stage = Stage()
     await stage.stamps.begin()
     stage.executions.failing = [unreachable, unreachable]

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import MalformedMessage, RunnerUnavailable
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.singletons.standing import Singletons
+from coterie.singletons.api import Singletons
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow, StateRow
 from tests.unit.singletons.stages import NOW, Progress, singleton
 from tests.unit.singletons.test_staleness import execution

@@ -12,14 +12,14 @@ import pytest
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, SchemaDecodeFailed, StatePersistFailed
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.singletons import keeping
+from coterie.singletons import state_row
 from tests.unit.singletons.stages import Progress, Stage, loaded, refused, unknown, unreachable, until
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_PAUSE_S", 0.0001)
-    monkeypatch.setattr(keeping, "_PAUSE_MOST_S", 0.001)
+    monkeypatch.setattr(state_row, "_PAUSE_S", 0.0001)
+    monkeypatch.setattr(state_row, "_PAUSE_MOST_S", 0.001)
 
 
 def stored_as(version: int, value: Any) -> bytes:
@@ -198,7 +198,11 @@ class TestSaving:
         state.names.append("later")
         assert stage.state.shown == Progress(1), "it is a copy"
         (write,) = stage.states.saved
-        assert (write.claim, write.key, write.keep) == (stage.tenure.claim, "singleton-state:importer", keeping.HISTORY)
+        assert (write.claim, write.key, write.keep) == (
+            stage.tenure.claim,
+            "singleton-state:importer",
+            state_row.HISTORY,
+        )
 
     async def test_nothing_is_written_if_nothing_has_changed(self) -> None:
         stage = await loaded()

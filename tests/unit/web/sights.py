@@ -10,7 +10,7 @@ from coterie.observe.facts import ClusterFacts, LocalFacts
 from coterie.observe.health import Health, Reason
 from coterie.observe.view import View as Viewed
 from coterie.observe.viewing import Pages
-from coterie.singletons.standing import SingletonInfo
+from coterie.singletons.api import SingletonInfo
 from coterie.storage.interface import ClusterSnapshot
 
 if TYPE_CHECKING:

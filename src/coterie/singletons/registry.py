@@ -1,29 +1,74 @@
-"""The singletons of a program: what it defines, and how its runners come to lead them."""
+"""Post: what a runner has for its leaders.
+
+The singletons of a program: what it defines, and how its runners come to lead them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.kernel.clock import Dial
 from coterie.kernel.ids import Seat
 from coterie.kernel.service import Tasks
-from coterie.singletons.definitions import define
+from coterie.singletons.definition import define
 from coterie.singletons.leadership import Leadership
-from coterie.singletons.post import Post
 from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from coterie.cluster import Cluster
+    from coterie.durable.token import Tokens
+    from coterie.kernel.clock import Clock
+    from coterie.kernel.random import Chance
+    from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.admission import Definition
     from coterie.ownership.exclusion import Cause
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
-    from coterie.singletons.definitions import Singleton, SingletonBody, SingletonOptions
+    from coterie.settings import Settings
+    from coterie.singletons.definition import Singleton, SingletonBody, SingletonOptions
+    from coterie.storage.contracts.units import Units
+    from coterie.storage.interface import Storage
+
+
+class Resign(Protocol):
+    """Gives up a seat soon. This runner does not take it again for a while; if it is refused, not in this life."""
+
+    def __call__(self, seat: str, /, *, cause: Cause, error: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Post:
+    """What leaderships share on one runner."""
+
+    cluster: Cluster
+    settings: Settings
+    storage: Storage
+    clock: Clock
+    chance: Chance
+    name: str
+    """The runner's."""
+    tasks: Tasks
+    resign: Resign
+    dial: Dial
+    tokens_of: Callable[[], Tokens]
+    supervisor: Supervisor
+
+    @property
+    def units(self) -> Units:
+        """Where steps are stored."""
+        return self.storage.units
+
+    @property
+    def tokens(self) -> Tokens:
+        """Of deferreds."""
+        return self.tokens_of()
+
 
 log = logging.getLogger("coterie.singletons")
 

@@ -19,8 +19,8 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.cron.decide import CUT_OFF, goes_on, is_too_old
 from coterie.cron.tick import Tick
-from coterie.cron.ticks import CUT_OFF, goes_on, is_too_old
 from coterie.durable.unit import finish, work_of
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics, spans
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from datetime import datetime
 
-    from coterie.cron.definitions import Cron
-    from coterie.cron.desk import Desk
+    from coterie.cron.definition import Cron
+    from coterie.cron.registry import Desk
     from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.ticks import Kind, Outcome, TickRow

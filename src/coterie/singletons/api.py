@@ -13,8 +13,8 @@ from coterie.kernel.ids import Seat
 from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.kernel.serialization.versions import split
 from coterie.kernel.text import require_text
-from coterie.singletons.definitions import PREFIX
-from coterie.singletons.staleness import judge
+from coterie.singletons.definition import PREFIX
+from coterie.singletons.heartbeat import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from coterie.connection import Connection
     from coterie.kernel.durations import Duration
-    from coterie.singletons.definitions import Singleton
+    from coterie.singletons.definition import Singleton
     from coterie.storage.contracts.executions import Execution
     from coterie.storage.interface import ClusterSnapshot, SeatRow, StateRow
 

@@ -1,16 +1,19 @@
-"""The crons of a program: what it defines, and how its runners come to run them."""
+"""Desk: what a runner has for its crons.
+
+The crons of a program: what it defines, and how its runners come to run them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coterie.cron.definitions import define
-from coterie.cron.desk import Desk
-from coterie.cron.holding import Holding
+from coterie.cron.definition import define
+from coterie.cron.seat import Holding
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.kernel.ids import Seat
@@ -18,13 +21,41 @@ from coterie.kernel.service import Tasks
 from coterie.work.definition import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from coterie.cluster import Cluster
-    from coterie.cron.definitions import Cron, CronBody, CronOptions
+    from coterie.cron.definition import Cron, CronBody, CronOptions
+    from coterie.durable.token import Tokens
+    from coterie.kernel.random import Chance
+    from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
+    from coterie.settings import Settings
+    from coterie.storage.contracts.units import Units
+    from coterie.storage.interface import Storage
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Desk:
+    """What all crons of one runner share."""
+
+    cluster: Cluster
+    settings: Settings
+    storage: Storage
+    chance: Chance
+    dial: Dial
+    tasks: Tasks
+    tokens: Tokens
+    supervisor: Supervisor
+    resign: Callable[[str], object]
+    """Gives up a seat soon."""
+
+    @property
+    def units(self) -> Units:
+        """Where steps are stored."""
+        return self.storage.units
+
 
 log = logging.getLogger("coterie.cron")
 

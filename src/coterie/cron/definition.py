@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import msgspec
 
+from coterie.cron.decide import CatchUp, Overlap, Policy, jitter_of
 from coterie.cron.schedule import Schedule
-from coterie.cron.ticks import CatchUp, Overlap, Policy, jitter_of
 from coterie.kernel.durations import Duration, seconds_or_none, to_timedelta
 from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Breaker

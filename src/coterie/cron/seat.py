@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.cron.running import GRACE_S, Running
-from coterie.cron.ticks import Known, Pause, Run, decide
+from coterie.cron.decide import Known, Pause, Run, decide
+from coterie.cron.run import GRACE_S, Running
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.supervisor import Seated
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from contextvars import Context
     from datetime import datetime
 
-    from coterie.cron.definitions import Cron
-    from coterie.cron.desk import Desk
-    from coterie.cron.running import Key
-    from coterie.cron.ticks import Decision
+    from coterie.cron.decide import Decision
+    from coterie.cron.definition import Cron
+    from coterie.cron.registry import Desk
+    from coterie.cron.run import Key
     from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.ticks import Book, Outcome
 

@@ -1,4 +1,6 @@
-"""The state of a leader: what its body sees of it, and how a change becomes durable (S2, S4-S6).
+"""Turn: one change of a leader's state at a time.
+
+The state of a leader: what its body sees of it, and how a change becomes durable (S2, S4-S6).
 
 One change at a time. A save is brought to its end also if whoever saved was cancelled meanwhile: nobody writes on
 before the end of the last write is known.
@@ -15,8 +17,7 @@ from coterie.errors import MalformedMessage, NewerVersion, PersistenceError, Sch
 from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.serialization.versions import MigrationFailed
 from coterie.kernel.text import storable
-from coterie.singletons.definitions import S
-from coterie.singletons.turns import Turn
+from coterie.singletons.definition import S
 from coterie.storage.contracts.messages import Commit
 
 if TYPE_CHECKING:
@@ -25,10 +26,49 @@ if TYPE_CHECKING:
     from coterie.kernel.serialization.versions import Versioned
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.singletons.definitions import Singleton
-    from coterie.singletons.keeping import KeptRow
+    from coterie.singletons.definition import Singleton
+    from coterie.singletons.state_row import KeptRow
     from coterie.storage.contracts.messages import Transaction
     from coterie.storage.interface import Storage
+
+
+class Turn:
+    """Two changes that overlap would lose one of them. A task that would wait for itself is told."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[Any] | None = None
+        self.in_transaction = False
+
+    @property
+    def in_transaction_here(self) -> bool:
+        """Whether the task that asks is inside of a transaction's block."""
+        return self.in_transaction and self._task is asyncio.current_task()
+
+    async def take(self) -> None:
+        """Wait for one's turn."""
+        if self._task is not None and self._task is asyncio.current_task():
+            where = "transaction()" if self.in_transaction else "update()"
+            raise RuntimeError(f"singleton {self._name!r} is inside of {where} already: end that block first")
+        await self._lock.acquire()
+        self._task = asyncio.current_task()
+
+    def hand_to(self, task: asyncio.Task[Any]) -> None:
+        """It ends with a task: whoever took it, and was cancelled meanwhile, waits like everybody else."""
+        self._task = task
+        task.add_done_callback(self._left)
+
+    def leave(self) -> None:
+        """The next one may change something."""
+        self._task = None
+        self._lock.release()
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # its caller's, if that still waits
+        self.leave()
+
 
 log = logging.getLogger("coterie.singletons")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from coterie.cron.fields import DAY, HOUR, LAST, MINUTE, MONTH, SECOND, WEEKDAY
+from coterie.cron.expression import DAY, HOUR, LAST, MINUTE, MONTH, SECOND, WEEKDAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
-    from coterie.cron.expression import Fields
-    from coterie.cron.fields import Field, Kind
+    from coterie.cron.expression import Field, Fields, Kind
 
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _MONTHS = (
