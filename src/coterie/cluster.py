@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from coterie.singletons.leader import Leader
     from coterie.storage.contracts.units import Started
     from coterie.storage.interface import Claim, RunnerRow
-    from coterie.web.serving import Serving
+    from coterie.web.server import Serving
     from coterie.workflows.api import WorkflowHandle, Workflows
     from coterie.workflows.definition import WorkflowOptions
     from coterie.workflows.registry import WorkflowRoom
@@ -435,7 +435,7 @@ class Cluster:
 
         def serving() -> Serving:
             from coterie import web  # Starlette and uvicorn: only processes that serve load them
-            from coterie.web.serving import Serving
+            from coterie.web.server import Serving
 
             running = self._present()
             supervisor = None if running is None else running.supervisor

@@ -19,8 +19,8 @@ from coterie.kernel.random import Chance
 from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
 from coterie.kv.changes import KeyValues
-from coterie.observe.gathering import Gathering
-from coterie.observe.local import Usage, usage
+from coterie.observe.collect import Gathering
+from coterie.observe.facts import Usage, usage
 from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
 from coterie.ownership.lease_thread import ThreadAside

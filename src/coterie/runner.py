@@ -22,8 +22,8 @@ from coterie.kernel.ids import Seat, new_incarnation
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Service, State
 from coterie.observe import otlp
-from coterie.observe.asking import Answering
-from coterie.observe.local import facts_of
+from coterie.observe.collect import Answering
+from coterie.observe.facts import facts_of
 from coterie.ownership.membership import Membership
 from coterie.setups import Setups
 from coterie.transport.credentials import credentials_of

@@ -21,7 +21,7 @@ from coterie.storage.interface import Machine
 from coterie.transport.identity import Identity
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
-from coterie.web.serving import Serving
+from coterie.web.server import Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,7 +12,7 @@ from coterie.cli.nouns import Noun
 from coterie.cli.previewing import preview, upcoming_rows
 from coterie.cli.showing import lasting
 from coterie.cli.triggering import trigger
-from coterie.observe.failing import worded
+from coterie.observe.failures import worded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.findings import Finding
 from coterie.errors import ConfigurationError
-from coterie.observe.judge import BOUNDS
+from coterie.observe.health import BOUNDS
 from coterie.settings import help_rows
 from coterie.settings.parsers import split_address
 from coterie.storage.unreadable_rows import found

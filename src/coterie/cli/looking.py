@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.cli.asking import refuse
 from coterie.cli.showing import instant, relative
-from coterie.observe.viewing import Viewing
+from coterie.observe.pages import Viewing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from coterie.cli.asking import Asking
+    from coterie.observe.pages import Viewing
     from coterie.observe.view import View
-    from coterie.observe.viewing import Viewing
 
 _EVERY_S = 1.0
 """Between two looks."""

@@ -10,7 +10,7 @@ import click
 from coterie.cli.asking import NO, NOBODY, YES, acts, asks, confirmed, refuse
 from coterie.cli.looking import refusing
 from coterie.cli.showing import relative, tell
-from coterie.observe.failing import worded
+from coterie.observe.failures import worded
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from coterie.errors import CoterieError
 from coterie.kernel import metrics
-from coterie.observe.sampling import sample
+from coterie.observe.prometheus import sample
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from coterie.kernel.metrics import Meter
     from coterie.kernel.service import Tasks
+    from coterie.observe.collect import Gathering
     from coterie.observe.facts import LocalFacts
-    from coterie.observe.gathering import Gathering
     from coterie.observe.health import Health
 
     Points = Iterator[tuple[float, dict[str, str]]]

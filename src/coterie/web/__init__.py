@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.web.application import build
-from coterie.web.sight import ClusterSight
+from coterie.web.cluster_view import ClusterSight
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

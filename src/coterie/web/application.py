@@ -1,10 +1,20 @@
-"""The application: its routes, and the guard before them."""
+"""Who may see what: decided by where a request comes from, to whom it is addressed, and its token. Pure.
+
+on loopback     everything without `http_token`, if the Host header names this machine: a page of another site whose
+                name was made to lead here (DNS rebinding) names that site
+with http_token the words of the probes; everything else with it in the Authorization header, on loopback too, where a
+                proxy that adds no header looks like this machine
+elsewhere       the words of the probes
+
+The application: its routes, and the guard before them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,16 +25,72 @@ from starlette.routing import Route
 from coterie.errors import CoterieError
 from coterie.observe.health import Reason
 from coterie.observe.view import PAGES
-from coterie.web import answers
-from coterie.web.access import access
+from coterie.transport.identity import is_loopback
+from coterie.web import responses
 from coterie.web.openapi import document
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from coterie.settings.secret import Secret
-    from coterie.web.sight import Sight
+    from coterie.web.cluster_view import Sight
+
+
+Access = Literal["all", "words", "none"]
+"""All there is to see; the words of the probes only; nothing, since the request is not meant for us."""
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+"""What proxies add: then whoever asks is elsewhere, though the proxy is on this machine."""
+_SCHEME = b"bearer "
+
+
+def access(scope: Mapping[str, Any], token: Secret | None) -> Access:
+    """What a request may see.
+
+    Args:
+        scope: The request as ASGI describes it.
+        token: The setting `http_token`; None: nobody elsewhere sees details.
+    """
+    headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+    if _is_local(scope, headers):
+        if not _names_this_machine(scope, headers):
+            return "none"
+        if token is None:
+            return "all"
+    return "all" if token is not None and _has_token(headers, token) else "words"
+
+
+def _is_local(scope: Mapping[str, Any], headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether both ends of the connection are on loopback, and nobody forwards for others."""
+    ends = (scope.get("client"), scope.get("server"))
+    if not all(end is not None and is_loopback(str(end[0])) for end in ends):
+        return False
+    return not any(name in _FORWARDED for name, _ in headers)
+
+
+def _names_this_machine(scope: Mapping[str, Any], headers: list[tuple[bytes, bytes]]) -> bool:
+    hosts = [value for name, value in headers if name == b"host"]
+    return len(hosts) == 1 and _host_name(hosts[0].decode("latin-1")) in (*_HERE, str(scope["server"][0]))
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    if host.startswith("["):
+        name, _, rest = host[1:].partition("]")
+        return name if not rest or rest.startswith(":") else ""
+    return host.partition(":")[0].lower()
+
+
+def _has_token(headers: list[tuple[bytes, bytes]], token: Secret) -> bool:
+    given = [value for name, value in headers if name == b"authorization"]
+    if len(given) != 1 or given[0][: len(_SCHEME)].lower() != _SCHEME:
+        return False
+    return hmac.compare_digest(given[0][len(_SCHEME) :].strip(), token.reveal().encode())
+
 
 log = logging.getLogger("coterie")
 
@@ -76,9 +142,9 @@ class Pages:
         """The loop turns: else nobody would answer."""
         reasons = self._sight.failing()
         if not reasons:
-            return JSONResponse(answers.probe("live"))
+            return JSONResponse(responses.probe("live"))
         told = reasons if request.scope["coterie.access"] == "all" else None
-        return JSONResponse(answers.probe("degraded", told))
+        return JSONResponse(responses.probe("degraded", told))
 
     async def ready(self, request: Request) -> Response:
         """By what is known here, and how old that is."""
@@ -101,8 +167,8 @@ class Pages:
         except TimeoutError:
             why = _unknown(f"no answer within {LOOKED_WITHIN_S:g}s", "/ready tells how this runner stands")
         else:
-            return JSONResponse(answers.health(judged), 503 if judged.status == "unhealthy" else 200)
-        return JSONResponse(answers.unknown(why, *await self._sight.unready()), 503)
+            return JSONResponse(responses.health(judged), 503 if judged.status == "unhealthy" else 200)
+        return JSONResponse(responses.unknown(why, *await self._sight.unready()), 503)
 
     async def view(self, request: Request) -> Response:
         """Pages of the read model; all of them if none is named."""
@@ -112,11 +178,11 @@ class Pages:
             async with asyncio.timeout(LOOKED_WITHIN_S):
                 seen = await self._sight.view(pages)
         except CoterieError as error:
-            return JSONResponse(answers.refusal(error.message, error.hint), 503)
+            return JSONResponse(responses.refusal(error.message, error.hint), 503)
         except TimeoutError:
             problem = f"no answer within {LOOKED_WITHIN_S:g}s"
-            return JSONResponse(answers.refusal(problem, "/ready tells how this runner stands"), 503)
-        return JSONResponse(answers.view(seen))
+            return JSONResponse(responses.refusal(problem, "/ready tells how this runner stands"), 503)
+        return JSONResponse(responses.view(seen))
 
     async def metrics(self, request: Request) -> Response:
         """What was counted in this process."""
@@ -152,7 +218,7 @@ class Guard:
         if seen == "words" and any(name == b"authorization" for name, _ in scope["headers"]):
             self._wrong.tell(scope.get("client"))
         if seen == "none":
-            await JSONResponse(answers.refusal("this is not the host that was asked for", _HOST_HINT), 421)(
+            await JSONResponse(responses.refusal("this is not the host that was asked for", _HOST_HINT), 421)(
                 scope, receive, sender.send
             )
             return
@@ -162,7 +228,9 @@ class Guard:
             log.exception("an answer to %s %s has failed", scope["method"], scope["path"])
             if sender.begun:
                 raise
-            await JSONResponse(answers.refusal("this answer has failed: see the log"), 500)(scope, receive, sender.send)
+            await JSONResponse(responses.refusal("this answer has failed: see the log"), 500)(
+                scope, receive, sender.send
+            )
 
 
 class _Wrong:
@@ -198,7 +266,7 @@ class _Sender:
 
 def _probed(request: Request, word: str, reasons: tuple[Reason, ...]) -> Response:
     told = reasons if request.scope["coterie.access"] == "all" else None
-    return JSONResponse(answers.probe(word, told), 503 if reasons else 200)
+    return JSONResponse(responses.probe(word, told), 503 if reasons else 200)
 
 
 def _require_all(request: Request) -> None:
@@ -228,4 +296,4 @@ async def _refused(_: Request, error: Exception) -> Response:
         405: ("only GET and HEAD are answered here", ""),
     }
     problem, hint = known.get(error.status_code, (error.detail, ""))
-    return JSONResponse(answers.refusal(problem, hint), error.status_code, headers=dict(error.headers or {}))
+    return JSONResponse(responses.refusal(problem, hint), error.status_code, headers=dict(error.headers or {}))

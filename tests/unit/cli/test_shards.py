@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from coterie.cli.shards import drawn
-from coterie.observe.lines import shards
+from coterie.observe.pages import shards
 from coterie.storage.interface import ClusterSnapshot
 from tests.unit.cli.running import coterie, require_golden, screen, transcript
 from tests.unit.observe import clusters

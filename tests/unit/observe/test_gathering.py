@@ -14,10 +14,8 @@ import pytest
 from coterie import Cluster, Entity, PersistenceError, rpc
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel.clock import ManualClock
-from coterie.observe.asking import Answering, ask
-from coterie.observe.facts import LocalFacts
-from coterie.observe.gathering import Free, Gathering
-from coterie.observe.local import Usage, usage
+from coterie.observe.collect import Answering, Free, Gathering, ask
+from coterie.observe.facts import LocalFacts, Usage, usage
 from coterie.storage.contracts.messages import Backlog, Late
 from coterie.storage.interface import ClusterSnapshot
 from coterie.transport.routes import Route

@@ -9,7 +9,7 @@ import pytest
 
 from coterie.kernel.supervisor import FailingTask
 from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls
-from coterie.observe.judge import BOUNDS, judge, liveness, readiness
+from coterie.observe.health import BOUNDS, judge, liveness, readiness
 
 from .clusters import NOW, ago, cluster, cron, local, overdue, row, seat, shards, singleton
 

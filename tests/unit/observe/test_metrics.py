@@ -12,9 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from coterie.kernel import metrics
 from coterie.kernel.metrics import Meter, Spread
-from coterie.observe.judge import judge
-from coterie.observe.prometheus import Meters, text
-from coterie.observe.sampling import sample
+from coterie.observe.health import judge
+from coterie.observe.prometheus import Meters, sample, text
 
 from .clusters import cluster, local
 

@@ -11,11 +11,11 @@ import pytest
 from coterie.cron.api import TickInfo
 from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
-from coterie.observe.failing import worded
-from coterie.observe.judge import judge
+from coterie.observe.failures import worded
+from coterie.observe.health import judge
+from coterie.observe.pages import Pages
 from coterie.observe.rates import rates
 from coterie.observe.view import PAGES, WorkflowLine
-from coterie.observe.viewing import Pages
 from tests.unit.observe import clusters
 from tests.unit.observe.clusters import NOW, ago
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from coterie.observe.facts import ClusterFacts, LocalFacts
 from coterie.observe.health import Health, Reason
+from coterie.observe.pages import Pages
 from coterie.observe.view import View as Viewed
-from coterie.observe.viewing import Pages
 from coterie.singletons.api import SingletonInfo
 from coterie.storage.interface import ClusterSnapshot
 

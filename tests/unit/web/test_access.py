@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coterie.settings.secret import Secret
-from coterie.web.access import access
+from coterie.web.application import access
 
 TOKEN = Secret("correct-horse-battery-staple")
 HERE, ELSEWHERE = "127.0.0.1", "10.0.0.7"

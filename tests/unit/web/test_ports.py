@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import ConfigurationError, Settings
-from coterie.web import ports
-from coterie.web.ports import bind
+from coterie.web import server
+from coterie.web.server import bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_the_default_port_moves_to_the_next_free_one() -> None:
         bound = bind(by_default(port))
         with closing(bound.socket):
             moved = bound.socket.getsockname()[1]
-            assert port < moved < port + ports.TRIED_MOST
+            assert port < moved < port + server.TRIED_MOST
             assert bound.was_taken
             assert bound.url == f"http://127.0.0.1:{moved}"
 
@@ -51,7 +51,7 @@ def test_the_default_port_is_taken_when_it_is_free() -> None:
 
 
 def test_when_none_is_free_it_says_how_many_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "TRIED_MOST", 1)
+    monkeypatch.setattr(server, "TRIED_MOST", 1)
     with somebody_elses() as port, pytest.raises(ConfigurationError, match="this port is taken"):
         bind(by_default(port))
 

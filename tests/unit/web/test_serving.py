@@ -17,9 +17,10 @@ from starlette.routing import Route
 
 from coterie import ConfigurationError, Settings, ShuttingDown
 from coterie.kernel.service import State
-from coterie.web import limits, serving
+from coterie.web import limits
+from coterie.web import server as serving
 from coterie.web.application import build
-from coterie.web.serving import Serving
+from coterie.web.server import Serving
 from tests.unit.web.sights import FakeSight
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from coterie import Cluster, Leader, PersistenceError, Tick, web
-from coterie.web import sight
+from coterie.web import cluster_view
 from coterie.web.openapi import document
 from tests.unit.cli.running import until_told
 
@@ -177,8 +177,8 @@ async def test_a_database_that_is_away_costs_readiness_and_nobody_waits_for_it(
             await asyncio.Event().wait()
         raise PersistenceError(doing="reading", problem="connection refused", outcome="unreachable")
 
-    monkeypatch.setattr(sight, "PROBED_S", 0.1)
-    monkeypatch.setattr(sight, "FRESH_S", 0.1)
+    monkeypatch.setattr(cluster_view, "PROBED_S", 0.1)
+    monkeypatch.setattr(cluster_view, "FRESH_S", 0.1)
     async with looking_at(cluster) as http, cluster:
         await cluster.ready()
         assert await probes(http) == {"live": 200, "startup": 200, "ready": 200}

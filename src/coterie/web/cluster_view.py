@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from coterie.errors import NotStarted
 from coterie.kernel.service import State
-from coterie.observe.health import Reason
-from coterie.observe.judge import BOUNDS, judge, liveness
+from coterie.observe.health import BOUNDS, Reason, judge, liveness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from coterie.connection import Connection
     from coterie.observe.health import Health
+    from coterie.observe.pages import Viewing
     from coterie.observe.view import View
-    from coterie.observe.viewing import Viewing
     from coterie.settings import Settings
     from coterie.settings.secret import Secret
 
@@ -120,7 +119,7 @@ class ClusterSight:
 
     async def view(self, pages: Collection[str]) -> View:
         """For many who ask at once, too: they share one gathering."""
-        from coterie.observe.viewing import Viewing  # for those who look
+        from coterie.observe.pages import Viewing  # for those who look
 
         here = self._here()
         if self._viewing is None or self._viewing[0] is not here:
@@ -129,8 +128,10 @@ class ClusterSight:
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Gauges are set now, counters stand as they are."""
-        from coterie.observe.prometheus import text  # 70 ms, for those who scrape
-        from coterie.observe.sampling import sample
+        from coterie.observe.prometheus import (
+            sample,
+            text,  # 70 ms, for those who scrape
+        )
 
         here = self._present()
         local = None if here is None else here.facts()

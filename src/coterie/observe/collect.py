@@ -1,4 +1,7 @@
-"""Gathering: the facts about a cluster, from the database and from each runner, and what they come to."""
+"""Asking runners what they know of themselves, and answering those who ask.
+
+Gathering: the facts about a cluster, from the database and from each runner, and what they come to.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,68 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from coterie.errors import CoterieError
 from coterie.kernel.ids import Seat
 from coterie.kernel.service import Tasks
-from coterie.observe.asking import ask
-from coterie.observe.facts import ClusterFacts, Overdue
-from coterie.observe.judge import BOUNDS, judge, readiness
+from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue
+from coterie.observe.health import BOUNDS, judge, readiness
+from coterie.ownership.directory import peer_of
+from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from coterie.connection import Connection
     from coterie.cron.api import CronInfo
     from coterie.kernel.clock import Clock
-    from coterie.observe.facts import LocalFacts
-    from coterie.observe.health import Health, Reason
-    from coterie.observe.judge import Bounds
+    from coterie.observe.health import Bounds, Health, Reason
     from coterie.singletons.api import SingletonInfo
     from coterie.storage.contracts.messages import Backlog
     from coterie.storage.interface import ClusterSnapshot, RunnerRow
+    from coterie.transport.interface import Request, Transport
+
+
+WITHIN_S = 0.5
+"""How long a runner has to answer: it has everything at hand. One that takes longer is busy with something else."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(LocalFacts).decode
+
+
+class Answering:
+    """The handler of the route: it tells whoever asks. Needs nobody, so that it answers as long as the loop turns.
+
+    Args:
+        facts: What there is to tell.
+    """
+
+    def __init__(self, facts: Callable[[], LocalFacts]) -> None:
+        self._facts = facts
+
+    def on_request(self, request: Request) -> None:
+        """Tell it."""
+        request.reply(_encode(self._facts()))
+
+    def on_cancel(self, request: Request) -> None:
+        """It was answered at once."""
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """There are none on this route."""
+
+
+async def ask(transport: Transport, runner: RunnerRow, *, within_s: float = WITHIN_S) -> LocalFacts | None:
+    """What a runner says of itself; None: it did not answer in time, or not in words that are known here."""
+    try:
+        async with asyncio.timeout(within_s):
+            target = f"the facts of {runner.name}"
+            return _decode(
+                await transport.request(peer_of(runner), Route.OBSERVE, b"", within_s=within_s, target=target)
+            )
+    except (CoterieError, TimeoutError, msgspec.DecodeError):  # a ValidationError is one
+        return None
+
 
 log = logging.getLogger("coterie")
 
