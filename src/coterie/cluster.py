@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
 from coterie import signals
-from coterie.connection import Connection, Doors, system_doors
+from coterie.client import Connection, Doors, system_doors
 from coterie.entities.persisted.api import Messages
 from coterie.entities.persisted.outcome import refuse_commit_of_its_own, transaction_here
 from coterie.entities.reference import address_of, require_call

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
-from coterie.connection import Connection
+from coterie.client import Connection
 from coterie.errors import CoterieError, StorageReplaced
 from coterie.kernel import spans
 from coterie.kernel.ids import Seat, new_incarnation
@@ -33,7 +33,7 @@ from coterie.work.pruner import TABLES
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from coterie.connection import Doors
+    from coterie.client import Doors
     from coterie.kernel.supervisor import FailingTask
     from coterie.observe.facts import LocalFacts
     from coterie.ownership.admission import Definition

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, Entity, KeyConflict, PersistenceError, RemoteError, Retry, WorkflowNotFound, rpc
-from coterie.connection import Connection
+from coterie.client import Connection
 from coterie.storage.user_transaction import Undertaking
 from coterie.workflows import registry
 

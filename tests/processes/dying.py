@@ -17,13 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import coterie.cluster
-from coterie.connection import system_doors
+from coterie.client import system_doors
 from coterie.storage.contracts.messages import Commit, Insert
 from tests.processes.bank import note
 from tests.waiters import pass_on
 
 if TYPE_CHECKING:
-    from coterie.connection import Doors
+    from coterie.client import Doors
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie import signals
-from coterie.connection import system_doors
+from coterie.client import system_doors
 from coterie.errors import CoterieError
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.service import Tasks
@@ -36,7 +36,7 @@ from coterie.storage.interface import StateSave
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.connection import Doors
+    from coterie.client import Doors
     from coterie.ownership.seats import Tenure
     from coterie.storage.interface import States, Storage
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from coterie import connection, runner
+from coterie import client, runner
 from coterie.ownership import admission, membership, rebalance
 from coterie.ownership.failure_detector import Watch
 from coterie.ownership.lease import Keeper
@@ -73,7 +73,7 @@ def _incarnation_is_the_host_name() -> Iterator[None]:
     hosts: dict[int, tuple[object, str]] = {}
     right = simulation.Simulation._doors
 
-    def doors(self: simulation.Simulation, node: Node) -> connection.Doors:
+    def doors(self: simulation.Simulation, node: Node) -> client.Doors:
         made = right(self, node)
         hosts[id(made.chance)] = made.chance, made.host
         return made
@@ -83,7 +83,7 @@ def _incarnation_is_the_host_name() -> Iterator[None]:
 
     with (
         patch.object(simulation.Simulation, "_doors", doors),
-        patch.object(connection, "new_incarnation", named),
+        patch.object(client, "new_incarnation", named),
         patch.object(runner, "new_incarnation", named),
     ):
         yield

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
-from coterie.connection import Connection, system_doors
+from coterie.client import Connection, system_doors
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.kernel.service import Service, State

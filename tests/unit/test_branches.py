@@ -21,7 +21,7 @@ REPORT = {
         "src/coterie/cron/decide.py": file(9, 10, decide=[[3, 4]], goes_on=[]),
         "/elsewhere/src/coterie/cron/calendar.py": file(10, 10),
         "src/coterie/storage/group_commit.py": file(1, 2, fenced=[[7, 8], [7, 9]]),
-        "src/coterie/cli/top.py": file(0, 100, draw=[[1, 2]]),
+        "src/coterie/cli/commands/top.py": file(0, 100, draw=[[1, 2]]),
     }
 }
 

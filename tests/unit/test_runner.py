@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from coterie import runner as module
-from coterie.connection import Connection, Doors
+from coterie.client import Connection, Doors
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, ShuttingDown
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.random import Chance

@@ -95,8 +95,8 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _report(error: Any) -> int:
-    from coterie.cli.asking import NO, NOBODY, REPLACED, WRONG
-    from coterie.cli.showing import safe, tell
+    from coterie.cli.client import NO, NOBODY, REPLACED, WRONG
+    from coterie.cli.output import safe, tell
     from coterie.errors import ConfigurationError, PersistenceError, ScheduleError, StorageReplaced
 
     tell(f"error: {safe(error.message, keep='')}", err=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from coterie.cli.showing import as_json, lasting, safe, tell
+from coterie.cli.output import as_json, lasting, safe, tell
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.service import Tasks
 

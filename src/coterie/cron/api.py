@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.cron.calendar import Change
     from coterie.cron.definition import Cron
     from coterie.kernel.durations import Duration

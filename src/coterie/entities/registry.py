@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
+    from coterie.client import Connection
     from coterie.cluster import Cluster
-    from coterie.connection import Connection
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.definition import EntityOptions, EntityType
     from coterie.entities.entity import E, Entity

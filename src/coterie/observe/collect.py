@@ -22,7 +22,7 @@ from coterie.transport.routes import Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.cron.api import CronInfo
     from coterie.kernel.clock import Clock
     from coterie.observe.health import Bounds, Health, Reason

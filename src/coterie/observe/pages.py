@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Literal
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.cron.api import CronInfo
     from coterie.entities.persisted.api import MessageInfo
     from coterie.observe.facts import ClusterFacts, LocalFacts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.kernel.durations import Duration
     from coterie.singletons.definition import Singleton
     from coterie.storage.contracts.executions import Execution

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
-from coterie.connection import Connection, Doors
+from coterie.client import Connection, Doors
 from coterie.entities.reference import address_of
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.durations import to_seconds, to_timedelta

@@ -12,7 +12,7 @@ from coterie.observe.health import BOUNDS, Reason, judge, liveness
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.observe.health import Health
     from coterie.observe.pages import Viewing
     from coterie.observe.view import View

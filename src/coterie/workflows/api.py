@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.durable.token import TokenParts
     from coterie.kernel.durations import Duration
     from coterie.storage.contracts.messages import Transaction

@@ -16,7 +16,7 @@ import pytest
 
 from coterie import Cluster, Entity, Leader, Tick, rpc
 from coterie.cli import main
-from coterie.cli.showing import Screen
+from coterie.cli.output import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator

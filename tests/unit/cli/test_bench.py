@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster
-from coterie.cli.benching import NAME, SCENARIOS, TOGETHER
+from coterie.cli.commands.bench import NAME, SCENARIOS, TOGETHER
 from coterie.storage.contracts.messages import Filter
 from tests.unit.cli.running import coterie, require_golden, transcript
 

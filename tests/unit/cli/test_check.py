@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import pytest
 
-from coterie.cli.judging import Audit, Fence, Holders, Messages, States, Ticks
+from coterie.cli.commands.check import Audit, Fence, Holders, Messages, States, Ticks
 from coterie.storage import unreadable_rows
 from coterie.storage.contracts.inspection import AuditRow, Ending, StateMark
 from coterie.storage.contracts.ticks import TickRow

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.cli.previewing import text
+from coterie.cli.commands.cron import text
 from coterie.cron.api import preview
 from coterie.cron.schedule import Schedule
 from tests.unit.cli.running import coterie, require_golden, transcript

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.cli import examining
-from coterie.cli.findings import Finding, concluded, shown
+from coterie.cli.commands import doctor
+from coterie.cli.output import Finding, concluded, shown
 from coterie.observe.facts import LocalFacts
 from coterie.settings import Settings
 from coterie.settings.secret import redacted_url
@@ -93,11 +93,11 @@ def test_problems_and_remarks_look_as_promised() -> None:
     facts = {r.id: told(r.name, version="1.4.1" if r.name == "web-3" else "1.4.0", offset_s=-0.004) for r in rows}
     settings = Settings.load({}, environ={"COTERIE_DRAIN": "20s", "COTERIE_NAME": "default"})
     findings = [
-        *examining.settings_of(settings),
-        *examining.database(Server("PostgreSQL 16.3", ours=2, taken=9, most=100), SCHEMA, []),
-        *examining.clocks(rows, facts),
-        *examining.versions(rows, facts),
-        *examining.kubernetes(settings, {examining.GRACE: "15"}),
+        *doctor.settings_of(settings),
+        *doctor.database(Server("PostgreSQL 16.3", ours=2, taken=9, most=100), SCHEMA, []),
+        *doctor.clocks(rows, facts),
+        *doctor.versions(rows, facts),
+        *doctor.kubernetes(settings, {doctor.GRACE: "15"}),
     ]
     text = f"{shown(screen(), findings)}\n{concluded(findings, 1)}\n"
     require_golden("doctor_problems", re.sub(r"\b\d+ values", "<number> values", text))
@@ -178,48 +178,48 @@ def only(findings: Iterator[Finding]) -> list[tuple[str, str]]:
 def test_a_schema_that_runners_refuse_is_a_problem(
     applied: list[Migration], pending: list[Migration], expected: list[tuple[str, str]]
 ) -> None:
-    found = only(examining.database(Server("SQLite 3"), applied, pending))
+    found = only(doctor.database(Server("SQLite 3"), applied, pending))
     assert found == [("database", "good"), *expected]
 
 
 def test_a_server_that_is_nearly_full_is_worth_a_remark() -> None:
     full, free = (Server("PostgreSQL 16.3", ours=20, taken=taken, most=100) for taken in (90, 89))
-    assert only(examining.database(full, SCHEMA, []))[1:] == [("connections", "warn")]
-    assert only(examining.database(free, SCHEMA, []))[1:] == []
+    assert only(doctor.database(full, SCHEMA, []))[1:] == [("connections", "warn")]
+    assert only(doctor.database(free, SCHEMA, []))[1:] == []
 
 
 @pytest.mark.parametrize(("offset_s", "how"), [(0.9, "good"), (-1.1, "bad"), (1.1, "bad")])
 def test_a_clock_that_is_wrong_is_a_problem(offset_s: float, how: str) -> None:
     rows = [row("web-1"), row("web-2")]
     facts = {"web-1web-1": told("web-1"), "web-2web-2": told("web-2", offset_s=offset_s)}
-    (finding,) = examining.clocks(rows, facts)
+    (finding,) = doctor.clocks(rows, facts)
     assert finding.how == how
     assert how == "good" or ("web-2" in finding.says and ("ahead of" in finding.says) == (offset_s > 0))
 
 
 def test_runners_that_do_not_answer_are_problems() -> None:
     rows = [row("web-1"), row("web-2")]
-    found = list(examining.runners(rows, {"web-1web-1": told("web-1"), "web-2web-2": None}))
+    found = list(doctor.runners(rows, {"web-1web-1": told("web-1"), "web-2web-2": None}))
     assert [(each.how, "web-2" in each.says) for each in found] == [("bad", True)]
-    assert only(examining.runners([], {})) == [("runners", "warn")]
+    assert only(doctor.runners([], {})) == [("runners", "warn")]
 
 
 def test_loopback_is_a_problem_once_there_are_two_machines() -> None:
     there = row("web-1", address="127.0.0.1:4711", host="one")
     facts = {name * 2: told(name) for name in ("web-1", "web-2")}
-    assert only(examining.runners([there, row("web-2", host="one")], facts)) == [("runners", "good")]
-    assert only(examining.runners([there, row("web-2", host="two")], facts))[1:] == [("runners", "bad")]
+    assert only(doctor.runners([there, row("web-2", host="one")], facts)) == [("runners", "good")]
+    assert only(doctor.runners([there, row("web-2", host="two")], facts))[1:] == [("runners", "bad")]
 
 
 def test_ports_that_cannot_be_had_are_problems() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         settings = Settings.load({"http_listen": address}, environ={})
-        assert only(examining.ports(settings, runs_here=False)) == [("ports", "bad"), ("ports", "good")]
-        assert only(examining.ports(settings, runs_here=True)) == [("ports", "good")]
-    assert only(examining.ports(settings, runs_here=False)) == [("ports", "good")]
+        assert only(doctor.ports(settings, runs_here=False)) == [("ports", "bad"), ("ports", "good")]
+        assert only(doctor.ports(settings, runs_here=True)) == [("ports", "good")]
+    assert only(doctor.ports(settings, runs_here=False)) == [("ports", "good")]
     elsewhere = Settings.load({"http_listen": None, "listen": "192.0.2.1:0"}, environ={})
-    found = list(examining.ports(elsewhere, runs_here=True))
+    found = list(doctor.ports(elsewhere, runs_here=True))
     assert [each.how for each in found] == ["bad", "good"]
     assert "no address of this machine" in found[0].says
 
@@ -230,18 +230,18 @@ def test_ports_that_cannot_be_had_are_problems() -> None:
         pytest.param({}, {}, [], id="not in a pod"),
         pytest.param({}, POD, [("probes", "bad"), ("ports", "warn"), ("termination", "good")], id="loopback"),
         pytest.param({"http_listen": "0.0.0.0:7650", "listen": "0.0.0.0:0"}, POD, [("termination", "good")], id="open"),
-        pytest.param({"drain": "30s"}, {examining.GRACE: "34"}, [("termination", "bad")], id="killed while it leaves"),
-        pytest.param({"drain": "30s"}, {examining.GRACE: "35"}, [("termination", "good")], id="long enough"),
-        pytest.param({"drain": "30s"}, {examining.GRACE: "soon"}, [], id="no number"),
+        pytest.param({"drain": "30s"}, {doctor.GRACE: "34"}, [("termination", "bad")], id="killed while it leaves"),
+        pytest.param({"drain": "30s"}, {doctor.GRACE: "35"}, [("termination", "good")], id="long enough"),
+        pytest.param({"drain": "30s"}, {doctor.GRACE: "soon"}, [], id="no number"),
     ],
 )
 def test_what_goes_wrong_in_a_pod(
     given: dict[str, str], environ: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
-    assert only(examining.kubernetes(Settings.load(given, environ={}), environ)) == expected
+    assert only(doctor.kubernetes(Settings.load(given, environ={}), environ)) == expected
 
 
 def test_a_drain_that_nobody_can_compare_is_only_a_remark() -> None:
     open_to_all = {"http_listen": "0.0.0.0:7650", "listen": "0.0.0.0:0", "drain": "40s"}
-    (finding,) = examining.kubernetes(Settings.load(open_to_all, environ={}), POD)
-    assert (finding.how, examining.GRACE in finding.hint) == ("warn", True)
+    (finding,) = doctor.kubernetes(Settings.load(open_to_all, environ={}), POD)
+    assert (finding.how, doctor.GRACE in finding.hint) == ("warn", True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, Entity, Leader, Retry, Tick, Workflow, rpc
-from coterie.cli.showing import Screen, as_json, safe
-from coterie.cli.speaking import Shown, Voice
+from coterie.cli.output import Screen, as_json, safe
+from coterie.cli.run.console import Shown, Voice
 from coterie.observe import logs
 from tests.unit.cli.running import SHARDS, coterie
 from tests.unit.cli.stored import Stored

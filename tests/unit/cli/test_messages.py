@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from coterie.cli.asking import Asking
-from coterie.cli.filters import Filter, parse
-from coterie.cli.mailing import Chosen, shown, talk_of_silence
-from coterie.cli.purging import Purge
+from coterie.cli.client import Asking
+from coterie.cli.commands.messages import Chosen, Filter, Purge, parse, shown, talk_of_silence
 from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from coterie.cli import COMMANDS, cli
-from coterie.cli.filters import QUALIFIERS, STATES
+from coterie.cli.commands.messages import QUALIFIERS, STATES
 from tests.unit.cli.running import Said
 from tests.unit.cli.test_completion import commands
 from tests.unit.cli.test_workflows import started

@@ -10,18 +10,18 @@ import msgspec
 import pytest
 
 from coterie import Cluster
-from coterie.cli import speaking
-from coterie.cli.demo import ledger as demo_ledger
-from coterie.cli.demo.ledger import Count, Ledger
+from coterie.cli.demo import load as demo_ledger
+from coterie.cli.demo.cluster_view import moved
+from coterie.cli.demo.demo import write_program
+from coterie.cli.demo.load import Count, Ledger
 from coterie.cli.demo.program import Account
-from coterie.cli.demo.sight import moved
-from coterie.cli.demo.stage import write_program
-from coterie.cli.events import Draining, Found, Left, decode, encode
-from coterie.cli.loading import load, parse
-from coterie.cli.reporting import counted
-from coterie.cli.speaking import Voice, announcement, drain_line, left_line
-from coterie.cli.watching import Watched
-from coterie.cli.workers import Worker
+from coterie.cli.run import console
+from coterie.cli.run.console import Voice, announcement, drain_line, left_line
+from coterie.cli.run.events import Draining, Found, Left, decode, encode
+from coterie.cli.run.load import load, parse
+from coterie.cli.run.reload import Watched
+from coterie.cli.run.reporter import counted
+from coterie.cli.run.worker import Worker
 from coterie.kernel.ids import ShardId
 from tests.unit.cli.running import coterie, require_golden, transcript
 
@@ -177,7 +177,7 @@ def test_without_a_terminal_a_drain_says_how_far_it_is_each_five_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(speaking, "_now_s", lambda: now_s)
+    monkeypatch.setattr(console, "_now_s", lambda: now_s)
     voice = Voice()
     for now_s in (0.0, 1.0, 5.0, 6.0, 9.0, 10.0):  # noqa: B007 the clock that is read above
         voice.hear(DRAINING)

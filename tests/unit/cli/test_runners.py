@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from coterie.cli.runners import table
+from coterie.cli.commands.runners import table
 from coterie.observe.view import RunnerLine
 from tests.unit.cli.running import SHARDS, coterie, eventually, require_golden, screen, serving, transcript
 from tests.unit.observe.clusters import NOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from coterie.cli.shards import drawn
+from coterie.cli.commands.shards import drawn
 from coterie.observe.pages import shards
 from coterie.storage.interface import ClusterSnapshot
 from tests.unit.cli.running import coterie, require_golden, screen, transcript

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.cli import shards
-from coterie.cli.filters import state_of
-from coterie.cli.showing import Screen, lasting, relative
-from coterie.cli.status import text
+from coterie.cli.commands import shards
+from coterie.cli.commands.messages import state_of
+from coterie.cli.commands.status import text
+from coterie.cli.output import Screen, lasting, relative
 from coterie.entities.persisted.api import MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.observe.view import Shard, ShardGroup, Shards

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster
-from coterie.cli.status import text
+from coterie.cli.commands.status import text
 from coterie.observe.health import Reason
 from coterie.observe.view import CronLine, Overview, SingletonLine
 from tests.unit.cli.running import coterie, eventually, require_golden, screen, transcript

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.cli.panel import KEYS, Panel, frame
+from coterie.cli.commands.top import KEYS, Panel, frame
 from coterie.observe.view import EntityLine, Failure, MessagesPage, OverdueLine, RunnerLine, View
 from tests.unit.cli.running import coterie, require_golden, screen
 from tests.unit.cli.terminals import terminal

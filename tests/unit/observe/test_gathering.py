@@ -25,7 +25,7 @@ from .clusters import NOW, ago, local, row, seat, shards
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.transport.interface import Request, Transport
 
 AWAY = PersistenceError(doing="look", problem="the database is away", outcome="unreachable")

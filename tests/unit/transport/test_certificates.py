@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.cli.examining import certificates
+from coterie.cli.commands.doctor import certificates
 from coterie.errors import ConfigurationError
 from coterie.kernel import metrics
 from coterie.kernel.clock import ManualClock

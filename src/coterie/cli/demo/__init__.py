@@ -33,9 +33,9 @@ def command(script: bool, url: str | None) -> int:
     Example:
       coterie demo --url postgresql://app@db.internal/app
     """
-    from coterie.cli.asking import refuse
-    from coterie.cli.demo.sight import Stuck
-    from coterie.cli.demo.stage import demo
+    from coterie.cli.client import refuse
+    from coterie.cli.demo.cluster_view import Stuck
+    from coterie.cli.demo.demo import demo
 
     try:
         return asyncio.run(demo(url, script=script or not sys.stdin.isatty()))

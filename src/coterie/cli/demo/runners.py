@@ -10,13 +10,13 @@ import tempfile
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from coterie.cli.demo.sight import Stuck
-from coterie.cli.workers import Worker, ending
+from coterie.cli.demo.cluster_view import Stuck
+from coterie.cli.run.worker import Worker, ending
 from coterie.kernel.service import Tasks
 from coterie.testing.proxy import Proxy
 
 if TYPE_CHECKING:
-    from coterie.cli.events import Event
+    from coterie.cli.run.events import Event
 
 NAME = "coterie-demo"
 """Of the cluster: in a database that holds others it is a stranger to them."""

@@ -28,7 +28,7 @@ from coterie.transport.routes import Route
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from coterie.connection import Connection
+    from coterie.client import Connection
     from coterie.kernel.ids import EntityAddress
     from coterie.storage.interface import RunnerRow
 

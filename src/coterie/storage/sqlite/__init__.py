@@ -14,7 +14,7 @@ a group) and `together.py` (those of a group that are alike), `deliveries.py`, `
 face), `claiming.py` (what goes through groups). Durable work: `units.py` and `stepping.py` likewise. Who holds what:
 `owners.py` (opens sessions), `ownership.py` (a session), `leases.py` and `seats.py` (its statements), `witness.py`
 (whose process lives), `frozen.py` (who is in the way). Around them: `executor.py` and `desk.py` (the threads and
-their connections), `connection.py` (how a file is opened), `location.py` (URL and file system), `guard.py` (what this
+their connections), `client.py` (how a file is opened), `location.py` (URL and file system), `guard.py` (what this
 process holds open), `locks.py` (who holds the write lock), `failures.py` (SQLite's errors in our words).
 
     loop ── GroupWriter ──▶ writer thread ─────▶ file, file-wal, file-shm

@@ -1,0 +1,219 @@
+"""Options that every command takes, and the settings that follow from them.
+
+What most commands do: connect as a client, ask or act, answer, and leave with an exit code.
+
+JSON that people write behind a command.
+
+Looking at the cluster for a command: pages of the read model, and what most views have in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import msgspec
+
+from coterie.cli.output import Screen, as_json, instant, relative, safe, tell
+from coterie.cluster import Cluster
+from coterie.observe.pages import Viewing
+from coterie.settings import Settings
+from coterie.settings.secret import redacted_url
+from coterie.storage.engines import file_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+    from datetime import datetime
+
+    from coterie.client import Connection
+    from coterie.observe.view import View
+
+
+def common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--url` and `--json`."""
+    command = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(command)
+    return click.option("--url", metavar="URL", help="The database (default: COTERIE_URL, else ./coterie.db).")(command)
+
+
+def settings_for(url: str | None) -> Settings:
+    """Settings as the command's process sees them."""
+    return Settings.load({} if url is None else {"url": url})
+
+
+YES, NO, WRONG, NOBODY, REPLACED = 0, 1, 2, 3, 4
+"""Exit codes: the answer is yes; it is no; the question is wrong; nobody answered; the database file was replaced."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A command at work.
+
+    Args:
+        cluster: A client of the cluster that is asked.
+        screen: Where the answer goes.
+        as_json: Whether it is for a program.
+    """
+
+    cluster: Cluster
+    screen: Screen
+    as_json: bool
+
+    def answer(self, value: Any, text: str | Callable[[], str]) -> None:
+        """Data, on stdout: one JSON document for a program, text for people."""
+        tell(as_json(value) if self.as_json else text if isinstance(text, str) else text())
+
+    @property
+    def here(self) -> Connection:
+        """What the client is connected by, for what its public face does not show."""
+        return self.cluster._acting()  # noqa: SLF001 this house's own
+
+    @property
+    def where(self) -> str:
+        """Who answers: the first line of every view."""
+        settings = self.cluster.settings
+        return f"cluster {settings.name} on {redacted_url(settings.url)}"
+
+
+def asks(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., int]:
+    """Have a coroutine be a command: it is given an `Asking`, and what it returns is the exit code. Takes `--url`,
+    `--json` and `--color`.
+    """
+
+    @click.option("--color/--no-color", "colour", default=None, help="Colours (default: on a terminal).")
+    @common
+    @wraps(command)
+    def run(*args: Any, url: str | None, as_json: bool, colour: bool | None, **options: Any) -> int:
+        async def ask() -> int | None:
+            async with client(url) as cluster:
+                return await command(Asking(cluster, Screen(colour=colour), as_json), *args, **options)
+
+        return asyncio.run(ask()) or YES
+
+    return run
+
+
+def acts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a command that changes something; see `confirmed`."""
+    command = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
+@asynccontextmanager
+async def client(url: str | None) -> AsyncIterator[Cluster]:
+    """A cluster to ask, connected. A file that is not there is not made: nobody has begun a cluster in it."""
+    cluster = Cluster(settings=settings_for(url))
+    file = file_of(cluster.settings)
+    if file is not None and not file.exists():
+        hint = "coterie run starts one; --url or COTERIE_URL names another database"
+        refuse(f"there is no cluster at {file}: the file does not exist", hint=hint, code=NOBODY)
+    async with cluster.connect():
+        yield cluster
+
+
+def confirmed(what: str, question: str, *, yes: bool, dry_run: bool) -> bool:
+    """Say what will be done, and ask whether to do it; false: it was only said, or declined.
+
+    Raises:
+        click.exceptions.Exit: There is nobody to ask, and no `--yes`.
+    """
+    tell(safe(what, keep=""), err=True)
+    if dry_run:
+        tell("nothing was done (--dry-run)", err=True)
+        return False
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        refuse(f"{what.rstrip('.')}; no terminal to ask", hint="add --yes, or look first with --dry-run")
+    return click.confirm(safe(question), err=True)
+
+
+def refuse(problem: str, *, hint: str = "", code: int = NO) -> NoReturn:
+    """End with an error in two lines, on stderr."""
+    tell(f"error: {safe(problem, keep='')}", err=True)
+    if hint:
+        tell(f"hint:  {safe(hint, keep='')}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+def read_json(text: str, *, what: str, hint: str) -> Any:
+    """The value that a text holds; what is no JSON ends the command.
+
+    Args:
+        text: As it was written.
+        what: What it is, for the error: `the value`.
+        hint: What to write instead.
+    """
+    try:
+        return msgspec.json.decode(text.encode())
+    except (ValueError, RecursionError) as error:
+        problem = str(error).removeprefix("JSON is malformed: ")
+        return refuse(f"{what} is no JSON: {problem}", hint=hint, code=WRONG)
+
+
+_APART_S = 0.4
+"""Between two looks, to learn what happens in a second."""
+
+
+def viewing(asking: Asking) -> Viewing:
+    """What looks for a command."""
+    return Viewing(asking.here)
+
+
+async def page(asking: Asking, name: str) -> tuple[Any, View]:
+    """A page, and the view that it is from."""
+    view = await viewing(asking).look([name])
+    return view.data[name], view
+
+
+async def sampled(asking: Asking, name: str) -> tuple[Any, View]:
+    """The same after two looks, so that it knows what happens in a second."""
+    look = viewing(asking)
+    first = await look.look(["runners"])
+    if first.data["runners"]:
+        await asyncio.sleep(_APART_S)
+    view = await look.look([name])
+    return view.data[name], view
+
+
+@contextmanager
+def refusing(*, hint: str = "") -> Iterator[None]:
+    """What the cluster does not know is a "no", in two lines."""
+    try:
+        yield
+    except ValueError as error:
+        refuse(str(error), hint=hint)
+
+
+def both(at: datetime | None, now: datetime) -> str:
+    """An instant where there is room for it: in full, and how far away."""
+    return "never" if at is None else f"{instant(at)} ({relative(at, now)})"
+
+
+def fields(pairs: Sequence[tuple[str, str]]) -> str:
+    """A thing's properties, a line each; those without a value are left out."""
+    wide = max((len(name) for name, _ in pairs), default=0)
+    further = f"\n{'':<{wide}}  "  # the next line of a value does not look like another property
+    shown = ((name, further.join(value.split("\n"))) for name, value in pairs if value)
+    return "\n".join(f"{name:<{wide}}  {value}" for name, value in shown)
+
+
+def quick(seconds: float | None) -> str:
+    """`0.8 ms`, `1.2 s`; nothing is a dash."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def counted(number: float | None) -> str:
+    """`1,204`; what nobody knows is a dash, never 0."""
+    return "-" if number is None else f"{number:,.0f}"
+
+
+def one_line(text: str | None) -> str:
+    """The first line of a text."""
+    return (text or "").partition("\n")[0]

@@ -1,0 +1,266 @@
+"""What `coterie bench` measures: a cluster of its own name, which no other cluster of the same database notices.
+
+`coterie bench`: numbers for this machine, and for its database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import tempfile
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from coterie import Cluster, Entity, rpc
+from coterie.cli.client import NOBODY, refuse, settings_for
+from coterie.cli.output import Screen, as_json, tell
+from coterie.cli.progress import Progress
+from coterie.cli.run.worker import Worker, ending
+from coterie.kernel.clock import SystemClock
+from coterie.kernel.service import Tasks
+from coterie.settings.secret import redacted_url
+from coterie.storage.contracts.messages import Filter
+from coterie.storage.interface import KvPut
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    Work = Callable[[], Awaitable[object]]
+    from collections.abc import Sequence
+
+
+NAME = "coterie-bench"
+TOGETHER = 100
+"""Callers at once, for what can be done in a second."""
+_SHARDS = 12
+_ENTITIES = 100
+_BODY = b"b" * 100
+_START_S = 30.0
+_LOOK_S = 0.02
+_KEYS = "bench/"
+_REMOVED_AT_ONCE = 5_000
+
+SCENARIOS = {
+    "commit": "one write, one commit: the floor under all that is durable",
+    "kv": "cluster.kv.set",
+    "local": "a call to an entity of the same process",
+    "remote": "a call to an entity of another process, on loopback",
+    "persisted": "the same, stored before it is sent and with its reply",
+}
+
+
+class Echo(Entity):
+    """The trivial handler."""
+
+    @rpc
+    async def echo(self, data: bytes) -> bytes:
+        """The same."""
+        return data
+
+    @rpc(persisted=True)
+    async def keep(self, data: bytes) -> int:
+        """The same, persisted."""
+        return len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured of one scenario."""
+
+    scenario: str
+    what: str
+    p50_s: float
+    """Of one at a time."""
+    p99_s: float
+    callers: int
+    per_s: float
+    """Of so many at once."""
+
+
+def program(url: str | None = None) -> Cluster:
+    """The cluster, not started."""
+    cluster = Cluster(url, name=NAME, shards=_SHARDS, http_listen=None)
+    cluster.entity(Echo)
+    return cluster
+
+
+async def measure(url: str, chosen: list[str], *, seconds: float, begins: Callable[[str], None]) -> list[Figures]:
+    """The figures of some scenarios, in the order of `SCENARIOS`.
+
+    Args:
+        url: The database.
+        chosen: Which ones.
+        seconds: How long each takes.
+        begins: Told the name of each before it begins.
+    """
+    found = []
+    near = [name for name in SCENARIOS if name in chosen and name in ("commit", "kv", "local")]
+    far = [name for name in SCENARIOS if name in chosen and name not in near]
+    for names, opened in ((near, _here), (far, _elsewhere)):
+        if names:
+            async with opened(url) as cluster:
+                for name in names:
+                    begins(name)
+                    callers = 1 if name == "commit" else TOGETHER
+                    found.append(await _figures(name, _work(cluster, name), callers=callers, seconds=seconds))
+                await _clean(cluster)
+    return found
+
+
+async def _figures(name: str, work: Work, *, callers: int, seconds: float) -> Figures:
+    """One at a time first, then all at once; neither counts until it has warmed up."""
+    await _taken(work, callers=callers, seconds=seconds / 10)
+    alone = sorted(await _taken(work, callers=1, seconds=seconds / 2))
+    began_s = _now_s()
+    done = len(await _taken(work, callers=callers, seconds=seconds / 2))
+    per_s = done / (_now_s() - began_s)
+    p50_s, p99_s = alone[len(alone) // 2], alone[len(alone) * 99 // 100]
+    return Figures(name, SCENARIOS[name], p50_s=p50_s, p99_s=p99_s, callers=callers, per_s=per_s)
+
+
+async def _taken(work: Work, *, callers: int, seconds: float) -> list[float]:
+    """How long each took, of callers that begin anew at once; each does it once at least."""
+    until_s = _now_s() + seconds
+    taken: list[float] = []
+
+    async def caller() -> None:
+        while True:
+            began_s = _now_s()
+            await work()
+            now_s = _now_s()
+            taken.append(now_s - began_s)
+            if now_s >= until_s:
+                return
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(callers):
+                group.create_task(caller())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # they all say the same
+    return taken
+
+
+def _work(cluster: Cluster, name: str) -> Work:
+    numbers: Iterator[int] = itertools.count()
+    if name == "commit":
+        kv = cluster._acting().storage.kv  # noqa: SLF001 this house's own
+        stamps = itertools.count(SystemClock().wall_ns())  # none is used twice, not by the next run either
+        return lambda: kv.put(KvPut(f"{_KEYS}{next(numbers) % _ENTITIES}", _BODY, stamp=next(stamps)))
+    if name == "kv":
+        return lambda: cluster.kv.set(f"{_KEYS}{next(numbers) % _ENTITIES}", _BODY)
+    refs = itertools.cycle([cluster.ref(Echo, f"echo-{number}") for number in range(_ENTITIES)])
+    if name == "persisted":
+        return lambda: next(refs).keep(_BODY)
+    return lambda: next(refs).echo(_BODY)
+
+
+@asynccontextmanager
+async def _here(url: str) -> AsyncIterator[Cluster]:
+    """A runner in this process, which holds everything."""
+    cluster = program(url)
+    async with cluster:
+        await cluster.ready(timeout=f"{_START_S:g}s")
+        yield cluster
+
+
+@asynccontextmanager
+async def _elsewhere(url: str) -> AsyncIterator[Cluster]:
+    """A runner in another process, and this one as its client."""
+    worker = Worker(
+        "coterie.cli.commands.bench_program:cluster", number=1, heard=lambda _: None, env={"COTERIE_URL": url}
+    )
+    tasks = Tasks("bench")
+    living = tasks.spawn(worker.live(), name="the other process")
+    try:
+        await _joined(worker, living)
+        cluster = program(url)
+        async with cluster.connect():
+            yield cluster
+    finally:
+        worker.send(signal.SIGTERM)
+        await living
+        await tasks.stop()
+
+
+async def _joined(worker: Worker, living: asyncio.Task[int]) -> None:
+    hint = "what it said stands above"
+    try:
+        async with asyncio.timeout(_START_S):
+            while worker.joined is None:
+                if living.done():
+                    refuse(f"the other process {ending(living.result())} before it had joined", hint=hint)
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        refuse(f"the other process has not joined within {_START_S:g}s", hint=hint, code=NOBODY)
+
+
+async def _clean(cluster: Cluster) -> None:
+    """Leave nothing that fills the database."""
+    storage = cluster._acting().storage  # noqa: SLF001 this house's own
+    await storage.kv.clear(_KEYS)
+    while await storage.messages.remove(Filter(), most=_REMOVED_AT_ONCE) == _REMOVED_AT_ONCE:
+        pass
+
+
+def _now_s() -> float:
+    return SystemClock().steady_ns() / 1e9
+
+
+_COLUMNS = ("SCENARIO", "P50", "P99", "CALLERS", "PER S", "WHAT")
+_RIGHT = ("P50", "P99", "CALLERS", "PER S")
+
+
+@click.command()
+@click.argument("scenario", required=False, type=click.Choice([*SCENARIOS]))
+@click.option("--seconds", type=click.FloatRange(0.05, 600), default=2.0, show_default=True, help="For each scenario.")
+@click.option("--color/--no-color", "colour", default=None, help="Colours (default: on a terminal).")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--url", metavar="URL", help="The database (default: a temporary SQLite file).")
+def command(scenario: str | None, seconds: float, url: str | None, is_json: bool, colour: bool | None) -> None:
+    """Numbers for this machine: commits, keys, calls and persisted calls.
+
+    With --url they are measured there, in a cluster of the name coterie-bench: others in the same database are not
+    touched, but share its load. A database without a schema gets one.
+
+    \b
+    Example:
+      coterie bench persisted --url postgresql://app@db.internal/app --seconds 5
+    """
+    chosen = [scenario] if scenario else [*SCENARIOS]
+    with _database(url) as (where, shown), Progress("measuring", total=len(chosen), json=is_json) as progress:
+
+        def begins(name: str) -> None:
+            progress.at(chosen.index(name))
+            progress.phase(name)
+
+        found = asyncio.run(measure(where, chosen, seconds=seconds, begins=begins))
+        if is_json:
+            tell(as_json({"database": shown, "seconds": seconds, "figures": found}))
+        else:
+            tell(f"cluster {NAME} on {shown}\n\n{_table(Screen(colour=colour), found)}")
+            tell(f"\nP50 and P99 of one at a time; PER S with CALLERS at once ({TOGETHER}, but for commit)", err=True)
+
+
+@contextmanager
+def _database(url: str | None) -> Iterator[tuple[str, str]]:
+    """Where to measure, and how to call it."""
+    if url is not None:
+        yield url, redacted_url(settings_for(url).url)
+        return
+    with tempfile.TemporaryDirectory(prefix="coterie-bench-") as folder:
+        where = f"sqlite:///{folder}/bench.db"
+        yield where, f"{where} (temporary)"
+
+
+def _table(screen: Screen, found: Sequence[Figures]) -> str:
+    rows = [(f.scenario, _ms(f.p50_s), _ms(f.p99_s), f"{f.callers:,}", f"{f.per_s:,.0f}", f.what) for f in found]
+    return screen.table(_COLUMNS, rows, right=_RIGHT)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.3f} ms"

@@ -1,0 +1,111 @@
+"""`coterie call`: a call of an entity by name. A runner that has its class checks the arguments and makes the call."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from coterie.cli.client import NOBODY, WRONG, asks, read_json, refuse
+from coterie.cli.commands.entities import address_of
+from coterie.cli.output import as_json, tell
+from coterie.entities.calls.by_name_client import Untyped
+from coterie.errors import EntityNotAssigned, RunnerUnavailable, SendTimeout
+from coterie.kernel.durations import to_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coterie.cli.client import Asking
+
+
+@click.command()
+@click.argument("entity", metavar="TYPE/ID")
+@click.argument("method")
+@click.argument("arguments", metavar="[JSON]", default="{}")
+@click.option("--key", metavar="KEY", help="Makes a repeated call the same call; for persisted rpcs.")
+@click.option("--no-wait", "no_wait", is_flag=True, help="Return when it is stored, or taken by a runner.")
+@click.option("--in", "delay", metavar="DURATION", help="Have it run so much later; for persisted rpcs.")
+@click.option("--at", metavar="INSTANT", help="Have it run then, as in 2026-03-29T02:30:00+02:00; for persisted rpcs.")
+@click.option("--group", metavar="GROUP", help="Ask only runners of this group (default: any that knows the type).")
+@click.option("--timeout", metavar="DURATION", help="How long to wait (default: the setting call_timeout).")
+@asks
+async def command(
+    asking: Asking,
+    entity: str,
+    method: str,
+    arguments: str,
+    *,
+    key: str | None,
+    no_wait: bool,
+    delay: str | None,
+    at: str | None,
+    group: str | None,
+    timeout: str | None,
+) -> None:
+    """Call a method of an entity, and print its result as JSON.
+
+    The arguments are a JSON map by the names of its parameters. Exit code 1 if it is refused or raises, 3 if nobody
+    answers.
+
+    \b
+    Example:
+      coterie call Account/alice deposit '{"order_id": "o-1", "cents": 5}' --key o-1
+    """
+    address, payload = address_of(entity), _payload(arguments)
+    due, delay_s = _when(at, delay)
+    default_s = asking.cluster.settings.call_timeout.total_seconds()
+    within_s = default_s if timeout is None else to_seconds(timeout, what="--timeout")
+    untyped = Untyped(asking.here)
+    with _answered(method=f"{address}.{method}"):
+        if not no_wait and due is None and delay is None:
+            result = await untyped.call(address, method, payload, within_s=within_s, key=key, group=group)
+            tell(as_json(result))  # the same for people: it is data
+            return
+        sent = await untyped.send(
+            address, method, payload, within_s=within_s, key=key, at=due, delay_s=delay_s, group=group
+        )
+    if sent.persisted:
+        tell(f"stored; what becomes of it: coterie messages show {sent.message_id}", err=True)
+    else:
+        tell("taken by a runner; it is not persisted, and lost if that runner is", err=True)
+    asking.answer({"message": sent.message_id, "persisted": sent.persisted}, sent.message_id)
+
+
+@contextmanager
+def _answered(*, method: str) -> Iterator[None]:
+    """That nobody answers is not a "no"."""
+    try:
+        yield
+    except (RunnerUnavailable, SendTimeout, EntityNotAssigned) as error:
+        problem = error.message
+        if isinstance(error, RunnerUnavailable) and not error.runner:  # there was none to be asked
+            problem = f"nobody answers {method}: {error.problem}"
+        refuse(problem, hint=error.hint, code=NOBODY)
+
+
+def _payload(text: str) -> bytes:
+    hint = """write them by name, quoted for the shell: '{"cents": 5}'"""
+    found = read_json(text, what="what is given as arguments", hint=hint)
+    if not isinstance(found, dict):
+        refuse(f"the arguments are {text}, expected a map", hint=hint, code=WRONG)
+    return msgspec.json.encode(found)
+
+
+def _when(at: str | None, delay: str | None) -> tuple[datetime | None, float]:
+    if at is not None and delay is not None:
+        refuse("--at and --in are both given", hint="give one of them", code=WRONG)
+    if at is None:
+        return None, 0.0 if delay is None else to_seconds(delay, what="--in", allow_zero=True)
+    try:
+        due = datetime.fromisoformat(at)
+    except ValueError:
+        refuse(f'--at is "{at}", which is no instant', hint="write 2026-03-29T02:30:00+02:00", code=WRONG)
+    if due.tzinfo is None:
+        refuse(
+            f"naive datetime {at} given to --at", hint=f"add a zone: {due.isoformat()}+00:00, or Z for UTC", code=WRONG
+        )
+    return due, 0.0

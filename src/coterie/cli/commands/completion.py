@@ -1,0 +1,26 @@
+"""`coterie completion`: what a shell needs to complete commands and options."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from coterie.cli.output import tell
+
+_VARIABLE = "_COTERIE_COMPLETE"
+"""click's: the command's name with it around."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print the script by which a shell completes coterie.
+
+    \b
+    Example:
+      coterie completion bash > ~/.local/share/bash-completion/completions/coterie
+    """
+    found = get_completion_class(shell)
+    assert found is not None, "it is one of those that click has"
+    tell(found(ctx.find_root().command, {}, "coterie", _VARIABLE).source())

@@ -1,0 +1,190 @@
+"""`coterie runners`: who takes part, how they fare, and draining one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from coterie.cli.client import NOBODY, acts, asks, both, confirmed, counted, fields, page, quick, refuse, sampled
+from coterie.cli.noun import Noun
+from coterie.cli.output import lasting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from coterie.cli.client import Asking
+    from coterie.cli.output import Screen
+    from coterie.observe.view import RunnerLine
+
+_GLYPHS = {"ready": "good", "starting": "warn", "draining": "warn", "no answer": "bad"}
+_COLUMNS = ("RUNNER", "SHARDS", "ENTITIES", "CALLS/S", "P99", "LOOP LAG", "CPU", "MEM", "UP", "VERSION", "")
+_RIGHT = ("SHARDS", "ENTITIES", "CALLS/S", "P99", "LOOP LAG", "CPU", "MEM")
+_SPARE = ("VERSION", "LOOP LAG", "MEM", "UP", "CPU")
+_LOOK_S = 0.1
+_SPARE_S = 5.0
+"""What a drain may take beyond the setting: its seats are taken away then."""
+
+
+@click.group(cls=Noun)
+def command() -> None:
+    """Who takes part, and how they fare.
+
+    \b
+    Example:
+      coterie runners drain web-3 --yes
+    """
+
+
+@command.command("list")
+@asks
+async def list_all(asking: Asking) -> None:
+    """All runners: what they hold, what they do, what they take.
+
+    \b
+    Example:
+      coterie runners list --json
+    """
+    lines, _ = await sampled(asking, "runners")
+    shown = table(asking.screen, lines) if lines else "no runners: coterie run app.py starts one"
+    asking.answer(lines, f"{asking.where}\n\n{shown}")
+
+
+@command.command()
+@click.argument("runner", metavar="ID")
+@asks
+async def show(asking: Asking, runner: str) -> None:
+    """One runner, by its id or name.
+
+    \b
+    Example:
+      coterie runners show web-3 --json
+    """
+    lines, view = await sampled(asking, "runners")
+    line = _one(lines, runner)
+    asking.answer(line, lambda: _shown(asking, line, view.at))
+
+
+@command.command()
+@click.argument("runner", metavar="ID")
+@acts
+@asks
+async def drain(asking: Asking, runner: str, *, yes: bool, dry_run: bool) -> None:
+    """Have a runner give up all that it holds, and take nothing any more. It goes on running.
+
+    \b
+    Example:
+      coterie runners drain web-3 --yes
+    """
+    lines, _ = await page(asking, "runners")
+    line = _one(lines, runner)
+    others = sum(each.state == "ready" and each.id != line.id for each in lines)
+    to = f"to {others} other{'' if others == 1 else 's'}" if others else "with no other runner ready to take over"
+    what = f"{line.name} will give up {_holdings(line)} {to}, and take nothing until it is started again."
+    if not confirmed(what, "drain it?", yes=yes, dry_run=dry_run):
+        return
+    began_s = asyncio.get_running_loop().time()
+    await asking.cluster.runners.drain(line.id)
+    await _drained(asking, line)
+    took_s = asyncio.get_running_loop().time() - began_s
+    asking.answer(
+        {"id": line.id, "name": line.name, "shards": line.shards, "took_s": took_s},
+        f"{asking.screen.glyph('good')} drained {line.name} in {took_s:.1f}s: {_holdings(line)} handed over\n"
+        f"undo: start {line.name} again; it takes its share when it joins",
+    )
+
+
+async def _drained(asking: Asking, line: RunnerLine) -> None:
+    """Return when it holds nothing any more."""
+    limit_s = asking.cluster.settings.drain.total_seconds() + _SPARE_S
+    storage = asking.here.storage
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                view = await storage.view()
+                if not any(seat.holder == line.id for seat in view.seats):
+                    return
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        hint = f"it goes on: coterie runners show {line.name}"
+        refuse(f"{line.name} still holds something after {lasting(limit_s)}", hint=hint, code=NOBODY)
+
+
+def table(screen: Screen, lines: Sequence[RunnerLine]) -> str:
+    """All of them, a line each."""
+    rows = [(*_cells(each), _remark(screen, each)) for each in lines]
+    return screen.table(_COLUMNS, rows, right=_RIGHT, spare=_SPARE)
+
+
+def _cells(line: RunnerLine) -> tuple[str, ...]:
+    return (
+        line.name,
+        counted(line.shards),
+        counted(line.entities),
+        counted(line.calls_s),
+        quick(line.p99_s).replace(" ", ""),
+        quick(line.loop_lag_s).replace(" ", ""),
+        "-" if line.cpu is None else f"{line.cpu:.0%}",
+        "-" if line.memory_bytes is None else f"{line.memory_bytes / 1e6:.0f}MB",
+        "-" if line.up_s is None else lasting(line.up_s),
+        line.version or "-",
+    )
+
+
+def _remark(screen: Screen, line: RunnerLine) -> str:
+    """What it leads; and how it stands, if it is not simply ready."""
+    standing = "" if line.state == "ready" else state_of(screen, line)
+    leads = f"{screen.glyph('lead')} {', '.join(line.leads)}" if line.leads else ""
+    return "  ".join(part for part in (standing, leads) if part)
+
+
+def state_of(screen: Screen, line: RunnerLine) -> str:
+    """A glyph and a word."""
+    return f"{screen.glyph(_GLYPHS[line.state])} {line.state}" + (f": {line.missing}" if line.missing else "")
+
+
+def _one(lines: Sequence[RunnerLine], wanted: str) -> RunnerLine:
+    found = [each for each in lines if wanted in (each.id, each.name)]
+    hint = "coterie runners list shows all of them"
+    if not found:
+        names = ", ".join(each.name for each in lines) or "none at all"
+        refuse(f"no runner has the name or id {wanted}; there are: {names}", hint=hint)
+    if len(found) > 1:
+        refuse(f"several runners are called {wanted}", hint=f"give one of the ids {', '.join(e.id for e in found)}")
+    return found[0]
+
+
+def _holdings(line: RunnerLine) -> str:
+    """`34 shards, 1 singleton and 2 crons`."""
+    counts = ((line.shards, "shard"), (len(line.leads), "singleton"), (len(line.crons), "cron"))
+    parts = [f"{count:,} {word}{'' if count == 1 else 's'}" for count, word in counts if count]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "nothing"
+
+
+def _shown(asking: Asking, line: RunnerLine, now: datetime) -> str:
+    told = line.up_s is not None
+    clock = "" if line.clock_offset_s is None else f", clock {line.clock_offset_s * 1000:+.1f} ms"
+    pairs = [
+        ("id", line.id),
+        ("address", line.address),
+        ("groups", ", ".join(line.groups) + ("" if line.weight == 1 else f", weight {line.weight:g}")),
+        ("started", both(line.started_at, now)),
+        ("version", line.version or ""),
+        ("holds", _holdings(line)),
+        ("leads", ", ".join(line.leads)),
+        ("crons", ", ".join(line.crons)),
+        ("entities", f"{counted(line.entities)} resident" if told else ""),
+        ("calls", f"{counted(line.calls_s)}/s, p50 {quick(line.p50_s)}, p99 {quick(line.p99_s)}" if told else ""),
+        ("mailboxes", f"{counted(line.waiting)} waiting, {counted(line.running)} running" if told else ""),
+        ("loop", f"lag {quick(line.loop_lag_s)}" if told else ""),
+        ("database", f"answers in {quick(line.storage_s)}{clock}" if told else ""),
+        ("lease", "" if line.lease_left_s is None else f"{line.lease_left_s:.1f}s left"),
+        (
+            "machine",
+            f"{line.cpu:.0%} of a core, {(line.memory_bytes or 0) / 1e6:.0f}MB" if line.cpu is not None else "",
+        ),
+    ]
+    head = asking.screen.headed(line.name, state_of(asking.screen, line))
+    return f"{asking.where}\n\n{head}\n{fields(pairs)}\n\nempty it: coterie runners drain {line.name}"

@@ -1,0 +1,142 @@
+"""`coterie shards`: who holds what, as a map and as a list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from coterie.cli.client import NO, YES, asks, fields, refuse, viewing
+from coterie.cli.noun import Noun
+from coterie.cli.output import lasting, plain
+from coterie.kernel.ids import ShardId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coterie.cli.client import Asking
+    from coterie.cli.output import Screen
+    from coterie.observe.view import MessagesPage, Shard, ShardGroup, Shards
+
+_GLYPHS = {"owned": "owned", "moving": "move", "no owner": "none"}
+_STANDING = {"owned": "good", "moving": "warn", "no owner": "bad"}
+_CELLS = 60
+"""Shards in a line of the map, in a pipe."""
+_CELLS_LEAST = 20
+"""However narrow a terminal is."""
+
+
+@click.group(cls=Noun, alone="map")
+def command() -> None:
+    """Who holds which shard.
+
+    \b
+    Example:
+      coterie shards show default:42 --url postgresql://app@db.internal/app
+    """
+
+
+@command.command("map")
+@asks
+async def show_map(asking: Asking) -> None:
+    """A cell for each shard, a row for each runner.
+
+    \b
+    Example:
+      coterie shards map --json
+    """
+    shards: Shards = (await viewing(asking).look(["shards"])).data["shards"]
+    asking.answer(shards, lambda: f"{asking.where}\n\n{drawn(asking.screen, shards)}")
+
+
+@command.command("list")
+@asks
+async def list_all(asking: Asking) -> None:
+    """Every shard with its owner and epoch.
+
+    \b
+    Example:
+      coterie shards list --json
+    """
+    shards: Shards = (await viewing(asking).look(["shards"])).data["shards"]
+    rows = [
+        (each.shard, each.owner or "nobody", str(each.epoch), _standing(asking.screen, each)) for each in shards.shards
+    ]
+    table = asking.screen.table(("SHARD", "OWNER", "EPOCH", "STATE"), rows, right=("EPOCH",))
+    asking.answer(shards.shards, f"{asking.where}\n\n{table if rows else _EMPTY}")
+
+
+@command.command()
+@click.argument("shard")
+@asks
+async def show(asking: Asking, shard: str) -> int:
+    """One shard. Exit code 1 if nobody owns it.
+
+    \b
+    Example:
+      coterie shards show default:42 --json
+    """
+    try:
+        wanted = str(ShardId.parse(shard))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    data = (await viewing(asking).look(["shards", "messages"])).data
+    found = next((each for each in data["shards"].shards if each.shard == wanted), None)
+    if found is None:
+        known = ", ".join(f"{each.group}:0 to {each.group}:{each.shards - 1}" for each in data["shards"].groups)
+        refuse(f"there is no shard {wanted}: there are {known or 'none'}", hint="coterie shards list shows all of them")
+    asking.answer(plain(found), lambda: _shown(asking, found, data["messages"]))
+    return YES if found.owner is not None else NO
+
+
+_EMPTY = "no shards yet: the first runner declares them (coterie run app.py)"
+
+
+def drawn(screen: Screen, shards: Shards) -> str:
+    """The map."""
+    return "\n\n".join(_group(screen, group, shards) for group in shards.groups) or _EMPTY
+
+
+def _group(screen: Screen, group: ShardGroup, shards: Shards) -> str:
+    legend = "  ".join(f"{screen.glyph(glyph)} {word}" for word, glyph in _GLYPHS.items())
+    runners = "1 runner" if len(group.runners) == 1 else f"{len(group.runners)} runners"
+    head = f"group {group.group}, {group.shards:,} shards, {runners}"
+    mine = [each for each in shards.shards if each.group == group.group]
+    owners: list[str | None] = [*group.runners, *([None] if group.owned < group.shards else [])]
+    wide = max(len(owner or "nobody") for owner in owners) if owners else 0
+    rows = [line for owner in owners for line in _row(screen, owner, mine, wide)]
+    return "\n".join([screen.headed(head, legend), "", *rows, _summary(group)])
+
+
+def _row(screen: Screen, owner: str | None, mine: list[Shard], wide: int) -> Iterator[str]:
+    """A runner's shards, those that move at the end."""
+    held = sorted((each for each in mine if each.owner == owner), key=lambda each: each.state == "moving")
+    cells = [screen.glyph(_GLYPHS[each.state]) for each in held]
+    lead = f"{owner or 'nobody':<{wide}}  {len(held):>2}   "
+    wide = _CELLS if screen.columns is None else max(screen.columns - len(lead), _CELLS_LEAST)
+    for start in range(0, max(len(cells), 1), wide):
+        yield ((lead if not start else " " * len(lead)) + "".join(cells[start : start + wide])).rstrip()
+
+
+def _summary(group: ShardGroup) -> str:
+    balance = "-" if group.balance is None else f"{group.balance:.2f}"
+    moving = f"   moving: {group.moving}" if group.moving else ""
+    return f"balance {balance}{moving}   oldest epoch {group.oldest_epoch}, newest {group.newest_epoch}"
+
+
+def _standing(screen: Screen, shard: Shard) -> str:
+    to = f" to {shard.target}" if shard.state == "moving" else ""
+    return f"{screen.glyph(_STANDING[shard.state])} {shard.state}{to}"
+
+
+def _shown(asking: Asking, shard: Shard, messages: MessagesPage) -> str:
+    late = next((each for each in messages.overdue if each.shard == shard.shard), None)
+    pairs = [
+        ("owner", f"{shard.owner or 'nobody'}, epoch {shard.epoch}"),
+        ("target", shard.target or f"no runner serves group {shard.group}"),
+        (
+            "waiting",
+            "" if late is None else f"{late.what}, due for {lasting(late.late_s)}: coterie messages show {late.id}",
+        ),
+    ]
+    return f"{asking.where}\n\n{asking.screen.headed(shard.shard, _standing(asking.screen, shard))}\n{fields(pairs)}"

@@ -1,0 +1,99 @@
+"""`coterie status`: the four questions on one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from coterie.cli.client import NO, YES, asks, counted, quick, sampled
+from coterie.cli.commands.cron import table as cron_table
+from coterie.cli.commands.singletons import table as singleton_table
+from coterie.cli.output import plain, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from coterie.cli.client import Asking
+    from coterie.cli.output import Screen
+    from coterie.observe.view import Overview
+
+_WIDE = 92
+"""From here on figures stand beside each other."""
+GLYPHS = {"healthy": "good", "degraded": "warn", "unhealthy": "bad"}
+
+
+@click.command()
+@asks
+async def command(asking: Asking) -> int:
+    """Is it healthy? Who leads? What next? What failed?
+
+    Exit code 1 if it is unhealthy, 3 if the database does not answer.
+
+    \b
+    Example:
+      coterie status --url postgresql://app@db.internal/app
+    """
+    overview, view = await sampled(asking, "overview")
+    settings = asking.cluster.settings
+    value = {"cluster": settings.name, "at": view.at, **plain(overview)}
+    asking.answer(value, lambda: text(overview, where=asking.where, now=view.at, screen=asking.screen))
+    return NO if overview.status == "unhealthy" else YES
+
+
+def text(overview: Overview, *, where: str, now: datetime, screen: Screen) -> str:
+    """The screen. What is wrong comes first."""
+    parts = [
+        screen.headed(where, standing(overview, screen)),
+        "\n".join(_reasons(overview, screen)),
+        _figures(overview, screen),
+        singleton_table(screen, overview.singletons, now) if overview.singletons else "",
+        cron_table(screen, overview.crons, now) if overview.crons else "",
+        _dead(overview),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def standing(overview: Overview, screen: Screen) -> str:
+    """How the cluster stands: a glyph and its word."""
+    return f"{screen.glyph(GLYPHS[overview.status])} {overview.status}"
+
+
+def _reasons(overview: Overview, screen: Screen) -> Iterator[str]:
+    for reason in overview.reasons:
+        yield f"  {screen.glyph(GLYPHS[reason.status])} {safe(str(reason), keep='')}"
+        if reason.hint:
+            yield f"      {reason.hint}"
+
+
+def _figures(overview: Overview, screen: Screen) -> str:
+    runners = f"{overview.healthy_runners} of {overview.runners} healthy"
+    shards = f"{counted(overview.owned_shards)} of {counted(overview.shards)} owned"
+    entities = "not all answered" if overview.entities is None else f"{counted(overview.entities)} resident"
+    waiting = "not all answered" if overview.waiting is None else counted(overview.waiting)
+    if screen.columns is not None and screen.columns < _WIDE:
+        return (
+            f"runners      {runners}\nshards       {shards}\nentities     {entities}\n"
+            f"messages     {_traffic(overview)}\n             waiting {waiting}   dead {counted(overview.dead)}"
+        )
+    return (
+        f"runners      {runners:<17}  shards   {shards:<19}  entities  {entities}\n"
+        f"messages     {_traffic(overview):<47}  waiting {waiting}   dead {counted(overview.dead)}"
+    )
+
+
+def _traffic(overview: Overview) -> str:
+    if overview.calls_s is None:
+        return "nobody answered"
+    rate = f"{counted(overview.calls_s)}/s in"
+    if overview.p50_s is None:
+        return rate
+    return f"{rate}, p50 {quick(overview.p50_s)}, p99 {quick(overview.p99_s)}"
+
+
+def _dead(overview: Overview) -> str:
+    if not overview.dead:
+        return ""
+    messages = "1 dead message" if overview.dead == 1 else f"{counted(overview.dead)} dead messages"
+    return f"{messages}: coterie messages list --state dead"

@@ -1,0 +1,333 @@
+"""The panel of `coterie top`: what keys do to it, and what it looks like. Nothing here reads a key or draws.
+
+`coterie top`: how the cluster fares, live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import sys
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from coterie.cli.client import WRONG, YES, asks, counted, quick, refuse, viewing
+from coterie.cli.commands import cron, runners, shards, singletons
+from coterie.cli.commands.status import standing
+from coterie.cli.output import as_json, lasting, safe, tell
+from coterie.errors import CoterieError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.live import Live
+
+    from coterie.cli.client import Asking
+    from coterie.cli.output import Screen
+    from coterie.observe.pages import Viewing
+    from coterie.observe.view import EntityLine, MessagesPage, Overview, View
+
+
+PAGES = ("runners", "shards", "singletons", "cron", "entities", "messages")
+"""By the keys 1 to 6."""
+KEYS = "q quit  space pause  1-6 pages  / filter  ? help"
+_SEEN = 8
+_SPARKS = "▁▂▃▄▅▆▇█"
+_HELP = """\
+1 runners   2 shards   3 singletons   4 cron   5 entities   6 messages
+space       stop and go on
+/           show only lines with a text; Enter keeps it, Esc ends it
+q           quit"""
+_ESCAPE, _ERASE, _ENTER = "\x1b", ("\x7f", "\b"), ("\r", "\n")
+
+
+@dataclass
+class Panel:
+    """What is shown, as keys have it."""
+
+    page: str = PAGES[0]
+    paused: bool = False
+    filter: str = ""
+    typing: bool = False
+    """Whether keys go into the filter."""
+    helping: bool = False
+    over: bool = False
+    trends: dict[str, deque[float]] = field(default_factory=dict)
+
+    def press(self, key: str) -> None:
+        """A key was pressed; those that mean nothing do nothing."""
+        if self.typing:
+            self._type(key)
+        elif key in ("q", "\x03"):
+            self.over = True
+        elif key == " ":
+            self.paused = not self.paused
+        elif key == "/":
+            self.typing, self.filter = True, ""
+        elif key == "?":
+            self.helping = not self.helping
+        elif key == _ESCAPE:
+            self.filter, self.helping = "", False
+        elif key in "123456":
+            self.page = PAGES[int(key) - 1]
+
+    def _type(self, key: str) -> None:
+        if key in _ENTER:
+            self.typing = False
+        elif key == _ESCAPE:
+            self.typing, self.filter = False, ""
+        elif key in _ERASE:
+            self.filter = self.filter[:-1]
+        elif key == "\x03":
+            self.over = True
+        elif key.isprintable():
+            self.filter += key
+
+    def learn(self, overview: Overview) -> None:
+        """Remember the figures whose course is drawn."""
+        seen = {"in": overview.calls_s, "p99": overview.p99_s, "waiting": overview.waiting}
+        for name, value in seen.items():
+            self.trends.setdefault(name, deque(maxlen=_SEEN)).append(value or 0.0)
+
+
+def frame(panel: Panel, view: View, *, name: str, age_s: float, problem: str, screen: Screen) -> str:
+    """The panel as text.
+
+    Args:
+        panel: As keys have it.
+        view: What was last seen: the overview and the panel's page.
+        name: Of the cluster.
+        age_s: How long ago that was.
+        problem: Why nothing newer could be seen; empty: nothing is wrong.
+        screen: What it can show.
+    """
+    overview: Overview = view.data["overview"]
+    how_many = f"{overview.runners} runner{'' if overview.runners == 1 else 's'}"
+    owned = f"{overview.owned_shards}/{overview.shards} shards"
+    left = f"{name} · {how_many} · {owned} · {standing(overview, screen)}"
+    lines = [
+        screen.headed("coterie top", KEYS),
+        screen.headed(left, _freshness(panel, age_s, problem)),
+        _figures(panel, overview, screen),
+        *([safe(problem, keep="")] if problem else []),
+        *(
+            f"{screen.glyph('bad' if each.status == 'unhealthy' else 'warn')} {safe(str(each), keep='')}"
+            for each in overview.reasons
+        ),
+        *_chosen(panel, _HELP if panel.helping else body(panel.page, view, screen)),
+    ]
+    if panel.typing or panel.filter:
+        lines.append(f"/{panel.filter}" + ("▏" if panel.typing and screen.is_utf8 else ""))
+    return "\n".join(lines)
+
+
+def body(page: str, view: View, screen: Screen) -> str:
+    """A page."""
+    data = view.data
+    if page == "runners":
+        return runners.table(screen, data[page]) if data[page] else "no runners: coterie run app.py starts one"
+    if page == "shards":
+        return shards.drawn(screen, data[page])
+    if page == "singletons":
+        return singletons.table(screen, data[page], view.at) if data[page] else "no singletons yet"
+    if page == "cron":
+        return cron.table(screen, data[page], view.at, full=True) if data[page] else "no crons yet"
+    return _entities(screen, data[page]) if page == "entities" else _messages(screen, data[page])
+
+
+def spark(values: deque[float] | None, screen: Screen) -> str:
+    """The course of a figure: `▂▃▅▅▆▇▆▅`."""
+    if not values or not screen.is_utf8:
+        return ""
+    most = max(values)
+    return "".join(_SPARKS[0 if not most else round(value / most * (len(_SPARKS) - 1))] for value in values)
+
+
+def _freshness(panel: Panel, age_s: float, problem: str) -> str:
+    state = "paused" if panel.paused else "stale" if problem else "live"
+    return f"{state}, {age_s:.1f}s ago"
+
+
+def _figures(panel: Panel, overview: Overview, screen: Screen) -> str:
+    parts = (
+        ("in", f"in {counted(overview.calls_s)}/s"),
+        ("p99", f"p99 {quick(overview.p99_s).replace(' ', '')}"),
+        ("waiting", f"waiting {counted(overview.waiting)}"),
+        ("dead", f"dead {counted(overview.dead)}"),
+    )
+    return "   ".join(f"{text} {spark(panel.trends.get(name), screen)}".rstrip() for name, text in parts)
+
+
+def _chosen(panel: Panel, text: str) -> list[str]:
+    """The lines that the filter lets through; the first one has the names of the columns."""
+    first, *rest = text.splitlines()
+    wanted = "" if panel.helping else panel.filter.casefold()
+    return [first, *(line for line in rest if wanted in line.casefold())]
+
+
+def _entities(screen: Screen, lines: tuple[EntityLine, ...]) -> str:
+    rows = [
+        (
+            each.type,
+            counted(each.resident) + ("" if each.is_complete else " or more"),
+            ", ".join(f"{name} {count:,}" for name, count in each.runners.items()),
+        )
+        for each in lines
+    ]
+    return screen.table(("ENTITY", "RESIDENT", "WHERE"), rows, right=("RESIDENT",)) if rows else "no entities live now"
+
+
+def _messages(screen: Screen, page: MessagesPage) -> str:
+    rows = [
+        *(
+            (f"{each.count:,} dead", each.what, each.error, f"coterie messages show {each.id}")
+            for each in page.failures
+        ),
+        *(
+            (f"late {lasting(each.late_s)}", each.what, each.shard, f"coterie messages show {each.id}")
+            for each in page.overdue
+        ),
+    ]
+    return screen.table(("STATE", "WHAT", "WHY OR WHERE", "LOOK"), rows) if rows else "nothing is late, nothing is dead"
+
+
+_EVERY_S = 1.0
+"""Between two looks."""
+_DRAWN_S = 0.25
+"""Between two drawings, so that what is said about age is true."""
+
+
+@click.command()
+@asks
+async def command(asking: Asking) -> int:
+    """The same as status, live. Keys: q, space, 1-6, / and ?.
+
+    With --json one object per second and line, until it is interrupted.
+
+    \b
+    Example:
+      coterie top --url postgresql://app@db.internal/app
+    """
+    if asking.as_json:
+        await _follow(viewing(asking))
+    if not (sys.stdin.isatty() and asking.screen.is_terminal):
+        refuse("top needs a terminal", hint="coterie status shows the same once, top --json line by line", code=WRONG)
+    await Top(asking).run()
+    return YES
+
+
+async def _follow(look: Viewing) -> None:
+    while True:
+        tell(as_json(await look.look(["overview", "runners"])))
+        await asyncio.sleep(_EVERY_S)
+
+
+class Top:
+    """Looks, reads keys and draws, until somebody quits."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+        self._look = viewing(asking)
+        self._panel = Panel()
+        self._view: View | None = None
+        self._seen_s = 0.0
+        self._problem = ""
+        self._pressed = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
+
+    async def run(self) -> None:
+        """Until `q`."""
+        from rich.console import Console  # 100 ms, for those who look live
+        from rich.live import Live
+
+        await self._see()
+        with _keys(self._read), Live(console=Console(), screen=True, auto_refresh=False) as live:
+            async with asyncio.TaskGroup() as group:
+                looking = group.create_task(self._keep_looking(), name="look")
+                while not self._panel.over:
+                    self._draw(live)
+                    await _set_within(self._pressed, _DRAWN_S)
+                looking.cancel()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await _set_within(self._wanted, _EVERY_S)
+            if not self._panel.paused or self._panel.page not in self._shown():
+                try:
+                    await self._see()
+                except CoterieError as error:
+                    self._problem = error.message
+
+    async def _see(self) -> None:
+        view = await self._look.look({"overview", self._panel.page})
+        self._view, self._problem, self._seen_s = view, "", self._now_s()
+        self._panel.learn(view.data["overview"])
+        self._pressed.set()
+
+    def _read(self, data: bytes) -> None:
+        for key in self._decode(data):
+            self._panel.press(key)
+        if self._panel.page not in self._shown():
+            self._wanted.set()  # another page: at once
+        self._pressed.set()
+
+    def _draw(self, live: Live) -> None:
+        from rich.text import Text
+
+        assert self._view is not None, "it has looked"
+        panel = self._panel
+        shown = frame(
+            panel if panel.page in self._shown() else _waiting(panel, self._view),
+            self._view,
+            name=self._asking.cluster.settings.name,
+            age_s=self._now_s() - self._seen_s,
+            problem=self._problem,
+            screen=self._asking.screen,
+        )
+        live.update(Text.from_ansi(safe(shown), no_wrap=True, overflow="crop"), refresh=True)
+
+    def _shown(self) -> set[str]:
+        return set() if self._view is None else set(self._view.data)
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _waiting(panel: Panel, view: View) -> Panel:
+    """The same with the page that is there, until the other one is."""
+    import dataclasses
+
+    return dataclasses.replace(panel, page=next(page for page in view.data if page != "overview"))
+
+
+async def _set_within(event: asyncio.Event, limit_s: float) -> None:
+    """Wait for an event, or for so long."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+    event.clear()
+
+
+@contextmanager
+def _keys(read: Callable[[bytes], None]) -> Iterator[None]:
+    """Give keys to a function as they are pressed, unseen; afterwards the terminal is as it was."""
+    import termios
+    import tty
+
+    terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    loop.add_reader(terminal, lambda: read(os.read(terminal, 1024) or b"q"))  # no terminal any more: nobody looks
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -1,0 +1,206 @@
+"""The demo from its first line to its last: runners, load, acts by key or by script, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.cli.demo.actions import ACTS, deploy, freeze, kill
+from coterie.cli.demo.cluster_view import IMPORTER, Sight, Stuck
+from coterie.cli.demo.load import ACCOUNTS, Ledger
+from coterie.cli.demo.program import Account
+from coterie.cli.demo.runners import NAME, DemoRunner
+from coterie.cli.output import Screen, lasting, tell
+from coterie.cluster import Cluster
+from coterie.kernel.clock import SystemClock, to_datetime
+from coterie.kernel.random import Chance
+from coterie.settings.secret import redacted_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from coterie.cli.demo.actions import Act
+    from coterie.cli.demo.load import Count
+
+PROGRAM = "coterie-demo.py"
+FILE = "coterie-demo.db"
+_RUNNERS, _RUNNERS_MOST = 3, 9
+_HELP = "k kill the leader   f freeze it   p cut its network   a add a runner   d deploy (rolling)   q quit"
+_SCRIPT: tuple[tuple[str, Act], ...] = (("k", kill), ("f", freeze), ("d", deploy))
+
+
+class Stage:
+    """A cluster at work, and what can be asked of it.
+
+    Args:
+        cluster: A client of it.
+        url: The database.
+        run: Tells this run from earlier ones in the same database.
+    """
+
+    def __init__(self, cluster: Cluster, url: str, *, run: str) -> None:
+        self.sight = Sight(cluster)
+        self.ledger = Ledger(cluster, run=run)
+        self.is_file = url.startswith("sqlite")
+        self.is_clean = True
+        """Whether all who were asked to leave did so in good order."""
+        self.is_stuck = False
+        """Whether an act did not come to its end."""
+        self.screen = Screen()
+        self._url = url
+        self._runners: list[DemoRunner] = []
+
+    def say(self, text: str) -> None:
+        """One line of what happens, with the time."""
+        now = to_datetime(SystemClock().wall_ns()).astimezone()
+        tell(f"  {now:%H:%M:%S}.{now.microsecond // 1000:03}  {text.replace('★', self.screen.glyph('lead'))}")
+
+    def names(self) -> list[str]:
+        """Of those that run."""
+        return [each.name for each in self.living()]
+
+    def living(self) -> list[DemoRunner]:
+        """Those that run, frozen or not."""
+        return [each for each in self._runners if each.lives]
+
+    def runner(self, name: str) -> DemoRunner:
+        """By its name."""
+        return next(each for each in self._runners if each.name == name)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there may be one more."""
+        return len(self._runners) < _RUNNERS_MOST
+
+    async def add_runner(self) -> DemoRunner:
+        """Start one more; it has joined when this returns."""
+        new = DemoRunner(PROGRAM, self._url, number=len(self._runners) + 1)
+        self._runners.append(new)
+        await new.start()
+        return new
+
+    async def leave(self) -> None:
+        """Have all runners leave in good order."""
+        codes = await asyncio.gather(*(each.stop() for each in self.living()))
+        self.is_clean = self.is_clean and not any(codes)
+
+    async def close(self) -> None:
+        """End what is left, whatever fails on the way."""
+        await self.ledger.stop()
+        await asyncio.gather(*(each.close() for each in self._runners), return_exceptions=True)
+
+
+async def demo(url: str | None, *, script: bool) -> int:
+    """Run it; the exit code: 0 if nothing was lost or doubled."""
+    began_s = _now_s()
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in one"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # else a frozen runner would stay so
+    place = url or f"sqlite:///{FILE}"
+    shown = FILE if url is None else redacted_url(url)
+    is_new, made = url is None and not Path(FILE).exists(), write_program(Path(PROGRAM))  # noqa: ASYNC240 at first
+    what = f"one file ({FILE}), nothing to install" if url is None else f"on {shown}"
+    tell(f"coterie demo: three runners on this machine, {what}\n")
+    cluster = Cluster(place, name=NAME)
+    cluster.entity(Account)
+    async with cluster.connect():
+        stage = Stage(cluster, place, run=f"{Chance().between(0, 1):.8f}"[2:])
+        done = "created" if is_new else "found, with what is in it" if url is None else "is ready"
+        _tick(stage, "database", f"{shown} {done}", _now_s() - began_s)
+        async with _opened(stage):
+            _introduce(stage, made=made)
+            lead, rows = await stage.sight.lead(), await stage.sight.rows()
+            star = stage.screen.glyph("lead")
+            tell(f"\n  {star} {IMPORTER} leads on {lead.runner}, epoch {lead.epoch}, imported {rows:,} rows\n")
+            counts = await (_play(stage) if script else _obey(stage))
+            counts.append(await stage.ledger.check(everything=True))
+            await stage.leave()
+    return _verdict(stage, counts, shown if url is None else None)
+
+
+@asynccontextmanager
+async def _opened(stage: Stage) -> AsyncIterator[None]:
+    """Runners and load, until the block ends; then nothing of them runs any more."""
+    try:
+        began_s = _now_s()
+        await asyncio.gather(*(stage.add_runner() for _ in range(_RUNNERS)))
+        joined_s = _now_s()
+        _tick(stage, "runners", f"{'  '.join(stage.names())} joined", joined_s - began_s)
+        share = Counter((await stage.sight.settled(stage.names())).values())
+        shares = " / ".join(str(share[name]) for name in stage.names())
+        _tick(stage, "shards", f"{share.total()} shards owned: {shares}", _now_s() - joined_s)
+        stage.ledger.start()
+        _tick(stage, "work", f'{ACCOUNTS:,} accounts, singleton "{IMPORTER}", cron "heartbeat" every 10s')
+        yield
+    finally:
+        await stage.close()
+
+
+def write_program(path: Path) -> bool:
+    """Write the program that the runners run; False: there is one already, which somebody may have changed."""
+    if path.exists():
+        return False
+    path.write_text(Path(__file__).with_name("program.py").read_text("utf-8"), "utf-8")
+    return True
+
+
+def _introduce(stage: Stage, *, made: bool) -> None:
+    lines = len(Path(PROGRAM).read_text("utf-8").splitlines())
+    about = f"{lines} lines" if made else f"{lines} lines, as it was here"
+    served = min((each.served or "" for each in stage.living()), key=lambda url: (len(url), url))
+    tell(f"\n  {'health':<11}  {served}/health")
+    tell(f"  {'source':<11}  {PROGRAM}, {about}: read it, change it, coterie run {PROGRAM}")
+
+
+async def _play(stage: Stage) -> list[Count]:
+    """Without a terminal: kill, freeze, deploy."""
+    counts = []
+    for key, act in _SCRIPT:
+        tell(key)
+        counts.append(await act(stage))
+    return counts
+
+
+async def _obey(stage: Stage) -> list[Count]:
+    """By the keys of the terminal, until q."""
+    from coterie.cli.demo.keyboard import keys
+
+    counts: list[Count] = []
+    tell(f"  {_HELP}\n")
+    with keys() as pressed:
+        while (key := (await pressed.get()).lower()) not in ("q", ""):
+            if key not in ACTS:
+                tell(f"  {_HELP}")
+                continue
+            tell(key)
+            try:
+                counts.append(await ACTS[key](stage))
+            except Stuck as error:
+                stage.say(f"{stage.screen.glyph('bad')} {error}")
+                stage.is_stuck = True
+    tell("q")
+    return counts
+
+
+def _verdict(stage: Stage, counts: list[Count], file: str | None) -> int:
+    last = counts[-1]
+    wrong = stage.is_stuck or not stage.is_clean or not all(count.is_right for count in counts)
+    glyph = stage.screen.glyph("bad" if wrong else "good")
+    left = "all runners left cleanly" if stage.is_clean else "not all runners left cleanly"
+    tell(f"\n  {glyph} {last.deposits:,} deposits: {last}; {left}")
+    files = PROGRAM if file is None else f"{PROGRAM}, and {file} with its leases beside it ({file}-leases)"
+    tell(f"  left here: {files}")
+    return 1 if wrong else 0
+
+
+def _tick(stage: Stage, what: str, text: str, took_s: float | None = None) -> None:
+    took = "" if took_s is None else lasting(took_s)
+    tell(f"  {stage.screen.glyph('good')} {what:<9}  {text:<60}  {took}".rstrip())
+
+
+def _now_s() -> float:
+    return SystemClock().steady_ns() / 1e9

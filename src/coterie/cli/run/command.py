@@ -1,0 +1,125 @@
+"""`coterie run`: runners of a program, in this process or in several."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from coterie import signals
+from coterie.cli.client import WRONG, refuse
+from coterie.cli.run.console import Voice, be_heard
+from coterie.cli.run.load import load, parse
+from coterie.cli.run.reporter import Reporter, WorkerReporter, shown_database
+from coterie.settings.parsers import split_address
+from coterie.storage.engines import file_of
+
+if TYPE_CHECKING:
+    from coterie.cli.run.load import Loaded, Target
+
+_URL, _HTTP, _NAME = "COTERIE_URL", "COTERIE_HTTP_LISTEN", "COTERIE_RUNNER_NAME"
+
+
+@click.command()
+@click.argument("target")
+@click.option("--workers", type=click.IntRange(1, 256), help="So many runners, each in a process of its own.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Where probes and health are; workers take the next ones.")
+@click.option("--reload", is_flag=True, help="Drain and start again when the program's files change.")
+@click.option("--url", metavar="URL", help="The database (default: COTERIE_URL, else ./coterie.db).")
+@click.option("--no-wait", is_flag=True, help="Refuse a database that cannot be reached, instead of waiting for it.")
+@click.option("--worker", hidden=True, help="Which worker it is, and the socket to whoever started it.")
+def command(
+    target: str,
+    workers: int | None,
+    port: int | None,
+    reload: bool,
+    url: str | None,
+    no_wait: bool,
+    worker: str | None,
+) -> int:
+    """Run runners of app.py or package.module:cluster.
+
+    Without --workers and --reload the runner is this process. Ctrl-C and SIGTERM drain it: what runs may end, all
+    else is handed over. A second one, half a second later or more, ends it at once.
+
+    A database server that cannot be reached yet is waited for.
+
+    \b
+    Example:
+      coterie run app.py --workers 4 --port 7650
+    """
+    place = parse(target)
+    if url is not None:
+        os.environ[_URL] = url
+    if port is not None:
+        os.environ[_HTTP] = _listen(port)
+    if worker is not None:
+        return _work(place, worker, wait=not no_wait)
+    if workers is None and not reload:
+        return _run_here(place, url=url, port=port, wait=not no_wait)
+    from coterie.cli.run.supervisor import supervise
+
+    many = workers or 1
+    return asyncio.run(
+        supervise(target, place, workers=many, reload=reload, wait=not no_wait, env=lambda number: _env(number, many))
+    )
+
+
+def _run_here(place: Target, *, url: str | None, port: int | None, wait: bool) -> int:
+    loaded, voice = load(place), Voice()
+    _refuse_vain_options(loaded, url=url, port=port)
+    if loaded.cluster.settings.log_format == "json":  # for programs that read: the log says it all
+        loaded.cluster.run(wait=wait)
+    else:
+        be_heard(voice)
+        loaded.cluster.run(teller=Reporter(loaded, voice.hear), wait=wait)
+    return 0
+
+
+def _work(place: Target, worker: str, *, wait: bool) -> int:
+    number, _, line = worker.partition(":")
+    loaded = load(place)
+    _refuse_memory(loaded)
+    if loaded.cluster.settings.log_format == "json":
+        signals.be_heard(loaded.cluster.settings)
+    else:
+        be_heard(Voice())
+    with socket.socket(fileno=int(line)) as opened:
+        opened.set_inheritable(False)
+        loaded.cluster.run(teller=WorkerReporter(loaded, opened), number=int(number), wait=wait)
+    return 0
+
+
+def _listen(port: int) -> str:
+    before = os.environ.get(_HTTP, "")
+    host = split_address(before)[0] if ":" in before else "127.0.0.1"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _env(number: int, workers: int) -> dict[str, str]:
+    """What differs from worker to worker: a name that was chosen would be that of all of them."""
+    name = os.environ.get(_NAME, "")
+    return {_NAME: f"{name}-{number}"} if name and workers > 1 else {}
+
+
+def _refuse_vain_options(loaded: Loaded, *, url: str | None, port: int | None) -> None:
+    """Options that the program overrides would do nothing, silently."""
+    settings = loaded.cluster.settings
+    for option, given, setting in (("--url", url, "url"), ("--port", port, "http_listen")):
+        if given is not None and settings.origin(setting) == "argument":
+            hint = f"take {setting}= out of Cluster(…), or leave {option} out"
+            refuse(
+                f"{loaded.shown} sets {setting} itself: {option} {given} would change nothing", hint=hint, code=WRONG
+            )
+
+
+def _refuse_memory(loaded: Loaded) -> None:
+    settings = loaded.cluster.settings
+    if settings.url.startswith("sqlite") and file_of(settings) is None:
+        hint = "use a file (sqlite:///coterie.db) or PostgreSQL, or leave --workers and --reload out"
+        refuse(
+            f"{shown_database(settings)} is the memory of one process: workers cannot share it", hint=hint, code=WRONG
+        )

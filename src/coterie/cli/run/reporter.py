@@ -1,0 +1,208 @@
+"""Turns what happens to a runner into events, for `coterie run`, or for whoever started this worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from coterie.cli.run.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits, encode
+from coterie.errors import CoterieError
+from coterie.kernel.ids import Seat
+from coterie.settings.secret import redacted_url
+from coterie.storage.engines import file_of
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
+
+    from coterie.cli.run.events import Event
+    from coterie.cli.run.load import Loaded
+    from coterie.runner import Runner
+    from coterie.settings import Settings
+    from coterie.signals import Beside, Drain
+
+_LOOK_S = 0.2
+"""Between two looks at what is held here."""
+_PLURALS = {"entity": "entities"}
+
+
+class Reporter:
+    """Tells of a runner in this process (`signals.Teller`).
+
+    Args:
+        loaded: Its program.
+        tell: Whom.
+    """
+
+    def __init__(self, loaded: Loaded, tell: Callable[[Event], None]) -> None:
+        self._loaded = loaded
+        self._tell = tell
+        self._served: str | None = None
+
+    def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
+        """It cannot start yet."""
+        self._tell(Waits(runner=runner.name, problem=problem, waited_s=waited_s))
+
+    def announce(self, runner: Runner, beside: Beside | None) -> None:
+        """It is registered."""
+        settings = runner.settings
+        self._served = None if beside is None else beside.url
+        self._tell(
+            Found(
+                runner=runner.name,
+                cluster=settings.name,
+                app=self._loaded.shown,
+                defines=counted(self._loaded.cluster.defined()),
+                database=shown_database(settings),
+                database_from=_origin(settings),
+                served=self._served,
+                moved_from=None if beside is None else beside.moved_from,
+                drain_s=settings.drain.total_seconds(),
+                log_format=settings.log_format,
+            )
+        )
+
+    async def follow(self, runner: Runner) -> None:
+        """That it has joined, and what it leads from then on."""
+        with suppress(CoterieError):  # it stops before it was ready
+            await runner.ready()
+            shards = len(_shards(runner.seats))
+            self._tell(Joined(runner=runner.name, shards=shards, served=self._served))
+            await self._look_again_and_again(runner, shards)
+
+    async def _look_again_and_again(self, runner: Runner, told: int) -> None:
+        led: dict[str, int] = {}
+        before = told
+        while True:
+            shards, leads = len(_shards(runner.seats)), _led(runner)
+            if shards == before != told:  # they have stopped moving
+                self._tell(Owns(runner=runner.name, shards=shards))
+                told = shards
+            for name in led.keys() - leads.keys():
+                self._tell(Led(runner=runner.name, singleton=name))
+            for name, epoch in leads.items():
+                if led.get(name) != epoch:
+                    self._tell(Leads(runner=runner.name, singleton=name, epoch=epoch))
+            before, led = shards, leads
+            await asyncio.sleep(_LOOK_S)
+
+    def drains(self, drain: Drain) -> None:
+        """It begins to leave."""
+        self.progress(drain)
+
+    def progress(self, drain: Drain) -> None:
+        """It is still at it."""
+        shards = len(_shards(drain.held))
+        calls, oldest_s = _in_flight(drain.runner)
+        self._tell(
+            Draining(
+                runner=drain.runner.name,
+                shards=shards,
+                given=shards - len(_shards(drain.kept)),
+                calls=calls,
+                oldest_s=oldest_s,
+                left_s=drain.left_s,
+            )
+        )
+
+    def left(self, drain: Drain) -> None:
+        """It has left."""
+        shards, host = len(_shards(drain.held)), drain.runner.calling.host
+        returned = 0 if host is None or host.deliveries is None else host.deliveries.returned
+        given = shards - len(_shards(drain.kept))
+        self._tell(Left(runner=drain.runner.name, shards=shards, given=given, took_s=drain.spent_s, returned=returned))
+
+
+class WorkerReporter(Reporter):
+    """The same in a worker, to whoever started it.
+
+    Args:
+        loaded: Its program.
+        line: A socket to the starter.
+
+    Promise:
+        When the starter is gone, however it went, the worker drains and leaves.
+    """
+
+    def __init__(self, loaded: Loaded, line: socket.socket) -> None:
+        super().__init__(loaded, self._send)
+        self._line = line
+        line.setblocking(False)
+
+    def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
+        """Also whether the starter is still there: nobody else would end a worker that waits."""
+        super().waits(runner, problem, waited_s)
+        if self._starter_is_gone():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    async def follow(self, runner: Runner) -> None:
+        """Also whether the starter is still there."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._line, self._spoke)
+        try:
+            await super().follow(runner)
+        finally:
+            loop.remove_reader(self._line)
+
+    def _spoke(self) -> None:
+        if self._starter_is_gone():
+            asyncio.get_running_loop().remove_reader(self._line)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _starter_is_gone(self) -> bool:
+        try:
+            return not self._line.recv(1024)  # nothing is said to workers yet
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+    def _send(self, event: Event) -> None:
+        with suppress(OSError):  # the starter is gone, or does not listen: lines of this size fit, or nobody reads
+            self._line.sendall(encode(event))
+
+
+def counted(defined: Mapping[str, Sequence[str]]) -> str:
+    """`2 entities, 1 cron`."""
+    parts = [
+        f"{len(names)} {kind if len(names) == 1 else _PLURALS.get(kind, f'{kind}s')}"
+        for kind, names in defined.items()
+        if names
+    ]
+    return ", ".join(parts) or "defines nothing yet"
+
+
+def shown_database(settings: Settings) -> str:
+    """The file, or the address without its password."""
+    file = file_of(settings)
+    return redacted_url(settings.url) if file is None else str(file)
+
+
+def _origin(settings: Settings) -> str:
+    origin = settings.origin("url")
+    if origin == "default":
+        return "default; set COTERIE_URL for PostgreSQL"
+    return "from the program" if origin == "argument" else f"from {origin}"
+
+
+def _shards(seats: Sequence[str]) -> list[str]:
+    return [seat for seat in seats if Seat.split(seat)[0] == "shard"]
+
+
+def _led(runner: Runner) -> dict[str, int]:
+    """The singletons that it leads, with their epochs."""
+    found = {}
+    for seat in runner.seats:
+        kind, name = Seat.split(seat)
+        if kind == "singleton" and (tenure := runner.tenure(seat)) is not None:
+            found[name] = tenure.epoch
+    return found
+
+
+def _in_flight(runner: Runner) -> tuple[int, float]:
+    """How many calls run or wait in mailboxes, and for how long the oldest has run."""
+    host = runner.calling.host
+    return (0, 0.0) if host is None else (sum(host.queued()), host.oldest_s())

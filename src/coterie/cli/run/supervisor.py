@@ -1,0 +1,205 @@
+"""Several workers of one program: started, started again when they die, drained together.
+
+starting ──▶ all at work ──a worker dies──▶ it is started again, after a pause that grows
+                 │  ╲──a file changes──▶ drain all ──▶ starting                      (--reload)
+                 └──SIGTERM, SIGINT──▶ drain all ──▶ exit code 0, or 1 if not all left cleanly
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+from typing import TYPE_CHECKING
+
+from coterie.cli.client import REPLACED, WRONG
+from coterie.cli.output import lasting
+from coterie.cli.run.console import Voice
+from coterie.cli.run.reload import Watched
+from coterie.cli.run.worker import Worker, ending
+from coterie.errors import CoterieError
+from coterie.kernel.random import Chance
+from coterie.kernel.retry import Retry
+from coterie.kernel.service import Tasks
+from coterie.kernel.supervisor import Supervisor
+from coterie.settings import Settings
+from coterie.signals import GRACE_S, ONE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from coterie.cli.run.load import Target
+
+_PAUSES = Retry(attempts=20, base="500ms", max="30s")
+"""Between the end of a worker and the next one in its place; the last one repeats for as long as it takes."""
+_WELL_S = 10.0
+"""A worker that has lived so long counts as well: the next pause is the first one again."""
+_SPARE_S = 2.0
+"""After what a worker itself needs to end whatever hangs: one that is frozen even then is killed."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def supervise(
+    text: str, target: Target, *, workers: int, reload: bool, wait: bool, env: Callable[[int], Mapping[str, str]]
+) -> int:
+    """Run workers until a signal has ended them; the exit code.
+
+    Args:
+        text: The program, as on the command line.
+        target: The same, read.
+        workers: How many.
+        reload: Whether to begin again when the program's files change.
+        wait: Whether they wait for a database that cannot be reached yet.
+        env: The variables of a worker, by its number.
+    """
+    crew = Crew(text, workers=workers, wait=wait, env=env)
+    watched = Watched(target.folder) if reload else None
+    loop = asyncio.get_running_loop()
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, crew.on_signal, each)
+    try:
+        return await (crew.run() if watched is None else crew.run_again_and_again(watched))
+    finally:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+
+
+class Crew:
+    """The workers of one command."""
+
+    def __init__(self, text: str, *, workers: int, wait: bool, env: Callable[[int], Mapping[str, str]]) -> None:
+        self.voice = Voice(workers=workers, as_json=_wants_json())
+        self._workers = [
+            Worker(text, number=number, heard=self.voice.hear, wait=wait, env=env(number))
+            for number in range(1, workers + 1)
+        ]
+        self._chance = Chance()
+        self._asked: signal.Signals | None = None
+        self._asked_s = 0.0
+        self._stopping = asyncio.Event()
+        self._hopeless = 0
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """The first one drains, the second one ends at once, as in `signals`."""
+        now_s = asyncio.get_running_loop().time()
+        if self._asked is not None and now_s - self._asked_s < ONE_S:
+            return
+        if self._asked is not None:
+            self.voice.say("a second signal, so it ends at once")
+            self._kill()
+        else:
+            self._asked, self._asked_s = number, now_s
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """Until a signal; or until it is clear that nobody can work."""
+        tasks = Tasks("crew")
+        try:
+            codes = [tasks.spawn(self._keep(each), name=each.name, report=False) for each in self._workers]
+            ended = asyncio.gather(*codes)
+            await self._drain_when_asked(ended)
+            return self._verdict(await ended)
+        finally:
+            await tasks.stop()
+
+    async def run_again_and_again(self, watched: Watched) -> int:
+        """The same, and anew with each change of a file."""
+        while True:
+            tasks = Tasks("reload")
+            watch = functools.partial(self._stop_when_changed, watched)
+            changes = tasks.supervise(watch, name="watch files", supervisor=Supervisor(self._chance))
+            try:
+                code = await self.run()
+                if not self._was_asked() and not changes.done():  # it cannot work as it is
+                    self._stopping.clear()
+                    self.voice.say("waiting for a change of its files")
+                    await self._stopping.wait()
+            finally:
+                await tasks.stop()
+            if self._was_asked():
+                return code
+            self._stopping.clear()
+            self._hopeless = 0
+
+    def _was_asked(self) -> bool:
+        return self._asked is not None
+
+    async def _stop_when_changed(self, watched: Watched) -> None:
+        self.voice.say(f"{await watched.changed()} changed: draining and starting again")
+        self._stopping.set()
+
+    async def _keep(self, worker: Worker) -> int:
+        """One worker, life after life; the exit code of the last."""
+        loop, failures, has_worked = asyncio.get_running_loop(), 0, False
+        while True:
+            began_s = loop.time()
+            try:
+                code = await worker.live()
+            except OSError as error:  # no process, no pipe, no memory: as if it had died at once
+                self.voice.say(f"{worker.name} could not be started: {error}")
+                code = 1
+            has_worked = has_worked or worker.joined is not None
+            if self._stopping.is_set():
+                had_begun = worker.found is not None or code != -signal.SIGTERM
+                return code if had_begun else 0  # one that was still being loaded has nothing to give back
+            # A worker that was started again after `REPLACED` would begin an empty database.
+            if code == REPLACED or (not has_worked and (code == WRONG or not self._anybody_works())):
+                self._hopeless = code if code > 0 else 1  # the program or its database is at fault, and has said so
+                self._stopping.set()
+                return code
+            failures = 1 if loop.time() - began_s > _WELL_S else min(failures + 1, _PAUSES.attempts - 1)
+            pause_s = _PAUSES.delay_s(failures, self._chance) or 0.0
+            self.voice.say(f"{worker.name} {ending(code)}: another one is started in {lasting(pause_s)}")
+            if await self._stops_within(pause_s):
+                return 0  # it was replaced by nobody, and left nothing to give back
+
+    def _anybody_works(self) -> bool:
+        return any(each.joined is not None for each in self._workers)
+
+    async def _stops_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stopping.wait()
+        except TimeoutError:
+            return False
+
+    async def _drain_when_asked(self, ended: asyncio.Future[list[int]]) -> None:
+        await self._stopping.wait()
+        loop = asyncio.get_running_loop()
+        began_s, limit_s = loop.time(), self._drain_s()
+        is_said = any(each.lives and each.joined is not None for each in self._workers)
+        if is_said:
+            self.voice.begin_drain(limit_s)
+        for each in self._workers:
+            each.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(limit_s + GRACE_S + _SPARE_S):
+                codes = await asyncio.shield(ended)
+        except TimeoutError:
+            self._kill()
+            codes = await asyncio.shield(ended)
+        if is_said:
+            failed = [
+                f"{worker.name} {ending(code)}" for worker, code in zip(self._workers, codes, strict=True) if code
+            ]
+            self.voice.end_drain(loop.time() - began_s, failed=failed)
+
+    def _drain_s(self) -> float:
+        return max((each.found.drain_s for each in self._workers if each.found is not None), default=0.0)
+
+    def _kill(self) -> None:
+        for each in self._workers:
+            each.send(signal.SIGKILL)
+
+    def _verdict(self, codes: list[int]) -> int:
+        if self._asked is not None and any(code == -signal.SIGKILL for code in codes):
+            return 128 + self._asked
+        return self._hopeless or (1 if any(codes) else 0)
+
+
+def _wants_json() -> bool:
+    """What the environment says, until a worker has told what its program says."""
+    try:
+        return Settings.load({}).log_format == "json"
+    except CoterieError:
+        return False  # the workers say what is wrong
