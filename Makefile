@@ -92,7 +92,7 @@ processes: .venv/dev.stamp ## tests that start and kill real processes (a sample
 # ── longer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 sim: .venv/dev.stamp ## many seeds: make sim SEEDS=5000 WORKLOAD=kv
-	@$(PY) -m coterie.testing.campaign $(WORKLOAD:%=tests.simulation.workloads.%:main) --seeds $(SEEDS)
+	@$(PY) -m tests.support.campaign $(WORKLOAD:%=tests.simulation.workloads.%:main) --seeds $(SEEDS)
 
 fuzz: .venv/dev.stamp ## frames of junk at the transport: make fuzz FRAMES=10000000
 	@$(PY) -m tests.unit.transport.fuzz --frames $(FRAMES)

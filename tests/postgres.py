@@ -12,10 +12,10 @@ import pytest
 from coterie.kernel.random import Chance
 from coterie.storage.postgres.connector import Connector, Limits
 from coterie.storage.postgres.schema import PostgresSchema
-from coterie.testing.servers import Server, run_aside
+from coterie.testing.postgres import Server, run_aside
 
 if TYPE_CHECKING:
-    from coterie.testing.servers import Mode
+    from coterie.testing.postgres import Mode
 
 __all__ = ["ForeignServer", "Server", "open_server", "run_aside", "set_up"]
 

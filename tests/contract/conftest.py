@@ -14,7 +14,7 @@ from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage
-from coterie.testing.pooler import Pooler
+from tests.support.pooler import Pooler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

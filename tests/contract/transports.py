@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from coterie.kernel.random import Chance
 from coterie.settings import Settings
 from coterie.testing import run_simulation
-from coterie.testing.network import Link, Network
-from coterie.testing.running import current_loop
-from coterie.testing.wires import SimWire
+from coterie.testing.network.network import Link, Network
+from coterie.testing.network.wire import SimWire
+from coterie.testing.run import current_loop
 from coterie.transport.identity import Identity
 from coterie.transport.interface import Limits, PeerAddress
 from coterie.transport.peers import Peers
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from pathlib import Path
 
-    from coterie.testing.nodes import Node
+    from coterie.testing.loop.nodes import Node
     from coterie.transport.connection import Connection
     from coterie.transport.interface import Request, Wire
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import LeadershipLost, PersistenceError, Retry, current
-from coterie.testing.nodes import current_node
+from coterie.testing.loop.nodes import current_node
 from tests.points import At
 
 from .logbook import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.testing.nodes import current_node
+from coterie.testing.loop.nodes import current_node
 
 from .logbook import Logbook, accounted, define, history, holder, new_cluster, simulated, told
 

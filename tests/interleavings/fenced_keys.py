@@ -12,8 +12,8 @@ from tests.interleavings.ground import CLUSTER, given
 
 if TYPE_CHECKING:
     from coterie.testing.interleaving import Run
-    from coterie.testing.interleaving.scripts import Rows, Verdict
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving.scripts import Rows, Verdict
 
 MINE = Claim("a", "s1", 1)
 WRITES: dict[str, KvPut | KvSwap | KvRemove] = {

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from coterie.testing.interleaving import Pair, Script, Step, atomic
-from coterie.testing.interleaving.scripts import stop_if_none
 from tests.interleavings.ground import CLUSTER, defined, given
 from tests.interleavings.planting import Plant, swapped
+from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

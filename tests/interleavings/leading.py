@@ -8,18 +8,18 @@ from coterie.storage.contracts.executions import Stamp
 from coterie.storage.interface import Claim, StateSave
 from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
-from coterie.testing.interleaving.scripts import stop_if_none
 from tests.interleavings import judges
 from tests.interleavings.ground import CLUSTER, given
 from tests.interleavings.planting import Plant, swapped
+from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.storage.interface import Write
     from coterie.testing.interleaving import Run
-    from coterie.testing.interleaving.scripts import Reads
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving.scripts import Reads
 
 MINE = Claim("a", "s1", 1)
 BEGUN = (

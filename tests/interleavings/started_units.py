@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.testing.interleaving import Run
-    from coterie.testing.interleaving.scripts import Rows, Verdict
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving.scripts import Rows, Verdict
 
 BEGIN = given(runners={"a": 6, "b": 6}, seats={"s1": "a", "s2": "b"})
 

@@ -11,16 +11,16 @@ from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import messages as posting
 from coterie.storage.postgres.batch import plan, single
 from coterie.testing.interleaving import Pair, Script, Step, atomic
-from coterie.testing.interleaving.scripts import restart_if_none
 from tests.interleavings import mail_judges as judges
 from tests.interleavings.ground import CLUSTER, THERE, given
+from tests.support.interleaving.scripts import restart_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.storage.interface import Write
-    from coterie.testing.interleaving.scripts import Reads
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving.scripts import Reads
 
 MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})

@@ -9,16 +9,16 @@ from coterie.storage.contracts.ticks import TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
-from coterie.testing.interleaving.scripts import stop_if_none
 from tests.interleavings import tick_judges as judges
 from tests.interleavings.ground import CLUSTER, defined, given
+from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.storage.interface import Write
-    from coterie.testing.interleaving.scripts import Reads
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving.scripts import Reads
 
 MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})

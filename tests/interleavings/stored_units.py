@@ -10,15 +10,15 @@ from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
 from coterie.testing.interleaving import Pair, Script, Step, atomic
-from coterie.testing.interleaving.scripts import restart_if_none, stop_if_none
 from tests.interleavings import unit_judges as judges
 from tests.interleavings.ground import CLUSTER, THERE, given
+from tests.support.interleaving.scripts import restart_if_none, stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.testing.interleaving.scripts import Reads
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving.scripts import Reads
 
 MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.testing.interleaving import COMMIT, Pair, Run, Script, Step, Told, atomic, explore, losses
-from coterie.testing.interleaving.scripts import stop_if_none
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import given, stage
 from tests.interleavings.playing import parse_loss, repeat
+from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

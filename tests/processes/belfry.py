@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.interface import Storage
     from coterie.testing import Processes, Server
-    from coterie.testing.servers import Mode
+    from coterie.testing.postgres import Mode
 
     Befall = Callable[["Belfry"], Awaitable[None]]
 

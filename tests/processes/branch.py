@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError
 from coterie.testing import Process, processes
+from coterie.testing.postgres import free_port
 from coterie.testing.proxy import Proxy
-from coterie.testing.servers import free_port
 from tests.processes.bank import ACCOUNTS, SHARDS, Account, program
 from tests.processes.books import Records, Told, judge
 from tests.processes.stage import QUICK

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from coterie.testing import processes
-from coterie.testing.servers import free_port
+from coterie.testing.postgres import free_port
 from tests.processes.holder import now_ns
 from tests.processes.journals import Journals
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.testing.pooler import Pooler
 from tests.processes.holder import now_ns
 from tests.processes.stage import QUICK, comes_back, holders, said
+from tests.support.pooler import Pooler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.testing.launching import children
+from coterie.testing.processes import children
 from tests.processes.commands import command
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]

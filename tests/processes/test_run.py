@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.testing.launching import children
+from coterie.testing.processes import children
 from coterie.testing.proxy import Proxy
 from tests.processes.commands import command, command_at_terminal
 

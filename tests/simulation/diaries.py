@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coterie import Cluster
-from coterie.testing.nodes import current_node
-from coterie.testing.running import current_loop
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.run import current_loop
 
 if TYPE_CHECKING:
     from coterie import Leader

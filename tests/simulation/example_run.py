@@ -8,12 +8,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from coterie.kernel import chaos
-from coterie.testing.clocks import LocalTime
-from coterie.testing.network import Link, Network
-from coterie.testing.running import Run, current_loop
+from coterie.testing.loop.clocks import LocalTime
+from coterie.testing.network.network import Link, Network
+from coterie.testing.run import Run, current_loop
 
 if TYPE_CHECKING:
-    from coterie.testing.nodes import Node
+    from coterie.testing.loop.nodes import Node
 
 
 class Echo(asyncio.Protocol):

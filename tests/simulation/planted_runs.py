@@ -7,7 +7,7 @@ import os
 import signal
 
 from coterie.kernel import chaos
-from coterie.testing.running import current_loop
+from coterie.testing.run import current_loop
 
 SICK = 2
 

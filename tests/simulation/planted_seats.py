@@ -17,7 +17,7 @@ from coterie.ownership.seats import Holding, Holdings, Tenure, Trust
 from coterie.storage.interface import Claim
 from coterie.storage.sqlite import seats
 from coterie.testing import simulation
-from coterie.testing.aside import SimAside
+from coterie.testing.lease_thread import SimAside
 
 from . import test_ownership, test_takeover
 from .workloads import seats as workload
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from coterie.ownership.lease import Times
     from coterie.settings import Settings
-    from coterie.testing.loop import SimLoop
-    from coterie.testing.nodes import Node
+    from coterie.testing.loop.loop import SimLoop
+    from coterie.testing.loop.nodes import Node
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 

@@ -712,7 +712,7 @@ async def test_inv_d8_e1_e4_calls_end_in_time_and_run_at_most_once_under_all_fau
 
 
 def test_a_seed_of_calls_replays() -> None:
-    from coterie.testing.verdicts import run_seed
+    from tests.support.campaign import run_seed
 
     seed = run_seed(calls.main, 3, replay=True)
     assert not seed.failure

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.testing import run_simulation
-from coterie.testing.crew import run_seeds
-from coterie.testing.limits import Limits
-from coterie.testing.running import current_loop
-from coterie.testing.verdicts import run_seed
+from coterie.testing.run import current_loop
+from tests.support.campaign import Limits, run_seed, run_seeds
 
 from .planted_runs import SICK
 
 if TYPE_CHECKING:
-    from coterie.testing.verdicts import Seed
+    from tests.support.campaign import Seed
 
 pytestmark = pytest.mark.simulation
 
@@ -94,12 +92,12 @@ def test_a_name_that_is_wrong_is_refused_at_once() -> None:
 
 def test_the_command_names_the_seed_and_how_to_run_it_again() -> None:
     name = "tests.simulation.planted_runs:grows"
-    command = [sys.executable, "-m", "coterie.testing.campaign", name]
+    command = [sys.executable, "-m", "tests.support.campaign", name]
     options = ["--seeds", "4", "--jobs", "2", "--memory", str(LITTLE_MIB)]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"✗ seed {SICK}\n" in done.stderr
-    assert f"again: python -m coterie.testing.campaign {name} --first {SICK} --seeds 1" in done.stderr
+    assert f"again: python -m tests.support.campaign {name} --first {SICK} --seeds 1" in done.stderr
     assert "4 of 4 seeds" in done.stderr
     assert "1 failed  1 replayed, 0 differed" in done.stderr
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coterie.testing.checkers import (
+from tests.support.history.ownership import (
     BeliefBounded,
     Checker,
     Drawn,

@@ -11,9 +11,16 @@ import pytest
 from coterie import Breaker
 from coterie.cron.decide import Policy
 from coterie.cron.schedule import Schedule
-from coterie.testing.checkers import Checker, Event, Grant, Violation, check
-from coterie.testing.cron_checkers import AttemptsAddUp, EachTickOnce, NotBeforeDue, OneAtATime, TicksAreFenced
-from coterie.testing.cron_events import (
+from tests.support.history.cron_checkers import (
+    AttemptsAddUp,
+    CatchUpBounded,
+    EachTickOnce,
+    NotBeforeDue,
+    OneAtATime,
+    ReasonsFit,
+    TicksAreFenced,
+)
+from tests.support.history.cron_events import (
     Attempted,
     BodyBegan,
     BodyEnded,
@@ -31,7 +38,7 @@ from coterie.testing.cron_events import (
     TickKey,
     Triggered,
 )
-from coterie.testing.skip_checkers import CatchUpBounded, ReasonsFit
+from tests.support.history.ownership import Checker, Event, Grant, Violation, check
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EACH, THIRD = Schedule("* * * * * *"), Schedule("*/3 * * * * *")

@@ -14,8 +14,8 @@ import pytest
 from coterie import Cluster, LeadershipLost, Retry, Tick
 from coterie.storage.sqlite.ticks import SqliteTicks
 from coterie.storage.user_transaction import Undertaking
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import simulate
 
 from .workloads import cron_deploys, crons

@@ -15,10 +15,10 @@ import coterie
 from coterie.kernel import chaos
 from coterie.testing import run_simulation
 from coterie.testing.chaos import SeededChaos, coverage_table, declared_points
-from coterie.testing.nodes import Node
-from coterie.testing.running import Run, current_loop
-from coterie.testing.scheduling import InOrder, Priorities, Shuffled
-from coterie.testing.trace import Trace
+from coterie.testing.loop.nodes import Node
+from coterie.testing.loop.scheduler import InOrder, Priorities, Shuffled
+from coterie.testing.loop.trace import Trace
+from coterie.testing.run import Run, current_loop
 from tests.simulation.example_run import digest, main
 
 SEEDS = list(range(6))

@@ -7,18 +7,22 @@ from typing import Any
 
 import pytest
 
-from coterie.testing.checkers import Checker, Event, Grant, Violation, check
-from coterie.testing.cron_events import Stepped
-from coterie.testing.flow_checkers import (
+from tests.support.history.cron_events import Stepped
+from tests.support.history.ownership import Checker, Event, Grant, Violation, check
+from tests.support.history.workflow_checkers import (
+    EveryRunEnds,
     FirstResolveWins,
     FlowsAreFenced,
     InterruptsCount,
     InTimeIsInTime,
+    NothingIsLeft,
+    NoWakeUpIsLost,
     ResultsAreRight,
+    SleepsLast,
     StepsStoredOnce,
     WhatWasDoneIsUndone,
 )
-from coterie.testing.flow_events import (
+from tests.support.history.workflow_events import (
     Begun,
     Calm,
     Changed,
@@ -38,7 +42,6 @@ from coterie.testing.flow_events import (
     Waits,
     Woken,
 )
-from coterie.testing.wake_checkers import EveryRunEnds, NothingIsLeft, NoWakeUpIsLost, SleepsLast
 
 BEGUN = Begun("u", "s")
 DONE = Ended("u", "done")

@@ -12,9 +12,9 @@ import pytest
 
 from coterie import Cluster, Retry, Workflow, WorkflowInterrupted
 from coterie.kernel import chaos
-from coterie.testing.flow_events import Calm, Ended, Silence
 from coterie.testing.simulation import simulate
 from coterie.workflows.execution import IDLE_S
+from tests.support.history.workflow_events import Calm, Ended, Silence
 
 from .workloads import flows
 from .workloads.flow_history import judge
@@ -22,8 +22,8 @@ from .workloads.flow_plans import Act
 from .workloads.flow_stage import new_stage
 
 if TYPE_CHECKING:
-    from coterie.testing.checkers import Event
     from coterie.testing.simulation import Runner, Simulation
+    from tests.support.history.ownership import Event
 
 pytestmark = pytest.mark.simulation
 

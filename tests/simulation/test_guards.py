@@ -18,7 +18,7 @@ import pytest
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Chance
 from coterie.testing import run_simulation
-from coterie.testing.running import current_loop
+from coterie.testing.run import current_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import pytest
 
 from coterie import Cluster, Entity, PersistenceError, RemoteError, rpc
 from coterie.kernel import chaos
-from coterie.testing.running import current_loop
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
 
 from .diaries import new_cluster

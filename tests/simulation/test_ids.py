@@ -18,13 +18,13 @@ from coterie.ownership.machine_id import Ids
 from coterie.settings import Settings
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.database import SimulatedDatabase
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
 
 if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.testing.database import Way
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
 
 
 def machine_of(drawn: int) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from coterie import Leader, LeadershipLost, Retry
-from coterie.testing.nodes import current_node
+from coterie.testing.loop.nodes import current_node
 from coterie.testing.simulation import simulate
 
 from .diaries import Count, Diary, is_led, new_cluster

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coterie.testing.checkers import Checker, Event, Grant, Saved, Violation, check
-from coterie.testing.leader_checkers import HooksInOrder, Led, OnlyTheLeaderLeads, Outlived
+from tests.support.history.leader_checkers import HooksInOrder, Led, OnlyTheLeaderLeads, Outlived
+from tests.support.history.ownership import Checker, Event, Grant, Saved, Violation, check
 
 A1, B2 = Grant("s", 1, "a"), Grant("s", 2, "b")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Retry
-from coterie.testing.nodes import current_node
-from coterie.testing.running import current_loop
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
 
 from .diaries import Diary, new_cluster

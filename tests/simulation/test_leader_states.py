@@ -10,8 +10,8 @@ import pytest
 
 from coterie import Leader, LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.storage.sqlite.states import SqliteExecutions, SqliteStates
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import simulate
 
 from .diaries import Diary, define_counter, new_cluster

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.testing.leader_checkers import Led
-from coterie.testing.running import Run, current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import Run, current_loop
 from coterie.testing.simulation import NobodyHolds, Runner, Simulation, simulate
+from tests.support.history.leader_checkers import Led
 
 from .workloads import leaders
 

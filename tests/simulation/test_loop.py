@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.testing import Deadlock, StepLimit, run_simulation
-from coterie.testing.clocks import LocalTime, SimClock
-from coterie.testing.loop import SimLoop
-from coterie.testing.nodes import current_node
-from coterie.testing.running import current_loop
+from coterie.testing.loop.clocks import LocalTime, SimClock
+from coterie.testing.loop.loop import SimLoop
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.run import current_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

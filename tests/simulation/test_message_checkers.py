@@ -6,9 +6,19 @@ import copy
 
 import pytest
 
-from coterie.testing.checkers import Checker, Event, Violation, check
-from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, LossesBounded, OneMessagePerKey, OneReply
-from coterie.testing.message_events import (
+from tests.support.history.message_checkers import (
+    AttemptsBounded,
+    EffectsOnce,
+    EverySendEnds,
+    FirstAttemptsInOrder,
+    LossesBounded,
+    NotEarly,
+    OneHandlerAtATime,
+    OneMessagePerKey,
+    OneReply,
+    WithinBounds,
+)
+from tests.support.history.message_events import (
     Began,
     Cancelled,
     Completed,
@@ -22,13 +32,7 @@ from coterie.testing.message_events import (
     Revived,
     Sent,
 )
-from coterie.testing.turn_checkers import (
-    AttemptsBounded,
-    FirstAttemptsInOrder,
-    NotEarly,
-    OneHandlerAtATime,
-    WithinBounds,
-)
+from tests.support.history.ownership import Checker, Event, Violation, check
 
 LOST, MADE_UP = Sent("m", "e"), Sent("m", "e", outcome="failed")
 UNKNOWN = Sent("m", "e", key="k", outcome="unknown")

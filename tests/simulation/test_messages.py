@@ -11,12 +11,12 @@ import pytest
 
 from coterie import CoterieError, MessageDead, PersistenceError
 from coterie.entities.persisted import inbox
-from coterie.testing.checkers import check
-from coterie.testing.message_events import Began, Completed, Gauge, Sent
-from coterie.testing.running import Run, current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import Run, current_loop
 from coterie.testing.simulation import Runner, Simulation, simulate
-from coterie.testing.turn_checkers import FirstAttemptsInOrder, WithinBounds
+from tests.support.history.message_checkers import FirstAttemptsInOrder, WithinBounds
+from tests.support.history.message_events import Began, Completed, Gauge, Sent
+from tests.support.history.ownership import check
 
 from .workloads import messages
 from .workloads.mail import ATTEMPTS, LOSSES, judge
@@ -24,8 +24,8 @@ from .workloads.mail import ATTEMPTS, LOSSES, judge
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.testing.checkers import Event
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
+    from tests.support.history.ownership import Event
 
 pytestmark = pytest.mark.simulation
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.testing import run_simulation
-from coterie.testing.network import Address, Link, Network
-from coterie.testing.nodes import Node, current_node
-from coterie.testing.pipes import WINDOW_BYTES
-from coterie.testing.running import current_loop
+from coterie.testing.loop.nodes import Node, current_node
+from coterie.testing.network.network import Address, Link, Network
+from coterie.testing.network.pipes import WINDOW_BYTES
+from coterie.testing.run import current_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.testing.loop import SimLoop
-    from coterie.testing.transports import SimTransport
+    from coterie.testing.loop.loop import SimLoop
+    from coterie.testing.network.transports import SimTransport
 
 SEEDS = range(15)
 ROUGH = Link(jitter_ns=20_000_000, slow=0.2, split=0.7)

@@ -19,8 +19,8 @@ from coterie.runner import Nobody
 from coterie.settings import Settings
 from coterie.storage.interface import Declaration, Registration
 from coterie.storage.sqlite import SqliteStorage
-from coterie.testing.checkers import Drawn
 from coterie.testing.simulation import simulate
+from tests.support.history.ownership import Drawn
 
 from .staging import MARGIN_S, TTL_S, staged
 

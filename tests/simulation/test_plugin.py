@@ -21,8 +21,8 @@ addopts = --strict-markers
 TESTS = """
 import asyncio
 import pytest
-from coterie.testing.loop import SimLoop
-from coterie.testing.running import current_loop
+from coterie.testing.loop.loop import SimLoop
+from coterie.testing.run import current_loop
 
 @pytest.fixture
 def number():

@@ -11,7 +11,7 @@ import pytest
 from coterie import Cluster, Entity, Leader, Tick, Workflow, rpc
 from coterie.testing import simulate
 from coterie.testing.faults import Kills, SlowStorage
-from coterie.testing.running import Run, current_loop, run_simulation
+from coterie.testing.run import Run, current_loop, run_simulation
 
 
 @dataclass

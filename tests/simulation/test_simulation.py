@@ -18,10 +18,10 @@ from coterie.kernel.service import Tasks
 from coterie.ownership.admission import Definition
 from coterie.runner import Nobody
 from coterie.testing import EVERYTHING, NobodyHolds, Runner, Simulation, run_simulation, simulate
-from coterie.testing.aside import SimAside
-from coterie.testing.nodes import current_node
-from coterie.testing.running import current_loop
-from coterie.testing.verdicts import run_seed
+from coterie.testing.lease_thread import SimAside
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.run import current_loop
+from tests.support.campaign import run_seed
 
 from .workloads import fenced, kv
 
@@ -519,7 +519,7 @@ def test_a_seed_replays_in_this_process(workload: object) -> None:
 
 
 PROGRAM = """
-from coterie.testing.running import Run
+from coterie.testing.run import Run
 from tests.simulation.workloads import {workload}
 run = Run(11)
 run({workload}.main)

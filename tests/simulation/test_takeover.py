@@ -14,7 +14,7 @@ from coterie import ConfigurationError, PersistenceError
 from coterie.ownership.admission import Definition
 from coterie.runner import Nobody
 from coterie.storage.sqlite.ownership import SqliteOwnership
-from coterie.testing.checkers import Gone, Grant, HeldAgain, check
+from tests.support.history.ownership import Gone, Grant, HeldAgain, check
 
 from .staging import MARGIN_S, RENEW_S, TTL_S, staged
 from .workloads.seats import DRAIN_S, agreed

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coterie import Cluster
 from coterie.kernel import chaos
-from coterie.testing.nodes import current_node
-from coterie.testing.running import current_loop
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
 
 if TYPE_CHECKING:

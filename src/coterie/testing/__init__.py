@@ -32,14 +32,13 @@ from coterie.testing.faults import (
     StorageRestarts,
     TaskFailures,
 )
+from coterie.testing.loop.deadlock import Deadlock, StepLimit
+from coterie.testing.postgres import Server
 from coterie.testing.probe import probe
-from coterie.testing.process import Process
-from coterie.testing.processes import Processes, processes
-from coterie.testing.running import run_simulation
-from coterie.testing.servers import Server
-from coterie.testing.simulated import Runner
+from coterie.testing.processes import Process, Processes, processes
+from coterie.testing.run import run_simulation
+from coterie.testing.runner import Runner
 from coterie.testing.simulation import NobodyHolds, Simulation, simulate
-from coterie.testing.stuck import Deadlock, StepLimit
 
 __all__ = [
     "EVERYTHING",

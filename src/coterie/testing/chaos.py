@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from coterie.testing.nodes import current_node
-from coterie.testing.seeds import stream
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.loop.seeds import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

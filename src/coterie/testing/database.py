@@ -21,9 +21,9 @@ from coterie.errors import CoterieError, PersistenceError
 from coterie.kernel.random import Chance
 from coterie.storage.sqlite.database import desk_in_memory
 from coterie.storage.sqlite.write_lock import Patience
-from coterie.testing.clocks import SimClock
-from coterie.testing.nodes import current_node
-from coterie.testing.seeds import stream
+from coterie.testing.loop.clocks import SimClock
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.loop.seeds import stream
 from coterie.testing.witness import SimulatedWitness
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coterie.errors import Outcome
     from coterie.storage.sqlite.database import Desk
     from coterie.storage.sqlite.executor import Role
-    from coterie.testing.loop import SimLoop
+    from coterie.testing.loop.loop import SimLoop
 
 T = TypeVar("T")
 

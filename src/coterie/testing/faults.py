@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from coterie.kernel import chaos
 from coterie.kernel.service import Tasks
 from coterie.testing.chaos import SeededChaos
-from coterie.testing.seeds import Stream, stream
+from coterie.testing.loop.seeds import Stream, stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.testing.database import Way
-    from coterie.testing.simulated import Runner
+    from coterie.testing.runner import Runner
     from coterie.testing.simulation import Simulation
 
 

@@ -80,7 +80,7 @@ def _in_simulation(item: pytest.Function, test: Callable[..., Any]) -> Callable[
 
 
 def _run(item: pytest.Function, main: Callable[[], Any]) -> None:
-    from coterie.testing.running import Run
+    from coterie.testing.run import Run
 
     run = Run(int(str(item.callspec.params[_PARAMETER])))
     try:

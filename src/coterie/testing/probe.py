@@ -24,8 +24,8 @@ from coterie.kernel.serialization.codec import codec_for
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
-from coterie.testing.clocks import SimClock
-from coterie.testing.loop import SimLoop
+from coterie.testing.loop.clocks import SimClock
+from coterie.testing.loop.loop import SimLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

@@ -1,4 +1,8 @@
-"""A cluster of real processes, with the verbs of the simulator: slower, in real time, and with nothing left out.
+"""Real processes that do not outlive the test run: whoever starts one here may be killed itself.
+
+One real process of a cluster under test, with the verbs that break it.
+
+A cluster of real processes, with the verbs of the simulator: slower, in real time, and with nothing left out.
 
     async with processes("app.py", runners=3, url=server.url(database)) as cluster:
         cluster.runners[0].freeze()
@@ -11,23 +15,266 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.service import Tasks
-from coterie.testing.process import POLL_S, Process
 from coterie.testing.proxy import Proxy
 from coterie.testing.simulation import holds, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    import pwd
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     from coterie.kernel.durations import Duration
+    from coterie.testing.database import Way
+
+
+GONE_S = 20.0
+"""How long a process may take to go; then it is killed."""
+
+# Drops root, asks the kernel for a signal when the test run dies, and becomes the program. A process of its own
+# instead of preexec_fn, which forks one that may have threads. PDEATHSIG follows setuid, as a change of
+# credentials clears it; it means the *thread* that starts us, so that must be a lasting one.
+_BECOME = """
+import ctypes, os, sys
+parent, death, uid, gid, *command = sys.argv[1:]
+if os.geteuid() != int(uid):
+    os.setgroups([]); os.setgid(int(gid)); os.setuid(int(uid))
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(death))  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):
+        sys.exit("the test run is gone")
+os.execv(command[0], command)
+"""
+
+
+def launch(
+    command: Sequence[str | Path],
+    *,
+    death: signal.Signals,
+    output: IO[bytes] | int,
+    env: Mapping[str, str],
+    cwd: Path,
+    user: pwd.struct_passwd | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program with a session of its own; call it from the main thread.
+
+    Args:
+        death: What the kernel sends it when the thread that calls this ends (Linux).
+        output: Where stdout and stderr go.
+        user: Whom to run it as; needs root.
+    """
+    uid, gid = (os.geteuid(), os.getegid()) if user is None else (user.pw_uid, user.pw_gid)
+    become = [sys.executable, "-I", "-S", "-c", _BECOME, *map(str, (os.getpid(), int(death), uid, gid))]
+    return subprocess.Popen(  # noqa: S603 what to run is the test's own choice
+        [*become, *map(str, command)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=dict(env),
+        cwd=cwd,
+        start_new_session=True,  # a Ctrl-C in the terminal is for the test run, which then ends us
+    )
+
+
+def end(process: subprocess.Popen[bytes], how: signal.Signals) -> int:
+    """Send a signal and wait until the process is gone, killing it if it takes too long; its exit code."""
+    process.send_signal(how)
+    try:
+        return process.wait(timeout=GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that still run (Linux)."""
+    return [other for other, fields in _processes() if int(fields[1]) == pid]
+
+
+def left_behind(session: int, *, folder: Path) -> list[int]:
+    """The processes of a session that we started, told from later ones of that number by where they work (Linux)."""
+    found = []
+    for pid, fields in _processes():
+        with suppress(OSError):
+            if int(fields[3]) == session and fields[0] not in "ZX" and Path(f"/proc/{pid}/cwd").readlink() == folder:
+                found.append(pid)
+    return found
+
+
+def halt(pid: int, *, within_s: float = 10.0) -> None:
+    """Stop a process by SIGSTOP; return when none of its threads runs any more (Linux)."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + within_s
+    while any(fields[0] not in "TtZX" for _, fields in _processes(f"/proc/{pid}/task")):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} runs on {within_s:g}s after SIGSTOP")
+        time.sleep(0.001)
+
+
+def _processes(place: str = "/proc") -> Iterator[tuple[int, list[str]]]:
+    """The processes, or threads, with what /proc says of each: state, parent, group, session …"""
+    for stat in Path(place).glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone meanwhile
+            yield int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
+
+
+POLL_S = 0.01
+_READY_S = 30.0
+_TAIL = 20
+"""Lines of each log that a failing test shows."""
+
+
+class Process:
+    """One process of the program. It may die and start again under the same name.
+
+    Attributes:
+        name: What it is called, as COTERIE_RUNNER_NAME tells it too.
+        link: The network between it and PostgreSQL; None on SQLite, or if no proxy was asked for.
+    """
+
+    def __init__(self, cluster: Processes, name: str, env: Mapping[str, str]) -> None:
+        self.name = name
+        self.link: Proxy | None = None
+        self._cluster = cluster
+        self._env = env
+        self._log = cluster.directory / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sessions: list[int] = []  # of all its lives: each may have left children behind
+        self._frozen = False
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, the last one if it is dead."""
+        return self._started.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is frozen."""
+        return self._frozen and self.alive
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, negative by a signal; None while it runs, or before."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def log(self) -> list[str]:
+        """What it has written to stdout and stderr so far, in all its lives."""
+        return self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+
+    def start(self) -> Awaitable[None]:
+        """Start it, or start it again; done when it is ready."""
+        assert not self.alive, f"{self.name} runs already"
+        if self.link is None:
+            self.link = self._cluster.new_link()
+        with self._log.open("ab") as log:
+            env = {**self._cluster.environment(self.name, self.link), **self._env}
+            folder = self._cluster.directory
+            command: list[str | Path] = [sys.executable, self._cluster.program]
+            self._process = launch(command, death=signal.SIGKILL, output=log, env=env, cwd=folder)
+        self._sessions.append(self._process.pid)
+        self._frozen = False
+        return self._cluster.spawn(self._becomes_ready(), name=f"start of {self.name}")
+
+    def kill(self) -> Awaitable[None]:
+        """End it by SIGKILL."""
+        end(self._started, signal.SIGKILL)
+        return _done()
+
+    def stop(self, *, within: Duration = "30s") -> Awaitable[int]:
+        """Ask it by SIGTERM to leave in good order; its exit code when it is gone."""
+        self.send(signal.SIGTERM)
+        return self._cluster.spawn(self._gone(to_seconds(within, what="within")), name=f"stop of {self.name}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; nothing if it is gone."""
+        if self.alive:
+            self._started.send_signal(number)
+
+    def freeze(self) -> Awaitable[None]:
+        """Stop it by SIGSTOP; none of its threads runs when this returns (Linux)."""
+        assert self.alive, f"{self.name} does not run"
+        halt(self.pid)
+        self._frozen = True
+        return _done()
+
+    def thaw(self) -> Awaitable[None]:
+        """Let it go on, by SIGCONT."""
+        self.send(signal.SIGCONT)
+        self._frozen = False
+        return _done()
+
+    def cut(self, peer: Literal["storage"], *ways: Way) -> Awaitable[None]:
+        """Cut it off from storage, silently; with `ways` only one direction. `link` has more to offer."""
+        assert peer == "storage", "there is no network of ours between processes"
+        assert self.link is not None, f"no proxy stands between {self.name} and its storage"
+        self.link.cut(*ways)
+        return _done()
+
+    def heal(self) -> Awaitable[None]:
+        """Mend everything that was cut."""
+        if self.link is not None:
+            self.link.heal()
+        return _done()
+
+    @property
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process
+
+    async def _becomes_ready(self) -> None:
+        deadline = time.monotonic() + _READY_S
+        while not await holds(lambda: self._cluster.ready(self)):
+            if not self.alive:
+                raise RuntimeError(f"{self.name} ended with {self.exit_code} before it was ready:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} was not ready within {_READY_S:g}s:\n{self.tail()}")
+            await asyncio.sleep(POLL_S)
+
+    async def _gone(self, within_s: float) -> int:
+        deadline = time.monotonic() + within_s
+        while (code := self._started.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} still runs {within_s:g}s after SIGTERM:\n{self.tail()}")
+            await asyncio.sleep(POLL_S)
+        return code
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log[-_TAIL:])
+
+    def close(self) -> None:
+        """End it and the children it may have left behind, whatever state they are in."""
+        if self._process is not None:
+            end(self._process, signal.SIGKILL)
+        for session in self._sessions:
+            for pid in left_behind(session, folder=self._cluster.directory):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if self.link is not None:
+            self.link.close()
+
+
+def _done() -> Awaitable[None]:
+    """What a verb returns that has acted already."""
+    done = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
 
 
 class Processes:

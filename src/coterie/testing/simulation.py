@@ -25,16 +25,16 @@ from coterie.kernel.random import Chance
 from coterie.kernel.supervisor import Supervisor
 from coterie.runner import nobody
 from coterie.storage.sqlite import SqliteStorage
-from coterie.testing.aside import SimAside
-from coterie.testing.clocks import LocalTime, SimClock
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.faults import Nemesis
-from coterie.testing.idle import IdleTime
-from coterie.testing.network import Network
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
-from coterie.testing.simulated import Runner, done
-from coterie.testing.wires import SimWire
+from coterie.testing.lease_thread import SimAside
+from coterie.testing.loop.clocks import LocalTime, SimClock
+from coterie.testing.loop.idle import IdleTime
+from coterie.testing.loop.seeds import stream
+from coterie.testing.network.network import Network
+from coterie.testing.network.wire import SimWire
+from coterie.testing.run import current_loop
+from coterie.testing.runner import Runner, done
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from coterie.ownership.seats import Occupy
     from coterie.settings import SettingsOverrides
     from coterie.testing.faults import Fault
-    from coterie.testing.loop import SimLoop
-    from coterie.testing.nodes import Node
+    from coterie.testing.loop.loop import SimLoop
+    from coterie.testing.loop.nodes import Node
 
     Body = Callable[[Runner], Coroutine[Any, Any, object]]
     Occupants = Callable[[real.Runner], Occupy]

@@ -26,7 +26,11 @@ from coterie import (
 from coterie.kernel.ids import Seat
 from coterie.storage.interface import Claim, StateSave
 from coterie.testing import faults
-from coterie.testing.checkers import (
+from coterie.testing.faults import Fault
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
+from coterie.testing.simulation import Simulation, simulate
+from tests.support.history.ownership import (
     Answered,
     AtMostOnce,
     EndedInTime,
@@ -36,17 +40,13 @@ from coterie.testing.checkers import (
     Ran,
     check,
 )
-from coterie.testing.faults import Fault
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
-from coterie.testing.simulation import Simulation, simulate
 
 from .fenced import HISTORY, history
 
 if TYPE_CHECKING:
     from coterie.storage.interface import States
-    from coterie.testing.checkers import Event
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
+    from tests.support.history.ownership import Event
 
 RUNNERS = 4
 CLIENTS = 20

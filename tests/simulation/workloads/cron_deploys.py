@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from coterie import Cluster
 from coterie.testing.faults import StorageClockSteps
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
 from coterie.testing.simulation import simulate
 
 from .calls import EVERYTHING

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.ids import Seat
-from coterie.testing.checkers import EpochsGrow, Event, Grant, check
-from coterie.testing.cron_checkers import AttemptsAddUp, EachTickOnce, NotBeforeDue, OneAtATime, TicksAreFenced
-from coterie.testing.cron_events import (
+from coterie.testing.database import GIVE_UP_NS
+from tests.support.history.cron_checkers import (
+    AttemptsAddUp,
+    CatchUpBounded,
+    EachTickOnce,
+    NotBeforeDue,
+    OneAtATime,
+    ReasonsFit,
+    TicksAreFenced,
+)
+from tests.support.history.cron_events import (
     Attempted,
     Concluded,
     Defined,
@@ -28,8 +36,7 @@ from coterie.testing.cron_events import (
     TickKey,
     Triggered,
 )
-from coterie.testing.database import GIVE_UP_NS
-from coterie.testing.skip_checkers import CatchUpBounded, ReasonsFit
+from tests.support.history.ownership import EpochsGrow, Event, Grant, check
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -23,11 +23,11 @@ from zlib import crc32
 
 from coterie import Breaker, Cluster, PersistenceError, Retry, Tick
 from coterie.kernel.clock import to_ns
-from coterie.testing.cron_events import BodyBegan, BodyEnded, Confirmed, Quiet, TickKey
-from coterie.testing.nodes import current_node
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
+from tests.support.history.cron_events import BodyBegan, BodyEnded, Confirmed, Quiet, TickKey
 
 from .calls import EVERYTHING
 from .cron_history import CronHistory, judge
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from coterie.cron.definition import Cron
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
 
 RUNNERS = 4
 LASTING_S = 120

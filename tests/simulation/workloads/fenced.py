@@ -23,7 +23,10 @@ from coterie.storage.interface import Claim, Declaration, Registration, StateSav
 from coterie.storage.sqlite import SqliteStorage, seats
 from coterie.storage.sqlite.kv import Scope
 from coterie.testing import faults
-from coterie.testing.checkers import (
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
+from coterie.testing.simulation import Runner, Simulation, simulate
+from tests.support.history.ownership import (
     BeliefBounded,
     EpochsGrow,
     Event,
@@ -34,9 +37,6 @@ from coterie.testing.checkers import (
     Trusted,
     check,
 )
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
-from coterie.testing.simulation import Runner, Simulation, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

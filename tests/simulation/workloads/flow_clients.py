@@ -8,16 +8,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from coterie import AlreadyResolved, CoterieError, PersistenceError
-from coterie.testing.flow_events import Planned, ResolveTold, StartTold
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
 from coterie.workflows.execution import IDLE_S
+from tests.support.history.workflow_events import Planned, ResolveTold, StartTold
 
 from .flow_plans import names_of, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
     from coterie.testing.simulation import Simulation
 
     from .flow_plans import Act

@@ -14,18 +14,22 @@ import msgspec
 
 from coterie import DeferredRejected, DeferredTimeout
 from coterie.durable import failure
-from coterie.testing.checkers import EpochsGrow, Event, Grant, check
-from coterie.testing.cron_events import Stepped
-from coterie.testing.flow_checkers import (
+from tests.support.history.cron_events import Stepped
+from tests.support.history.ownership import EpochsGrow, Event, Grant, check
+from tests.support.history.workflow_checkers import (
+    EveryRunEnds,
     FirstResolveWins,
     FlowsAreFenced,
     InterruptsCount,
     InTimeIsInTime,
+    NothingIsLeft,
+    NoWakeUpIsLost,
     ResultsAreRight,
+    SleepsLast,
     StepsStoredOnce,
     WhatWasDoneIsUndone,
 )
-from coterie.testing.flow_events import (
+from tests.support.history.workflow_events import (
     Begun,
     Changed,
     Dropped,
@@ -36,7 +40,6 @@ from coterie.testing.flow_events import (
     Valued,
     Woken,
 )
-from coterie.testing.wake_checkers import EveryRunEnds, NothingIsLeft, NoWakeUpIsLost, SleepsLast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
 
 BRANCHED = ("both", "group")
 """Two branches side by side, by `asyncio.gather` and in a `TaskGroup`."""

@@ -18,11 +18,11 @@ from coterie import (
     WorkflowInterrupted,
     current,
 )
-from coterie.testing.flow_checkers import shown
-from coterie.testing.flow_events import Ended, Planned, Promised, Saw, StepBegan, Waits
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
 from coterie.workflows.workflow import waited_as_of
+from tests.support.history.workflow_checkers import shown
+from tests.support.history.workflow_events import Ended, Planned, Promised, Saw, StepBegan, Waits
 
 from .flow_history import Defect, FlowHistory, said
 from .flow_plans import BRANCHED, Act, child_id, names_of, unit_of

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from coterie.testing.faults import Kills, StorageCuts, StorageErrors
-from coterie.testing.flow_events import Calm, Ended, Silence
 from coterie.testing.simulation import simulate
+from tests.support.history.workflow_events import Calm, Ended, Silence
 
 from .calls import EVERYTHING
 from .flow_clients import Client
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.testing.faults import Fault
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
     from coterie.testing.simulation import Simulation
 
     from .flow_plans import Act

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from coterie import Cluster, NotStarted, PersistenceError, ShuttingDown
 from coterie.testing import faults
-from coterie.testing.checkers import Final, NothingLostNothingDoubled, Told, check
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import Runner, simulate
+from tests.support.history.ownership import Final, NothingLostNothingDoubled, Told, check
 
 if TYPE_CHECKING:
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
 
 RUNNERS = 5
 LASTING_S = 300

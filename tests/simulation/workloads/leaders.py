@@ -18,7 +18,12 @@ import msgspec
 
 from coterie import Cluster, CoterieError, Leader, LeadershipLost, PersistenceError
 from coterie.testing import faults
-from coterie.testing.checkers import (
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
+from coterie.testing.simulation import Simulation, simulate
+from tests.support.history.leader_checkers import HooksInOrder, Led, OnlyTheLeaderLeads, Outlived
+from tests.support.history.ownership import (
     EpochsGrow,
     Final,
     Grant,
@@ -30,19 +35,14 @@ from coterie.testing.checkers import (
     Violation,
     check,
 )
-from coterie.testing.leader_checkers import HooksInOrder, Led, OnlyTheLeaderLeads, Outlived
-from coterie.testing.nodes import current_node
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
-from coterie.testing.simulation import Simulation, simulate
 
 from .fenced import HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.testing.checkers import Event
-    from coterie.testing.nodes import Node
+    from coterie.testing.loop.nodes import Node
+    from tests.support.history.ownership import Event
 
 RUNNERS = 4
 LASTING_S = 120

@@ -16,10 +16,18 @@ import msgspec
 
 from coterie.entities.calls.wire import MARK
 from coterie.entities.persisted.outcome import cancelled
-from coterie.testing.checkers import EpochsGrow, Event, Grant, NoStaleCommit, Saved, Violation, check
-from coterie.testing.message_checkers import EffectsOnce, EverySendEnds, LossesBounded, OneMessagePerKey, OneReply
-from coterie.testing.message_events import Began, Cancelled, Completed, Counted, Died, Left, Replied, Sent
-from coterie.testing.turn_checkers import AttemptsBounded, NotEarly, OneHandlerAtATime
+from tests.support.history.message_checkers import (
+    AttemptsBounded,
+    EffectsOnce,
+    EverySendEnds,
+    LossesBounded,
+    NotEarly,
+    OneHandlerAtATime,
+    OneMessagePerKey,
+    OneReply,
+)
+from tests.support.history.message_events import Began, Cancelled, Completed, Counted, Died, Left, Replied, Sent
+from tests.support.history.ownership import EpochsGrow, Event, Grant, NoStaleCommit, Saved, Violation, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from coterie import Cluster, CoterieError, Entity, KeyConflict, PersistenceError, Retry, current, rpc
-from coterie.testing.message_events import Over, Sent
-from coterie.testing.running import current_loop
-from coterie.testing.seeds import stream
+from coterie.testing.loop.seeds import stream
+from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
+from tests.support.history.message_events import Over, Sent
 
 from .calls import EVERYTHING
 from .mail import ATTEMPTS, Asked, Book, Mail, Strange, book_of, judge
@@ -27,7 +27,7 @@ from .mail import ATTEMPTS, Asked, Book, Mail, Strange, book_of, judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
 
     from .mail import Outcome
 

@@ -23,7 +23,10 @@ from coterie.storage.interface import StateSave
 from coterie.storage.sqlite import seats
 from coterie.storage.sqlite.kv import Scope
 from coterie.testing import faults
-from coterie.testing.checkers import (
+from coterie.testing.loop.nodes import current_node
+from coterie.testing.loop.seeds import stream
+from coterie.testing.simulation import Simulation, simulate
+from tests.support.history.ownership import (
     Drawn,
     EpochsGrow,
     IdsUnique,
@@ -33,9 +36,6 @@ from coterie.testing.checkers import (
     Violation,
     check,
 )
-from coterie.testing.nodes import current_node
-from coterie.testing.seeds import stream
-from coterie.testing.simulation import Simulation, simulate
 
 from .fenced import HISTORY, history
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from coterie import runner as real
     from coterie.ownership.seats import Occupant, Occupy, Tenure
     from coterie.storage.interface import ClusterSnapshot
-    from coterie.testing.seeds import Stream
+    from coterie.testing.loop.seeds import Stream
 
 RUNNERS = 5
 LASTING_S = 240

@@ -15,7 +15,7 @@ import pytest
 from coterie import Cluster, ClusterError, Entity, Leader, rpc
 from coterie.kernel import metrics
 from coterie.storage.postgres.server_check import Facts, judge
-from coterie.testing.servers import Server
+from coterie.testing.postgres import Server
 from tests.unit.postgres.conftest import stranger, until
 
 if TYPE_CHECKING:

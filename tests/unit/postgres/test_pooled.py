@@ -17,7 +17,7 @@ from coterie.storage import statements
 from coterie.storage.interface import KvPut
 from coterie.storage.postgres import Limits
 from coterie.storage.postgres.session import deadline
-from coterie.testing.pooler import Pooler
+from tests.support.pooler import Pooler
 from tests.unit.postgres.conftest import new_storage, stranger, until
 from tests.unit.postgres.test_ownership import S1, A, B, runner
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from coterie.testing.pooler import Pooler
+from tests.support.pooler import Pooler
 from tests.unit.postgres.conftest import stranger
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.testing.binaries import reachable
+from coterie.testing.postgres import reachable
 
 if TYPE_CHECKING:
     from tests.postgres import Server

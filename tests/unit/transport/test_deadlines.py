@@ -9,7 +9,7 @@ import random
 import pytest
 
 from coterie.kernel.deadlines import TICK_S, Deadlines
-from coterie.testing.running import current_loop
+from coterie.testing.run import current_loop
 
 
 class Table:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import MailboxFull, MalformedMessage, RunnerUnavailable, SendTimeout
-from coterie.testing.running import current_loop
+from coterie.testing.run import current_loop
 from coterie.transport import in_flight
 from coterie.transport.in_flight import Calls, unavailable
 from coterie.transport.interface import Limits

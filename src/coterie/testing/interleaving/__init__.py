@@ -13,10 +13,10 @@ Read `scripts.py` (what is played), `orders.py` (which orders there are), `stage
 and `sessions.py` (one side of it, and the database).
 """
 
-from coterie.testing.interleaving.orders import Count, explore
-from coterie.testing.interleaving.scripts import COMMIT, Ground, Loss, Pair, Script, Step, atomic, losses
-from coterie.testing.interleaving.stage import Run, Stage
-from coterie.testing.interleaving.track import Told
+from tests.support.interleaving.orders import Count, explore
+from tests.support.interleaving.scripts import COMMIT, Ground, Loss, Pair, Script, Step, atomic, losses
+from tests.support.interleaving.stage import Run, Stage
+from tests.support.interleaving.track import Told
 
 __all__ = [
     "COMMIT",

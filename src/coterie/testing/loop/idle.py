@@ -1,0 +1,117 @@
+"""Idle virtual time is skipped, as if a whole, quiet cluster had renewed its leases meanwhile.
+
+    quiet for a while ──▶ the next timer that is no routine of a runner is far ──▶ jump to shortly before it
+
+A routine is what a runner does again and again although nothing happens: it renews its lease, looks for messages,
+asks its peers whether they live. Skipping it changes nothing that anybody could see, as long as nothing is broken,
+nothing is stored that becomes due by itself, and nothing has been written for longer than a runner needs to notice a
+change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from coterie.transport.connection import Pulse
+
+if TYPE_CHECKING:
+    from coterie.testing.loop.tasks import SimTimer
+    from coterie.testing.runner import Runner
+    from coterie.testing.simulation import Simulation
+
+_ROUTINES: Final = (
+    "/keep the lease",
+    "/end with trust",
+    "/sweep messages",
+    "/sweep crons",
+    "/sweep workflows",
+    "/prune",
+    "/watch calls",
+)
+"""The tasks whose timers are routine, by the ends of their names. Of what is not named here every timer is kept."""
+_QUIET_NS: Final = 20_000_000_000
+"""For so long nothing must have been written: longer than a lease and a takeover."""
+_LEAST_NS: Final = 15_000_000_000
+"""Less is not worth a jump."""
+_BEFORE_NS: Final = 5_000_000_000
+"""So long before the next timer the routines go on: what it meets is a cluster at work."""
+_LOOK_NS: Final = 5_000_000_000
+
+
+class IdleTime:
+    """Skips idle time of a simulation.
+
+    Args:
+        simulation: Whose.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.skipped_ns = 0
+        """How much was skipped so far."""
+        self._simulation = simulation
+        self._loop = simulation.loop
+        self._look_ns = 0
+        self._changes = -1
+        self._changed_ns = 0
+
+    def skip(self, timers: list[tuple[int, int, SimTimer]]) -> None:
+        """Let time pass to shortly before the next timer that is no routine, if nothing happens until then."""
+        now_ns = self._loop.now_ns
+        if now_ns < self._look_ns:
+            return
+        self._look_ns = now_ns + _LOOK_NS
+        if not self._is_quiet(now_ns):
+            return
+        kept = [at_ns for at_ns, _, timer in timers if not timer._cancelled and not _is_routine(timer)]
+        until_ns = min(kept, default=now_ns) - _BEFORE_NS
+        if until_ns - now_ns < _LEAST_NS:
+            return
+        before = {runner: runner.clock.steady_ns() for runner in self._simulation.runners}
+        self._loop.now_ns = self._loop.trace.now_ns = until_ns
+        self.skipped_ns += until_ns - now_ns
+        self._renew(until_ns - now_ns)
+        for runner, steady_ns in before.items():
+            _forgive(runner, runner.clock.steady_ns() - steady_ns)
+        self._loop.trace.note("idle time skipped", seconds=f"{(until_ns - now_ns) / 1e9:.1f}")
+
+    def _is_quiet(self, now_ns: int) -> bool:
+        """Whether everybody is well, nothing was written for a while, and nothing that is stored waits."""
+        database, runners = self._simulation.database, self._simulation.runners
+        is_well = database.is_well and self._simulation.network.is_well
+        if not is_well or not all(runner.is_well for runner in runners):
+            self._changes = -1
+            return False
+        changes = database.main.total_changes()
+        if changes != self._changes:
+            self._changes, self._changed_ns = changes, now_ns
+        if now_ns - self._changed_ns < _QUIET_NS:
+            return False
+        sql = """
+            select (select count(*) from messages where status = 0)
+                 + (select count(*) from units where ended_at_ns is null)
+                 + (select count(*) from seats where holder is null)
+                 + abs((select count(*) from runners) - ?)
+        """
+        return not database.main.execute(sql, (len(runners),)).get
+
+    def _renew(self, by_ns: int) -> None:
+        self._simulation.database.leases.execute("update leases set expires_boot_ns = expires_boot_ns + ?", (by_ns,))
+
+
+def _is_routine(timer: SimTimer) -> bool:
+    if isinstance(getattr(timer._callback, "__self__", None), Pulse):
+        return True
+    return timer.task is not None and timer.task.get_name().endswith(_ROUTINES)
+
+
+def _forgive(runner: Runner, by_ns: int) -> None:
+    """Have a runner's lease keeper believe what is so: its lease was renewed, and its loop has turned."""
+    membership = runner.membership
+    assert membership is not None, "it is well"
+    keeping, trust = membership._keeping, membership.trust
+    keeper = keeping._keeper
+    keeper.trusted_until_ns += by_ns
+    keeping._pulse_ns += by_ns
+    trust.until_ns += by_ns
+    if keeper._loop.wake_ns is not None:
+        keeper._loop.wake_ns += by_ns

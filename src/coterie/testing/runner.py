@@ -1,0 +1,258 @@
+"""One runner under simulation: the real one behind simulated doors, with the verbs that break it.
+
+Every verb acts at once; what it returns may be awaited and need not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from coterie.cluster import acting
+from coterie.errors import PersistenceError, ShuttingDown
+from coterie.kernel.durations import to_seconds
+from coterie.storage.sqlite import SqliteStorage
+from coterie.testing.loop.clocks import SimClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Coroutine, Sequence
+
+    from coterie import runner
+    from coterie.kernel.clock import Clock
+    from coterie.kernel.durations import Duration
+    from coterie.ownership.admission import Definition
+    from coterie.ownership.membership import Membership
+    from coterie.settings import Settings
+    from coterie.testing.loop.clocks import LocalTime
+    from coterie.testing.loop.loop import SimLoop
+    from coterie.testing.simulation import Simulation
+
+T = TypeVar("T")
+
+RESTART_S = 1.0
+
+Peer = Literal["storage", "peers"]
+
+
+class Runner:
+    """One runner under simulation. It may die and start again under the same name, as another incarnation.
+
+    Attributes:
+        name: What it is called, in all its lives.
+        settings: How it runs; a change counts from its next start on.
+        definitions: What its program knows besides shards; a change counts from its next start on, as a deploy does.
+    """
+
+    def __init__(self, simulation: Simulation, settings: Settings, time: LocalTime) -> None:
+        assert settings.runner_name is not None, "given by the simulation"
+        self.name = settings.runner_name
+        self.settings = settings
+        self.definitions: Sequence[Definition] = simulation.definitions
+        self._simulation = simulation
+        self._loop = simulation.loop
+        self._node = self._loop.nodes.add(self.name, time=time)
+        self._node_used = False
+        self._stopped = False
+        self._blocked_until_ns = 0
+        self._death: asyncio.Future[None] = self._loop.create_future()
+        self._real: runner.Runner | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has been started and neither killed nor stopped since."""
+        return self._real is not None and self._node.alive and not self._stopped
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is frozen."""
+        return self._node.frozen
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs and has joined, and nothing that a simulation can do to it is done."""
+        node = self._node
+        if not self.alive or node.frozen or node.blocked or node.held:
+            return False
+        return self.membership is not None and self.membership.trust.holds
+
+    @property
+    def membership(self) -> Membership | None:
+        """Of its present life; None: it has not begun to live."""
+        life = self.real._life
+        return None if life is None else life.membership
+
+    @property
+    def started(self) -> bool:
+        """Whether it was ever started."""
+        return self._real is not None
+
+    @property
+    def real(self) -> runner.Runner:
+        """The runner itself, as a real process has it."""
+        assert self._real is not None, f"{self.name} was never started"
+        return self._real
+
+    @property
+    def incarnation(self) -> str:
+        """The identity of its present life."""
+        return self.real.incarnation
+
+    @property
+    def storage(self) -> SqliteStorage:
+        """Its storage, for bodies that stand in for what is not built yet."""
+        storage = self.real.storage
+        assert isinstance(storage, SqliteStorage)
+        return storage
+
+    @property
+    def clock(self) -> Clock:
+        """Its own clock, which may be wrong."""
+        return SimClock(self._loop, self._node)
+
+    def true_ns(self, steady_ns: int) -> int:
+        """The true instant at which its steady clock shows `steady_ns`."""
+        return self._node.time.true_ns(steady_ns)
+
+    def start(self) -> Awaitable[None]:
+        """Start it, or start it again after `kill` or `stop`, as a new incarnation.
+
+        Done when it is registered, or was killed before.
+        """
+        assert not self.alive, f"{self.name} runs already"
+        if self._node_used:
+            self._crash()  # what a stopped one has left behind
+            self._node = self._loop.nodes.add(self.name)
+            self._death = self._loop.create_future()
+        self._node_used, self._stopped, self._blocked_until_ns = True, False, 0
+        self._real = self._simulation.new_runner(self, self._node)
+        self._note("start")
+        return self._or_death(self._begin(), name="start")
+
+    def stop(self) -> Awaitable[None]:
+        """Let it leave in good order; done when it is gone, be it killed."""
+        self._stopped = True
+        self._note("stop")
+        return self._or_death(self.real.stop(), name="stop")
+
+    def kill(self) -> Awaitable[None]:
+        """End it as SIGKILL does: nothing of it runs any more, not even `finally`."""
+        self._node_used = True
+        self._crash()
+        return done(self._loop)
+
+    def freeze(self) -> Awaitable[None]:
+        """Stop it as SIGSTOP does; what falls due meanwhile waits."""
+        self._loop.nodes.freeze(self._node)
+        return done(self._loop)
+
+    def thaw(self) -> Awaitable[None]:
+        """Let a frozen runner go on, as SIGCONT does."""
+        self._loop.nodes.thaw(self._node)
+        return done(self._loop)
+
+    def block(self, duration: Duration) -> Awaitable[None]:
+        """Block its event loop, as a long computation does; its lease keeper's thread goes on. Done afterwards."""
+        over: asyncio.Future[None] = self._loop.create_future()
+        until_ns = self._loop.now_ns + round(to_seconds(duration, what="duration") * 1e9)
+        self._blocked_until_ns = max(self._blocked_until_ns, until_ns)
+        self._loop.nodes.block(self._node)
+        context = self._loop.test.new_context()
+        self._loop.call_at_ns(until_ns, self._unblock, self._node, over, context=context)
+        return over
+
+    def step_clock(self, by_s: float) -> Awaitable[None]:
+        """Set its wall clock forward, or back; what measures spans does not notice."""
+        self._loop.trace.note("clock step", of=self.name, by_s=by_s)
+        self._node.time.wall_offset_ns += round(by_s * 1e9)
+        return done(self._loop)
+
+    def drift(self, ppm: int) -> Awaitable[None]:
+        """Let its clocks run too fast from now on, by so many millionths; too slow if negative."""
+        self._loop.trace.note("drift", of=self.name, ppm=ppm)
+        self._node.time.set_drift(ppm, now_ns=self._loop.now_ns)
+        return done(self._loop)
+
+    def cut(self, peer: Peer, *ways: Literal["requests", "replies"]) -> Awaitable[None]:
+        """Cut it off from storage or from all peers; with `ways` only one direction to storage."""
+        if peer == "storage":
+            self._simulation.database.cut(self.name, *ways)
+        else:
+            for other in self._others():
+                self._simulation.network.cut(self.name, other)
+        return done(self._loop)
+
+    def heal(self) -> Awaitable[None]:
+        """Mend everything that was cut."""
+        self._simulation.database.heal(self.name)
+        for other in self._others():
+            self._simulation.network.heal(self.name, other)
+        return done(self._loop)
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str = "work") -> asyncio.Task[T]:
+        """Run a coroutine on this runner: it dies and freezes with it, and `cluster` acts for this runner in it.
+
+        Awaiting the task of a runner that was killed waits for ever, as a call to a dead process does.
+        """
+        return self._spawn(work, name=name)
+
+    async def _begin(self) -> None:
+        while not await self._started():
+            await asyncio.sleep(RESTART_S)
+            if self._stopped:
+                return
+            self._real = self._simulation.new_runner(self, self._node)
+            acting.set((self._simulation.cluster, self._real))  # this task's, and so that of all that it begins
+        if self._simulation.body is not None:
+            self._spawn(self._simulation.body(self), name="body")
+
+    async def _started(self) -> bool:
+        """One try. A process that cannot start ends, and its supervisor starts it again."""
+        try:
+            await self.real.start()
+        except PersistenceError as error:
+            self._loop.trace.note("start failed", problem=error.problem)
+            return False
+        except ShuttingDown:
+            assert self._stopped, "nobody else stops it"
+            return False
+        return True
+
+    def _crash(self) -> None:
+        self._loop.nodes.crash(self._node)
+        if not self._death.done():
+            self._death.set_result(None)
+
+    def _or_death(self, work: Coroutine[Any, Any, None], *, name: str) -> Awaitable[None]:
+        """Spawn what others wait for: they must not wait for the dead, in a world that faults keep busy for ever."""
+        task = self._spawn(work, name=name)
+        return self._loop.spawn(self._loop.test, _first(task, self._death), name=f"{name} of {self.name}")
+
+    def _unblock(self, node: object, over: asyncio.Future[None]) -> None:
+        if node is self._node and self._loop.now_ns >= self._blocked_until_ns:
+            self._loop.nodes.unblock(self._node)
+        if not over.done():
+            over.set_result(None)
+
+    def _spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        context = self._node.new_context()
+        context.run(acting.set, (self._simulation.cluster, self.real))
+        return self._loop.create_task(work, name=f"{self.name}/{name}", context=context)
+
+    def _others(self) -> list[str]:
+        return [runner.name for runner in self._simulation.runners if runner is not self]
+
+    def _note(self, what: str) -> None:
+        self._loop.trace.note(what, of=self.name)
+
+
+async def _first(work: asyncio.Task[None], death: asyncio.Future[None]) -> None:
+    await asyncio.wait((work, death), return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        work.result()
+
+
+def done(loop: SimLoop) -> Awaitable[None]:
+    """What a verb returns that has acted already."""
+    future = loop.create_future()
+    future.set_result(None)
+    return future

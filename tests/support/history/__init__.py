@@ -1,0 +1,1 @@
+"""Histories of runs: events, and a checker for each promise."""

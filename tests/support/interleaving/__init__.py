@@ -1,0 +1,1 @@
+"""All orders of two transactions on a real PostgreSQL."""
