@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
-from coterie import signals
+from coterie import main
 from coterie.client import Connection, Doors, system_doors
 from coterie.entities.persisted.api import Messages
 from coterie.entities.persisted.outcome import refuse_commit_of_its_own, transaction_here
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from coterie.kernel.ids import EntityAddress, MessageId
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.serialization.versions import Migrations
+    from coterie.main import Teller
     from coterie.observe.health import Health
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy
     from coterie.runner import Room
-    from coterie.setups import Setup
-    from coterie.signals import Teller
+    from coterie.setup import Setup
     from coterie.singletons.definition import SingletonOptions
     from coterie.singletons.leader import Leader
     from coterie.storage.contracts.units import Started
@@ -442,7 +442,7 @@ class Cluster:
             return Serving(web.app(self), self.settings, number=number, supervisor=supervisor)
 
         beside = None if self.settings.http_listen is None else serving
-        signals.run(self._begin, self.settings, beside=beside, teller=teller, wait=wait)
+        main.run(self._begin, self.settings, beside=beside, teller=teller, wait=wait)
 
     def defined(self) -> Mapping[str, Sequence[str]]:
         """The names of what this program defines so far, by kind: entity, singleton, cron, workflow."""

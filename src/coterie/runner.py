@@ -25,7 +25,7 @@ from coterie.observe import otlp
 from coterie.observe.collect import Answering
 from coterie.observe.facts import facts_of
 from coterie.ownership.membership import Membership
-from coterie.setups import Setups
+from coterie.setup import Setups
 from coterie.transport.credentials import credentials_of
 from coterie.transport.routes import Route, Routes
 from coterie.work.pruner import TABLES
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coterie.ownership.exclusion import Cause
     from coterie.ownership.seats import Occupant, Occupy, Tenure
     from coterie.settings import Settings
-    from coterie.setups import Setup
+    from coterie.setup import Setup
     from coterie.storage.interface import RunnerRow, SeatRow
     from coterie.transport.interface import Transport
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie import signals
+from coterie import main as signals
 from coterie.client import system_doors
 from coterie.errors import CoterieError
 from coterie.kernel.clock import SystemClock

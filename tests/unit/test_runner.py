@@ -432,7 +432,7 @@ async def test_setups_stay_open_through_an_eviction(world: World) -> None:
 async def test_a_setup_that_hangs_or_fails_when_it_closes_does_not_keep_the_process(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("coterie.setups.CLOSING_S", 0.01)
+    monkeypatch.setattr("coterie.setup.CLOSING_S", 0.01)
 
     @asynccontextmanager
     async def hangs() -> AsyncIterator[None]:

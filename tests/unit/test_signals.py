@@ -18,7 +18,7 @@ import pytest
 
 from coterie import Cluster
 from coterie.kernel.clock import ManualClock
-from coterie.signals import Signals
+from coterie.main import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -230,7 +230,7 @@ def test_run_serves_unless_http_is_off(
     tmp_path: Path, listen: str | None, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("coterie.signals.run", lambda *_, beside, **__: given.append(beside))
+    monkeypatch.setattr("coterie.main.run", lambda *_, beside, **__: given.append(beside))
     Cluster(f"sqlite:///{tmp_path}/run.db", http_listen=listen).run()
     assert (given[0] is not None) is serves
 
@@ -238,7 +238,7 @@ def test_run_serves_unless_http_is_off(
 def test_whoever_serves_nothing_does_not_load_it() -> None:
     """`import coterie`, and a runner or client of its own, stay as light as they were."""
     heavy = {"starlette", "uvicorn", "prometheus_client", "coterie.web"}
-    code = f"import sys, coterie, coterie.cluster, coterie.signals; print({heavy} & set(sys.modules))"
+    code = f"import sys, coterie, coterie.cluster, coterie.main; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
 

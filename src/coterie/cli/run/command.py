@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie import signals
+from coterie import main
 from coterie.cli.client import WRONG, refuse
 from coterie.cli.run.console import Voice, be_heard
 from coterie.cli.run.load import load, parse
@@ -84,7 +84,7 @@ def _work(place: Target, worker: str, *, wait: bool) -> int:
     loaded = load(place)
     _refuse_memory(loaded)
     if loaded.cluster.settings.log_format == "json":
-        signals.be_heard(loaded.cluster.settings)
+        main.be_heard(loaded.cluster.settings)
     else:
         be_heard(Voice())
     with socket.socket(fileno=int(line)) as opened:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from coterie.cli.run.events import Event
     from coterie.cli.run.load import Loaded
+    from coterie.main import Beside, Drain
     from coterie.runner import Runner
     from coterie.settings import Settings
-    from coterie.signals import Beside, Drain
 
 _LOOK_S = 0.2
 """Between two looks at what is held here."""

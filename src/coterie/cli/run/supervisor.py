@@ -22,8 +22,8 @@ from coterie.kernel.random import Chance
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
+from coterie.main import GRACE_S, ONE_S
 from coterie.settings import Settings
-from coterie.signals import GRACE_S, ONE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
