@@ -1,4 +1,4 @@
-"""Which branches of the most consequential rooms no test takes: `make coverage` fails below 95 % of one of them.
+"""Which branches of the most consequential packages no test takes: `make coverage` fails below 95 % of one of them.
 
 What stays uncovered is listed in `uncovered.toml`, by file and function, with the reason. Coverage of timing is not the
 same in each run, so an entry that is covered after all is no error; one whose function is gone is (`test_branches`).
@@ -33,7 +33,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "storage/user_transaction.py",
     ),
     "cron": ("cron/",),
-    "steps": ("steps/",),
+    "durable work": ("durable/",),
 }
 """What is measured together: files, or folders with all that is in them."""
 

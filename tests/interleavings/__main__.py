@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from coterie.testing.interleaving import Count
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import schema, stage
 from tests.interleavings.plants import PLANTS
 from tests.interleavings.playing import describe, find, play_pair, repeat
 from tests.postgres import Server, open_server
+from tests.support.interleaving import Count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

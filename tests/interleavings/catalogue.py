@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import judges
 from tests.interleavings.fenced_keys import fenced_keys
 from tests.interleavings.ground import CLUSTER, SQL, defined, given
@@ -16,6 +15,7 @@ from tests.interleavings.steps import Steps
 from tests.interleavings.stored_messages import stored_messages
 from tests.interleavings.stored_ticks import stored_ticks
 from tests.interleavings.stored_units import stored_units
+from tests.support.interleaving import Pair, Script, Step, atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap
 from coterie.storage.postgres.batch import plan
-from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import judges
 from tests.interleavings.ground import CLUSTER, given
+from tests.support.interleaving import Pair, Script, Step, atomic
 
 if TYPE_CHECKING:
-    from coterie.testing.interleaving import Run
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving import Run
     from tests.support.interleaving.scripts import Rows, Verdict
 
 MINE = Claim("a", "s1", 1)

@@ -9,7 +9,7 @@ import asyncpg
 
 from coterie.storage import migrations, statements
 from coterie.storage.postgres.connector import Limits, session_settings
-from coterie.testing.interleaving import Ground, Run, Stage
+from tests.support.interleaving import Ground, Run, Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.testing.interleaving import Run
+    from tests.support.interleaving import Run
 
 Problems = list[str]
 Judge = Callable[["Run"], Sequence[str]]

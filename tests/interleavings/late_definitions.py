@@ -6,16 +6,16 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings.ground import CLUSTER, defined, given
 from tests.interleavings.planting import Plant, swapped
+from tests.support.interleaving import Pair, Script, Step, atomic
 from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.testing.interleaving import Run
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving import Run
 
 SEATS = Step("look", "select name from coterie.seats where cluster = $1", (CLUSTER,))
 KNOWN = f";update coterie.runners set knows = '{{\"s0\": \"v0\"}}' where cluster = '{CLUSTER}'"

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 from coterie.storage.contracts.executions import Stamp
 from coterie.storage.interface import Claim, StateSave
 from coterie.storage.postgres.batch import plan
-from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import judges
 from tests.interleavings.ground import CLUSTER, given
 from tests.interleavings.planting import Plant, swapped
+from tests.support.interleaving import Pair, Script, Step, atomic
 from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.storage.interface import Write
-    from coterie.testing.interleaving import Run
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving import Run
     from tests.support.interleaving.scripts import Reads
 
 MINE = Claim("a", "s1", 1)

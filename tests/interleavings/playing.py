@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coterie.testing.interleaving import Count, Loss, Pair, Run, Stage, explore, losses
 from tests.interleavings.catalogue import catalogue
+from tests.support.interleaving import Count, Loss, Pair, Run, Stage, explore, losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

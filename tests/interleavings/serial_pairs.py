@@ -20,17 +20,17 @@ from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
 from coterie.storage.postgres.batch import messages, plan
 from coterie.storage.postgres.batch import single as alone
-from coterie.testing.interleaving import Count, Pair, Script, Step, atomic, explore
 from tests.interleavings import stored_messages, stored_ticks, stored_units
 from tests.interleavings.ground import CLUSTER, THERE, defined, given
 from tests.interleavings.late_definitions import learning
+from tests.support.interleaving import Count, Pair, Script, Step, atomic, explore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from coterie.storage.interface import Write
-    from coterie.testing.interleaving import Run, Stage
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving import Run, Stage
 
     Parts = Mapping[str, tuple[Step, ...]]
 

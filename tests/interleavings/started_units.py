@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
-from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings.ground import CLUSTER, given
 from tests.interleavings.planting import Plant, swapped
 from tests.interleavings.stored_units import OLD, OVERTAKEN, _begin, _purge, _start
+from tests.support.interleaving import Pair, Script, Step, atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.testing.interleaving import Run
     from tests.interleavings.steps import Steps
+    from tests.support.interleaving import Run
     from tests.support.interleaving.scripts import Rows, Verdict
 
 BEGIN = given(runners={"a": 6, "b": 6}, seats={"s1": "a", "s2": "b"})

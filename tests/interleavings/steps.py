@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.storage.interface import KvSwap
 from coterie.storage.postgres.batch import plan
-from coterie.testing.interleaving import Step, atomic
 from tests.interleavings.ground import CLUSTER
+from tests.support.interleaving import Step, atomic
 from tests.support.interleaving.scripts import Reads, Row, Verdict, restart_if_none, stop_if_none
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from coterie.storage.contracts.ticks import TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
-from coterie.testing.interleaving import Pair, Script, Step, atomic
 from tests.interleavings import tick_judges as judges
 from tests.interleavings.ground import CLUSTER, defined, given
+from tests.support.interleaving import Pair, Script, Step, atomic
 from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:

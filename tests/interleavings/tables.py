@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Literal
 
-from coterie.testing.interleaving import COMMIT
+from tests.support.interleaving import COMMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from coterie.testing.interleaving import Pair, Script
+    from tests.support.interleaving import Pair, Script
 
 Deed = Literal["insert", "update", "delete", "lock", "key lock"]
 Meeting = tuple[str, str, str]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.testing.interleaving import Count, explore, losses
 from tests.interleavings import late_definitions, started_units, stored_ticks, stored_units
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import stage
 from tests.interleavings.playing import describe, play_pair
+from tests.support.interleaving import Count, explore, losses
 
 if TYPE_CHECKING:
     from tests.interleavings.conftest import NewDatabase

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.testing.interleaving import explore
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import stage
 from tests.interleavings.plants import CONTROL, PLANTS, Plant
 from tests.interleavings.playing import find
+from tests.support.interleaving import explore
 
 if TYPE_CHECKING:
-    from coterie.testing.interleaving import Pair
     from tests.interleavings.conftest import NewDatabase
+    from tests.support.interleaving import Pair
 
 pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
 

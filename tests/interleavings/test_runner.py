@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.testing.interleaving import COMMIT, Pair, Run, Script, Step, Told, atomic, explore, losses
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.ground import given, stage
 from tests.interleavings.playing import parse_loss, repeat
+from tests.support.interleaving import COMMIT, Pair, Run, Script, Step, Told, atomic, explore, losses
 from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.testing.interleaving import Loss
+    from tests.support.interleaving import Loss
 
 pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
 

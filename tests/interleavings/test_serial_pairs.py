@@ -12,8 +12,8 @@ from tests.interleavings.serial_plants import SERIAL_PLANTS
 from tests.interleavings.steps import Steps
 
 if TYPE_CHECKING:
-    from coterie.testing.interleaving import Count, Pair
     from tests.interleavings.planting import Plant
+    from tests.support.interleaving import Count, Pair
 
 pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
 

@@ -11,7 +11,7 @@ from coterie.storage.postgres.batch import single, units
 
 if TYPE_CHECKING:
     from coterie.storage.contracts.units import Stepped
-    from coterie.testing.interleaving import Run
+    from tests.support.interleaving import Run
 
 Problems = list[str]
 Judge = Callable[["Run"], Sequence[str]]

@@ -163,7 +163,7 @@ def _attempt(workload: Workload, number: int, watch: Watch) -> Seed:
     except MemoryError as error:
         error.add_note(run.report())
         raise
-    except Exception as error:  # noqa: BLE001 whatever broke, it is the seed's result
+    except Exception as error:
         failure = f"{_told(error)}\n{run.report()}"
     return Seed(number, run.loop.trace.digest(), failure, hits=run.chaos.hits, taken=run.chaos.taken)
 

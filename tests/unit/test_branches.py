@@ -28,9 +28,9 @@ REPORT = {
 
 def test_a_share_is_of_all_files_of_an_area() -> None:
     found = branches.shares(REPORT)
-    assert (found["cron"], found["steps"]) == ((19, 20), (0, 0))
+    assert (found["cron"], found["durable work"]) == ((19, 20), (0, 0))
     assert found["storage"] == found["the commit path"] == (1, 2), "a file may be of two areas"
-    assert (found["cron"].percent, found["steps"].percent) == (95.0, 100.0)
+    assert (found["cron"].percent, found["durable work"].percent) == (95.0, 100.0)
 
 
 def test_each_function_that_is_not_covered_needs_a_reason() -> None:

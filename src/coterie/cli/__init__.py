@@ -37,7 +37,9 @@ COMMANDS = {
     "config": "every setting, its value and where it came from",
     "migrate": "bring the database's schema to this version",
 }
-"""Commands with a line each; the module `coterie.cli.<name>` holds each as `command`."""
+"""Commands with a line each; the module `coterie.cli.commands.<name>` holds each as `command`, but for these."""
+
+_MODULES = {"run": "coterie.cli.run.command", "demo": "coterie.cli.demo"}
 
 
 class _Lazy(click.Group):
@@ -49,7 +51,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 click's
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"coterie.cli.{cmd_name}")  # noqa: TID251 a name of the table above
+        module = importlib.import_module(_MODULES.get(cmd_name, f"coterie.cli.commands.{cmd_name}"))  # noqa: TID251 a name of the table above
         command: click.Command = module.command
         return command
 

@@ -27,8 +27,8 @@ Invariants:
     INV-C3  `previous(at) < at < next_after(at)`; a date that never comes is refused when it is defined
     INV-C4  of an outage however long, at most so many ticks run, in order
 
-Read in this order: `fields` and `expression` (what users write), `calendar` (labels), `zones` and `instants` (labels
-where clocks change), `schedule` (all of it together), `words` and `preview` (for people), `ticks` (what happens to what
-is due), all of it pure; then `definitions` (what a program says), `tick` (what a body sees), `running` (one tick),
-`dial` (the database's clock), `holding` (from grant to loss), `desk` and `room` (of a runner), `standing` (for people).
+Read in this order: `expression` (what users write), `calendar` (labels, and the instants of labels where clocks
+change), `schedule` (all of it together), `explain` (for people), `decide` (what happens to what is due), all of it
+pure; then `definition` (what a program says), `tick` (what a body sees), `run` (one tick), `seat` (from grant to
+loss), `registry` (of a runner), `api` (`cluster.crons`).
 """

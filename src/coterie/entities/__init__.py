@@ -17,28 +17,23 @@ On a runner, without any network:
     time, or as many as its concurrency says [INV-E1]; what waits is bounded [INV-E4]; every call is answered once, by
     its deadline; what has begun is never begun again [INV-D8].
 
-In which order to read: `entity` (the class users derive from) and `rpcs` (`@rpc`); `annotations`, `payloads` and
-`declared` (types, arguments and errors of one rpc), `keys` (which calls are the same call), `counting` (what is counted
-of one rpc), `defects` (calls of a type that fail in a row); `definitions` (all of a class); `references` and `calls`
-(the caller's side); `failures` (errors on their way back); `options` (how definitions refuse).
+In which order to read: `entity` (the class users derive from) and `rpc` (`@rpc`: its errors, what is counted of it);
+`arguments` (types and arguments), `idempotency_key` (which calls are the same call), `definition` (all of a class),
+`reference` (the caller's side), `registry` (the entities of a program, and how runners come to host them).
 
-Hosting: `work` (one call, and how it is answered), `hosting` (all entities of a runner), `residents` and `mailbox`
-(one entity), `handling`, `serving`, `driving`, `prompt` and `spares` (how handlers run), `answers`, `streams`,
-`spans`, `activation`, `resources`, `idling` and `farewells` (one life, from its beginning to its end, within `limits`),
-`occupancy` (a shard).
+`host/`, on a runner: `work` (one call, and how it is answered), `host` (all entities of a runner), `shard`,
+`activation`, `mailbox` and `resources` (one entity), `dispatch` and `executor` (how handlers run), `responder`,
+`deactivation`, `defects` (calls of a type that fail in a row).
 
-Between processes: `calling` (a call's way there and back) with `routing` (whose shard it is), `attempts` (what is worth
-another one, pure) and `envelopes` (what crosses, pure); `arrivals` (calls of other processes), `nearby` (calls of one's
-own), `detached` (those nobody waits for), `broadcasting`; `room` (the entities of a program, and how runners come to
-host them). By name, for those who do not have the program: `questions` (what crosses), `untyped` (who asks) and
-`inquiries` (who answers).
+`calls/`, between processes: `client` (a call's way there and back) with `router` (whose shard it is, and what is
+worth another attempt) and `wire` (what crosses, pure); `server` (calls of other processes), `local` (calls of one's
+own), `broadcast`; `by_name_client` and `by_name_server`, for those who do not have the program; `spans`.
 
-Persisted calls and state: `posting` (the sender's side) with `bringing` (from storage to the owner), `awaiting` and
-`seeking` (its reply, from the owner or from storage) and `outcomes` (which error, pure); `handovers` (what arrives at
-the owner), `deliveries` and `stored` (what is in its memory), `suspects` (what may have killed a runner), `sweeping`
-(what it finds in storage); `kept` (state as it is stored), `ledgers` (what a handler leaves behind),
-`transacting` (SQL of its own) and `committing` (which is durable before anybody hears of it); `mail` (for people to
-look at messages, and to run them again).
+`persisted/`, calls and state that are stored: `sender` (the sender's side), `reply` (from the owner or from storage)
+and `outcome` (which error, pure); `receiver` (what arrives at the owner), `inbox` (what is in its memory), `suspects`
+(what may have killed a runner), `poller` (what it finds in storage); `state` (as it is stored), `effects` (what a
+handler leaves behind), `transaction` (SQL of its own) and `commit` (which is durable before a reply is sent); `api`
+(`cluster.messages`).
 
     stored ──▶ handed over, or swept ──▶ in memory ──▶ handler ──▶ one commit ──▶ replied
                          ▲                                │

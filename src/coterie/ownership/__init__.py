@@ -23,8 +23,8 @@ Invariants:
     INV-F5  while one runner that may hold a seat reaches the database, the seat does not stay free
     INV-F6  all runners agree on shards and lease; one that does not refuses to start
 
-Read in this order: `tenure` (what is believed), `keeper` and `keeping` (the lease, and with `vitals` what it says about
-its runner), `assignment`, `planning` and `exclusion` (who should hold what), `holdings` (how a seat comes and goes),
-`watching` and `evicting` (others that are gone), `joining` and `membership` (all of it together), `directory`,
-`notices` and `talking` (what others are told).
+Read in this order: `seats` (what is held, and how it comes and goes), `lease` (pure) and `lease_thread` (the lease,
+and with `runner_health` what it says about its runner), `assignment`, `rebalance` and `exclusion` (who should hold
+what, pure), `liveness` (who is provably dead, pure) and `failure_detector` (others that are gone), `admission` (who
+may join) and `membership` (all of it together), `directory` and `peer_notices` (what others are told), `machine_id`.
 """

@@ -23,7 +23,7 @@ Not promised:
     That a former leader has stopped when the new one begins: a frozen process cannot be told. It is fenced; what it
     does outside of the database is not. `leader.verify()` before such an effect, and `takeover_delay`, narrow the gap.
 
-Read in this order: `definitions` (what a program says), `leader` (what a body sees), `keeping`, `turns` and `states`
-(its state), `stamping` (what it says of itself), `leadership` (from grant to loss), `post` and `room` (of a runner),
-`staleness` (is it well), `standing` (for people).
+Read in this order: `definition` (what a program says), `leader` (what a body sees), `state_row` and `state` (its
+state), `heartbeat` (what it says of itself, and whether it is well), `leadership` (from grant to loss), `registry`
+(of a runner), `api` (`cluster.singletons`).
 """

@@ -5,14 +5,11 @@ A simulation runs everything in one thread, in virtual time, in an order that a 
 Promise:
     The same seed and the same code give the same run, in any process.
 
-In which order to read: `simulation` and `simulated` (the verbs) with `aside`, `database` and `faults`; `running` (one
-seed, one run); `loop` with `nodes`, `handles`, `scheduling` and `queueing`; `disposal` (the end of a run), `guards`,
-`trace`, `stuck`; `network` with `transports` and `pipes`; `chaos`; `checkers`, and for messages `message_events` with
-`message_checkers` and `turn_checkers`; `campaign` for many seeds, with `crew`, `limits` and `verdicts`; `plugin` for
-pytest. `probe` is for one entity, without any of this.
+In which order to read: `simulation` and `runner` (the verbs) with `lease_thread`, `database`, `witness` and `faults`;
+`run` (one seed, one run); `loop/` (virtual time, tasks, the order that a seed decides, the end of a run); `network/`;
+`chaos`; `plugin` for pytest. `probe` is for one entity, without any of this.
 
-`interleaving` stands apart: all orders of two transactions on a real PostgreSQL. So do real processes, with the same
-verbs: `processes` with `process`, `launching` and `proxy`; `servers` with `binaries` for a PostgreSQL of one's own.
+Real processes have the same verbs: `processes` with `proxy`; `postgres` for a server of one's own.
 """
 
 from coterie.testing.faults import (

@@ -6,14 +6,12 @@ Promises: probes ask nobody and answer at once; from other machines nothing but 
 nothing is changed over HTTP; no secret and no payload is in any answer; a connection costs little, however slow or
 mischievous its other end, and never delays a drain.
 
-`access`       who may see what. Pure
-`answers`      what is answered, as JSON. Pure
+`application`  the routes, and who may see what
+`responses`    what is answered, as JSON. Pure
 `openapi`      the same, described for machines
-`sight`        what is looked at in a cluster
-`application`  the routes and the guard before them
-`ports`        where to listen
+`cluster_view` what is looked at in a cluster
 `limits`       what one connection may cost
-`serving`      uvicorn in our loop
+`server`       uvicorn in our loop, and where it listens
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                                              │                   until what it waits for has come
                                              └─▶ done, failed, interrupted (what was done is undone)
 
-The seat is that of a shard, shared with its entities; steps, sleeps and deferreds are the room `steps`' own.
+The seat is that of a shard, shared with its entities; steps, sleeps and deferreds are those of `durable/`.
 
 Promise:
     B5  A run is started once for each id, and goes on until it has ended, whoever dies: a runner that holds its shard
@@ -15,6 +15,6 @@ Promise:
 Not promised:
     That a run whose function no live runner knows goes on: it waits for one.
 
-Read in this order: `definitions` (what a program says), `workflow` (what a body sees), `executing` (one run in memory),
-`desk` and `room` (of a runner), `standing` (handles, and for people).
+Read in this order: `definition` (what a program says), `workflow` (what a body sees), `execution` (one run in
+memory), `registry` (of a runner), `api` (handles, and `cluster.workflows`).
 """

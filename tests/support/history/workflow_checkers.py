@@ -36,7 +36,6 @@ from tests.support.history.workflow_events import (
 
 if TYPE_CHECKING:
     Key = tuple[str, str]
-    Key = tuple[str, str]
 
 
 @dataclass

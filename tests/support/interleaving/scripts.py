@@ -19,7 +19,7 @@ Side = Literal["A", "B", "C"]
 How = Literal["ended", "cut", "cut in commit", "ended in commit"]
 
 
-def go(rows: Rows) -> Verdict:  # noqa: ARG001 the default takes what comes
+def go(rows: Rows) -> Verdict:
     """Whatever the statement returned, go on."""
     return "go"
 

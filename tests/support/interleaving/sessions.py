@@ -119,7 +119,7 @@ class Watcher:
         """End a session and wait until it has ended."""
         await self._connection.execute(f"select pg_terminate_backend({pid:d})")
         async with asyncio.timeout(STUCK_S):
-            while await self.alive([pid]):  # noqa: ASYNC110 the server tells nobody
+            while await self.alive([pid]):
                 await asyncio.sleep(POLL_S)
 
     async def hold_gate(self) -> None:

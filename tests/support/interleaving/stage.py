@@ -200,7 +200,7 @@ class Stage:
     async def _knot(self, run: Run, tracks: Sequence[Track]) -> None:
         """Both wait for each other, until the server cuts the knot: a deadlock, or a lock timeout."""
         async with asyncio.timeout(STUCK_S):
-            while not any(track.task is not None and track.task.done() for track in tracks):  # noqa: ASYNC110 of several
+            while not any(track.task is not None and track.task.done() for track in tracks):
                 await asyncio.sleep(POLL_S)
         await self._settle(run, tracks)
 

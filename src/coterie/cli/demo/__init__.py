@@ -2,13 +2,13 @@
 
 It measures in front of the user what is promised: how long a takeover takes, what was lost, what was doubled.
 
-`program`  what its runners run, written into the user's folder as coterie-demo.py
-`ledger`   the load, and the books by which lost and doubled are counted
-`sight`    what a client sees: who leads, who holds which shards
-`runners`  the processes, each with a network that can be cut
-`acts`     kill, freeze, cut, add, deploy
-`keys`     one key at a time
-`stage`    all of it, from the first line to the verdict
+`program`       what its runners run, written into the user's folder as coterie-demo.py
+`load`          the calls that it makes, and the books by which lost and doubled are counted
+`cluster_view`  what a client sees: who leads, who holds which shards
+`runners`       the processes, each with a network that can be cut
+`actions`       kill, freeze, cut, add, deploy
+`keyboard`      one key at a time
+`demo`          all of it, from the first line to the verdict
 """
 
 from __future__ import annotations

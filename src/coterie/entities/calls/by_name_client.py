@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from coterie.entities.calls.router import as_told, may_run_elsewhere
 from coterie.entities.calls.wire import (
-    Name,  # noqa: TC001 as above
+    Name,
     read_failure,
 )
 from coterie.errors import CoterieError, RunnerUnavailable

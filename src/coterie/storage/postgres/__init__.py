@@ -4,13 +4,14 @@ Promises: a write that returned is committed with `synchronous_commit` on; a cal
 known; every call ends within its limit, also when the network is silent; a session in doubt is never used
 again; rows are locked in key order. What would break promises is refused at start (`inspection.py`).
 
-    callers ──▶ kv ──▶ group writer ──▶ commits ──▶ one writer session
+    callers ──▶ kv ──▶ group commit ──▶ writer ──▶ one writer session
                  └───▶ pool ─────────────────────▶ up to pool_size sessions
-    ownership ───▶ locks.Dedicated ──────────────▶ one session of its own, and one more to end what blocks it
+    ownership ───▶ lease_session.Dedicated ──────▶ one session of its own, and one more to end what blocks it
 
-Read `sessions.py` and `connections.py` first, then `failures.py`, `folding.py` and `commits.py` (group
-commit), `pool.py`, `kv.py`, for ownership `locks.py`, `ownership.py`, `ending.py`, and for the start
-`storage.py`, `inspection.py`, `schema.py`. SQL lies in `sql/` and `migrations/`.
+Read `session.py` and `connector.py` first, with `session_registry.py` (our sessions at the server) and `errors.py`;
+then `batch/` and `writer.py` (group commit), `pool.py`, `kv.py`; for ownership `lease_session.py` and `ownership.py`;
+for the start `storage.py`, `server_check.py`, `schema.py`. `user_sql.py` runs the SQL of handlers. `audit.py` reads
+rows for `coterie check`, `instants.py` reads dates that Python cannot express. SQL lies in `sql/` and `migrations/`.
 """
 
 from coterie.storage.postgres.connector import Limits

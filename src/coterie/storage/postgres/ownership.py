@@ -1,7 +1,7 @@
 """Who holds what, on PostgreSQL: the dedicated session of one runner, and what it can say.
 
 The statements are in `sql/ownership.sql`; every pair of them that may meet is played in all orders by
-`tests/interleavings`. Each call is one statement or one transaction, tried again where that helps (`locks.py`).
+`tests/interleavings`. Each call is one statement or one transaction, tried again where that helps (`lease_session.py`).
 """
 
 from __future__ import annotations

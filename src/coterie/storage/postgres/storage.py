@@ -11,7 +11,7 @@ from coterie.kernel import fork_guard
 from coterie.storage import statements
 from coterie.storage.group_commit import GroupWriter
 from coterie.storage.interface import Storage
-from coterie.storage.postgres import schema as secrets
+from coterie.storage.postgres import schema as stored_schema
 from coterie.storage.postgres import server_check
 from coterie.storage.postgres.audit import PostgresInspection
 from coterie.storage.postgres.connector import Connector, Limits
@@ -156,7 +156,7 @@ class PostgresStorage(Storage):
         """The cluster's secret. See `storage.interface.Storage`."""
         self._origin.require_same()
         self.require_running()
-        return await secrets.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
+        return await stored_schema.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[PostgresOwnership]:
         """A dedicated session, outside of the pool. See `storage.interface.Storage`."""

@@ -18,7 +18,7 @@ import asyncpg
 from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.contracts.messages import Insert
-from coterie.storage.postgres.batch import messages as posting
+from coterie.storage.postgres.batch import messages as message_batch
 from coterie.storage.postgres.batch import plan, single
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, describe, judge, loss, refusal
 from coterie.storage.postgres.session import deadline
@@ -214,14 +214,14 @@ class Committer:
     async def _look_or_store(self, fetch: Fetch, left: Mapping[int, Message], found: list[Receipt | None]) -> None:
         """Those whose rival has been purged or cancelled since are stored after all."""
         places = list(left)
-        for number, *row in await fetch(SQL["read_back"], self._cluster, *posting.sought(list(left.values()))):
+        for number, *row in await fetch(SQL["read_back"], self._cluster, *message_batch.sought(list(left.values()))):
             place = places[number - 1]
-            found[place] = posting.receipt(row, mine=left[place].id)
+            found[place] = message_batch.receipt(row, mine=left[place].id)
         places = [place for place in places if found[place] is None]
         if places:
             again = [Insert(left[place]) for place in places]
-            rows = await fetch(SQL["insert_messages"], self._cluster, *posting.values("insert_messages", again))
-            for place, receipt in zip(places, posting.results("insert_messages", again, rows), strict=True):
+            rows = await fetch(SQL["insert_messages"], self._cluster, *message_batch.values("insert_messages", again))
+            for place, receipt in zip(places, message_batch.results("insert_messages", again, rows), strict=True):
                 found[place] = receipt
 
     async def _connected(self, *, over: float, failure: PersistenceError | None) -> Session:

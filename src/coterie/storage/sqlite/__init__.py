@@ -8,14 +8,14 @@ freezes inside a commit is ended by whoever evicts it [C3].
 Not promised: progress while another process is frozen inside a commit, if that is no runner or
 `sqlite_kill_frozen` is off. It is named in the error and in the log.
 
-Read `storage.py` first, then `database.py` (one file and who runs its work), `transactions.py` (the write lock),
-`kv.py`, `states.py`, `machines.py`, `schema.py`. Messages: `messages.py` (their face), `completions.py` (one write of
-a group) and `together.py` (those of a group that are alike), `deliveries.py`, `records.py`. Crons: `ticks.py` (their
-face), `claiming.py` (what goes through groups). Durable work: `units.py` and `stepping.py` likewise. Who holds what:
-`owners.py` (opens sessions), `ownership.py` (a session), `leases.py` and `seats.py` (its statements), `witness.py`
-(whose process lives), `frozen.py` (who is in the way). Around them: `executor.py` and `desk.py` (the threads and
-their connections), `client.py` (how a file is opened), `location.py` (URL and file system), `guard.py` (what this
-process holds open), `locks.py` (who holds the write lock), `failures.py` (SQLite's errors in our words).
+Read `storage.py` first, then `database.py` (one file and the threads that work on it) with `executor.py`,
+`write_lock.py` (the write lock, and who holds it), `batch.py` (writes of a group that are alike), `kv.py`,
+`states.py`, `machine_ids.py`, `schema.py`. For messages, ticks and units each a file that reads (`messages.py`,
+`ticks.py`, `units.py`) and one that writes (`message_writes.py`, `tick_writes.py`, `unit_writes.py`). Who holds what:
+`ownership.py` (a session), `seats.py` (its statements), `witness.py` (whose process lives). Around them:
+`location.py` (URL and file system), `file_guard.py` (what this process holds open), `user_sql.py` and
+`user_sql_draft.py` (SQL of handlers), `audit.py` (rows for `coterie check`), `errors.py` (SQLite's errors in our
+words).
 
     loop ── GroupWriter ──▶ writer thread ─────▶ file, file-wal, file-shm
          └─ reads ────────▶ reader thread ─────▶   "            file-leases (who leaves)

@@ -1,6 +1,6 @@
 """What is stored about crons: plain functions for those who hold them or look at them, and the face.
 
-What goes through the group writer is in `claiming.py`.
+What goes through the group writer is in `tick_writes.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is stored about durable work: plain functions for those who hold units or look at them, and the face.
 
-What goes through the group writer is in `stepping.py`.
+What goes through the group writer is in `unit_writes.py`.
 """
 
 from __future__ import annotations

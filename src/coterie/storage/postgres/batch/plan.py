@@ -16,7 +16,7 @@ from coterie.storage.contracts.ticks import Claimed
 from coterie.storage.contracts.units import UnitEnd
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
 from coterie.storage.postgres.batch import messages, single, units
-from coterie.storage.postgres.batch import ticks as ticking
+from coterie.storage.postgres.batch import ticks as tick_batch
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -40,7 +40,7 @@ Shape = (
     ]
     | single.Shape
     | messages.Shape
-    | ticking.Shape
+    | tick_batch.Shape
     | units.Shape
 )
 """The statement that carries a write; its name in one of the files of SQL."""
@@ -115,7 +115,7 @@ def rows_of(write: Write) -> Sequence[Hashable]:
     """What a write touches: two that have a row in common go one after another."""
     if isinstance(write, messages.Post):
         return messages.rows_of(write)
-    if isinstance(write, ticking.Ticking):
+    if isinstance(write, tick_batch.Ticking):
         return [("cron", write.key)]
     if isinstance(write, units.Working):
         return [("unit", write.unit), *([] if isinstance(write, UnitEnd) else [("step", write.key)])]
@@ -126,8 +126,8 @@ def shape_of(write: Write) -> Shape:
     """The statement that a write needs."""
     if isinstance(write, messages.Post):
         return messages.shape_of(write)
-    if isinstance(write, ticking.Ticking):
-        return ticking.shape_of(write)
+    if isinstance(write, tick_batch.Ticking):
+        return tick_batch.shape_of(write)
     if isinstance(write, units.Working):
         return units.shape_of(write)
     if isinstance(write, StateSave):
@@ -153,9 +153,9 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
         posts = _posts(bucket, writes)
         claims = _claims(posts) if bucket.shape in FENCED else []
         return [*claims, *messages.values(bucket.shape, posts)]
-    if ticking.is_shape(bucket.shape):
+    if tick_batch.is_shape(bucket.shape):
         ticks = sorted(_ticks(bucket, writes), key=lambda write: write.name)
-        return [*_claims(ticks), *ticking.values(bucket.shape, ticks)]
+        return [*_claims(ticks), *tick_batch.values(bucket.shape, ticks)]
     if units.is_shape(bucket.shape):
         works = sorted(_works(bucket, writes), key=lambda write: write.key)
         return [*_claims(works), *units.values(bucket.shape, works)]
@@ -178,8 +178,8 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any
         return [single.result(bucket.shape, writes[bucket.places[0]], rows)]
     if messages.is_shape(bucket.shape):
         return messages.results(bucket.shape, _posts(bucket, writes), rows)
-    if ticking.is_shape(bucket.shape):
-        return ticking.results(bucket.shape, _ticks(bucket, writes), rows)
+    if tick_batch.is_shape(bucket.shape):
+        return tick_batch.results(bucket.shape, _ticks(bucket, writes), rows)
     if units.is_shape(bucket.shape):
         return units.results(bucket.shape, _works(bucket, writes), rows)
     if bucket.shape == "put":
@@ -251,15 +251,15 @@ def _claim(write: Write) -> Claim | None:
 
 
 def _posts(bucket: Bucket, writes: Sequence[Write]) -> list[messages.Post]:
-    return cast("list[posting.Post]", [writes[place] for place in bucket.places])
+    return cast("list[messages.Post]", [writes[place] for place in bucket.places])
 
 
 def _works(bucket: Bucket, writes: Sequence[Write]) -> list[units.Working]:
-    return cast("list[stepping.Working]", [writes[place] for place in bucket.places])
+    return cast("list[units.Working]", [writes[place] for place in bucket.places])
 
 
-def _ticks(bucket: Bucket, writes: Sequence[Write]) -> list[ticking.Ticking]:
-    return cast("list[ticking.Ticking]", [writes[place] for place in bucket.places])
+def _ticks(bucket: Bucket, writes: Sequence[Write]) -> list[tick_batch.Ticking]:
+    return cast("list[tick_batch.Ticking]", [writes[place] for place in bucket.places])
 
 
 def _keyed(write: Write) -> Keyed:
