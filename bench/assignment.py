@@ -10,7 +10,7 @@ from tests.unit.ownership.rows import held, runner, seat, shards
 
 from bench.measure import Row
 from coterie.kernel.ids import new_incarnation
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.ownership.assignment import targets
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
 
 def situation(case: str, *, others: int) -> tuple[list[RunnerRow], list[SeatRow]]:
     """The members and seats of a case; `others` of the seats are no shards, and known to all."""
-    chance = Chance(1)
+    chance = Random(1)
     names = [f"singleton:{number}" for number in range(others)]
     members = [runner(new_incarnation(chance), knows=dict.fromkeys(names, "v1")) for _ in range(RUNNERS + 1)]
     seats = shards(SEATS - others) + [seat(name, fingerprint="v1") for name in names]

@@ -28,7 +28,7 @@ from bench.ownership import DURABLE, Limit, limit
 from coterie import Cluster
 from coterie.kernel.ids import Seat
 from coterie.storage.contracts.ticks import TickClaim, Verdict
-from coterie.storage.interface import Claim, Declaration, Registration
+from coterie.storage.interface import Claim, Registration, SeatDeclaration
 from coterie.testing import Server
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ async def _claims(url: str) -> AsyncIterator[Work]:
         knows = {Seat.cron(name): f"{SCHEDULE}:o" for name in names}
         me = Registration(id=RUNNER, name="bench", address="", host_id="", groups=("default",), knows=knows)
         async with storage.ownership(RUNNER) as session:
-            await session.register(me, [Declaration(seat, "default", told) for seat, told in knows.items()], ttl_s=3600)
+            await session.register(
+                me, [SeatDeclaration(seat, "default", told) for seat, told in knows.items()], ttl_s=3600
+            )
             granted = {each.name: each.epoch for each in await session.acquire(list(knows))}
             assert granted.keys() == knows.keys(), "not all seats were granted"
             lasts: dict[str, datetime | None] = dict.fromkeys(names)

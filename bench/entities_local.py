@@ -22,7 +22,7 @@ from coterie.entities.host.work import Work
 from coterie.entities.rpc import rpc
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import Seat, ShardId
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
@@ -115,7 +115,7 @@ class Ours:
         trust.connected = True
         trust.extend(clock.steady_ns() + 10**15)
         self.host = Host(
-            {entity_type.name: entity_type}, cluster=None, settings=settings, clock=clock, chance=Chance(), name="bench"
+            {entity_type.name: entity_type}, cluster=None, settings=settings, clock=clock, chance=Random(), name="bench"
         )
         for number in range(settings.shards):
             claim = Claim("bench", Seat.shard(ShardId("default", number)), 1)

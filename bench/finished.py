@@ -12,11 +12,11 @@ from tests.finished import fill_postgres, fill_sqlite
 
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import MessageIds
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.contracts.messages import Commit, Message
 from coterie.storage.engines import open_storage
-from coterie.storage.interface import Claim, Declaration, Registration
+from coterie.storage.interface import Claim, Registration, SeatDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -37,18 +37,18 @@ async def opened(url: str, *, count: int) -> AsyncIterator[Work]:
     names = [f"shard:default:{number}" for number in range(SEATS)]
     me = Registration(id=RUNNER, name="bench", address="", host_id="", groups=("default",))
     async with _storage(url) as storage, storage.ownership(RUNNER) as session:
-        await session.register(me, [Declaration(name, "default") for name in names], ttl_s=3600)
+        await session.register(me, [SeatDeclaration(name, "default") for name in names], ttl_s=3600)
         claims = [Claim(RUNNER, grant.name, grant.epoch) for grant in await session.acquire(names)]
         yield _work(storage, claims)
 
 
 def _storage(url: str) -> Storage:
     settings = Settings.load({"url": url}, environ={})
-    return open_storage(settings, incarnation=RUNNER, clock=SystemClock(), chance=Chance())
+    return open_storage(settings, incarnation=RUNNER, clock=SystemClock(), chance=Random())
 
 
 def _work(storage: Storage, claims: Sequence[Claim]) -> Work:
-    turns, ids = itertools.cycle(claims), MessageIds(SystemClock(), Chance())
+    turns, ids = itertools.cycle(claims), MessageIds(SystemClock(), Random())
     entities = itertools.cycle([f"e{number}" for number in range(ENTITIES)])
 
     async def insert_and_end() -> None:

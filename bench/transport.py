@@ -13,7 +13,7 @@ from tests.unit.transport.authority import Authority
 
 from bench import peers, prototypes
 from bench.measure import Row, Work, compare, compare_alone
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
 from coterie.transport.interface import PeerAddress
@@ -108,7 +108,7 @@ def _transport(incarnation: str, shield: Shield, files: Mapping[str, str], handl
         wire=(SealedWire if shield == "sealed" else TcpWire)(settings),
         handler=handler or Echo("inline"),
         secrets=_secrets,
-        chance=Chance(),
+        chance=Random(),
         listens=handler is not None,
     )
 

@@ -21,7 +21,7 @@ import asyncpg
 from bench.measure import Row
 from bench.ownership import DURABLE
 from coterie import Cluster, Settings, Workflow
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.testing import Server
 from coterie.work.pruner import Pruner
@@ -85,7 +85,7 @@ class Bench:
         """Delete all runs that are over, as a pruner does for whom they are old enough; how many it were."""
         here = self._cluster._acting()
         settings = Settings.load(dict.fromkeys(("retention", "key_retention", "call_timeout"), "10ms"), environ={})
-        pruner = Pruner(here.storage, settings, chance=Chance(), supervisor=Supervisor(), tables=["units"])
+        pruner = Pruner(here.storage, settings, chance=Random(), supervisor=Supervisor(), tables=["units"])
         return (await pruner.prune())["units"]
 
     async def _ten(self, workflow: Workflow, payload: None) -> None:

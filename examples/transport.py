@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection as Pipe
 
 from coterie import RunnerUnavailable
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
@@ -57,7 +57,7 @@ def transport(incarnation: str, secret: bytes, *, listens: bool) -> Peers:
         wire=TcpWire(Settings()),
         handler=Handler(),
         secrets=secrets,
-        chance=Chance(),
+        chance=Random(),
         listens=listens,
     )
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from coterie.kernel.random import Chance
-from coterie.storage.postgres.connector import Connector, Limits
+from coterie.kernel.random import Random
+from coterie.storage.postgres.connector import ConnectionLimits, Connector
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.testing.postgres import Server, run_aside
 
@@ -69,6 +69,6 @@ def open_server() -> Server:
 
 def set_up(url: str) -> None:
     """Make all tables in an empty database."""
-    limits = Limits()
-    connector = Connector(url, incarnation="0" * 32, chance=Chance(), limits=limits)
+    limits = ConnectionLimits()
+    connector = Connector(url, incarnation="0" * 32, chance=Random(), limits=limits)
     run_aside(PostgresSchema(connector, limits=limits).apply())

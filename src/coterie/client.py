@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coterie.durable.token import Tokens
-from coterie.entities.calls.client import Calling
+from coterie.entities.calls.client import CallClient
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import spans
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.fork_guard import Origin
+from coterie.kernel.fork_guard import ProcessOrigin
 from coterie.kernel.ids import new_incarnation
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
 from coterie.kv.changes import KeyValues
-from coterie.observe.collect import Gathering
+from coterie.observe.collect import Collector
 from coterie.observe.facts import Usage, usage
 from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
-from coterie.ownership.lease_thread import ThreadAside
-from coterie.ownership.machine_id import Ids
+from coterie.ownership.lease_thread import ThreadSideLoop
+from coterie.ownership.machine_id import IdGenerator
 from coterie.storage.engines import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
-from coterie.transport.interface import Limits
+from coterie.transport.interface import TransportLimits
 from coterie.transport.peers import Peers
 from coterie.transport.routes import Route, Routes
 from coterie.transport.tcp import TcpWire
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.observe.facts import LocalFacts
-    from coterie.ownership.lease_thread import Aside
+    from coterie.ownership.lease_thread import SideLoop
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
     from coterie.transport.interface import Transport, Wire
@@ -49,7 +49,7 @@ _HINT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doors:
+class ClientParts:
     """What leads outside of a process; the simulator has its own of each.
 
     Args:
@@ -65,28 +65,28 @@ class Doors:
     """
 
     clock: Clock
-    chance: Chance
+    chance: Random
     open_storage: Callable[[str], Storage]
     new_wire: Callable[[], Wire]
-    new_aside: Callable[[], Aside]
+    new_aside: Callable[[], SideLoop]
     host: str
     process: str = ""
     usage: Callable[[], Usage] = Usage
     supervisor: Supervisor = field(default_factory=Supervisor)
 
 
-def system_doors(settings: Settings) -> Doors:
+def system_doors(settings: Settings) -> ClientParts:
     """The doors of a real process."""
-    clock, chance = SystemClock(), Chance()
+    clock, chance = SystemClock(), Random()
     supervisor = Supervisor(chance)
-    return Doors(
+    return ClientParts(
         clock=clock,
         chance=chance,
         open_storage=lambda incarnation: open_storage(
             settings, incarnation=incarnation, clock=clock, chance=chance, supervisor=supervisor
         ),
         new_wire=lambda: TcpWire(settings, supervisor=supervisor),
-        new_aside=ThreadAside,
+        new_aside=ThreadSideLoop,
         host=host_id(),
         process=process_id(),
         usage=usage,
@@ -94,29 +94,29 @@ def system_doors(settings: Settings) -> Doors:
     )
 
 
-class Connection(Service):
+class Client(Service):
     """One process's part in a cluster, as a client: storage and what stands on it, and wires to the runners."""
 
     _pruned_tables: Sequence[Table] = ("kv",)
     """A cluster may consist of clients, which have nothing but keys."""
 
-    def __init__(self, settings: Settings, doors: Doors) -> None:
+    def __init__(self, settings: Settings, doors: ClientParts) -> None:
         super().__init__(what=f"cluster {settings.name!r}")
         self.settings = settings
         self.supervisor = doors.supervisor
         self.incarnation = new_incarnation(doors.chance)
         self.storage = doors.open_storage(self.incarnation)
         self.values = KeyValues(self.storage.kv, chance=doors.chance)
-        self.ids = Ids(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
+        self.ids = IdGenerator(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
         self.pruner = Pruner(
             self.storage, settings, chance=doors.chance, supervisor=doors.supervisor, tables=self._pruned_tables
         )
         self.directory = Directory(self.storage.view)
-        self.calling = Calling(self, clock=doors.clock, chance=doors.chance, storage=self.storage)
-        self.gathering = Gathering(self, doors.clock)
+        self.calling = CallClient(self, clock=doors.clock, chance=doors.chance, storage=self.storage)
+        self.gathering = Collector(self, doors.clock)
         self.tokens: Tokens
         self._doors = doors
-        self.origin = Origin(self.what)
+        self.origin = ProcessOrigin(self.what)
         """The process that has started it: in a child it is refused [P13]."""
         self._transport: Transport | None = None
 
@@ -245,7 +245,7 @@ class Connection(Service):
             handler=routes,
             secrets=lambda: shared_secrets(self.settings, self.storage),
             chance=self._doors.chance,
-            limits=Limits(body_most_bytes=self.settings.frame_limit),
+            limits=TransportLimits(body_most_bytes=self.settings.frame_limit),
             listens=listens,
         )
 

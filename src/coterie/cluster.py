@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
 from coterie import main
-from coterie.client import Connection, Doors, system_doors
+from coterie.client import Client, ClientParts, system_doors
 from coterie.entities.persisted.api import Messages
 from coterie.entities.persisted.outcome import refuse_commit_of_its_own, transaction_here
 from coterie.entities.reference import address_of, require_call
-from coterie.entities.registry import Entities
+from coterie.entities.registry import EntityRegistry
 from coterie.errors import Forked, NotStarted
 from coterie.kernel import spans
 from coterie.kernel.durations import seconds_or_none, to_seconds
@@ -23,7 +23,7 @@ from coterie.kv.store import KeyValueStore, claim_here
 from coterie.runner import Runner, nobody
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
-from coterie.singletons.registry import SingletonRoom
+from coterie.singletons.registry import SingletonRegistry
 from coterie.work.definition import refusal, require_name
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coterie.cron.api import Crons
     from coterie.cron.decide import CatchUp, Overlap
     from coterie.cron.definition import CronOptions
-    from coterie.cron.registry import CronRoom
+    from coterie.cron.registry import CronRegistry
     from coterie.cron.tick import Tick
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.definition import EntityOptions
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
     from coterie.kernel.ids import EntityAddress, MessageId
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kernel.serialization.versions import Migrations
-    from coterie.main import Teller
+    from coterie.main import RunReporter
     from coterie.observe.health import Health
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy
-    from coterie.runner import Room
+    from coterie.runner import Workplace
     from coterie.setup import Setup
     from coterie.singletons.definition import SingletonOptions
     from coterie.singletons.leader import Leader
-    from coterie.storage.contracts.units import Started
+    from coterie.storage.contracts.units import UnitStartResult
     from coterie.storage.interface import Claim, RunnerRow
-    from coterie.web.server import Serving
+    from coterie.web.server import HttpServer
     from coterie.workflows.api import WorkflowHandle, Workflows
     from coterie.workflows.definition import WorkflowOptions
-    from coterie.workflows.registry import WorkflowRoom
+    from coterie.workflows.registry import WorkflowRegistry
     from coterie.workflows.workflow import Workflow
 
-C = TypeVar("C", bound=Connection)
+C = TypeVar("C", bound=Client)
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -67,7 +67,7 @@ A = TypeVar("A")
 if TYPE_CHECKING:
     WorkflowFn: TypeAlias = Callable[[Workflow, A], Coroutine[Any, Any, T]]
 
-acting: ContextVar[tuple[Cluster, Connection] | None] = ContextVar("coterie_acting", default=None)
+acting: ContextVar[tuple[Cluster, Client] | None] = ContextVar("coterie_acting", default=None)
 """For whom the cluster's methods act inside work, so that several runners can share one `Cluster` in a process."""
 
 _STOPPED = State.STOPPED  # for what each call asks: a member of an enum takes longer to find
@@ -114,8 +114,8 @@ class Cluster:
             hint=lambda seat: self._acting().calling.posting.hint(seat),
             writing=self._writing,
         )
-        self._entities = Entities(self, self._acting)
-        self._singletons = SingletonRoom(self)
+        self._entities = EntityRegistry(self, self._acting)
+        self._singletons = SingletonRegistry(self)
         heartbeat_s = self.settings.heartbeat.total_seconds()
         self.singletons = Singletons(
             self._acting,
@@ -125,14 +125,14 @@ class Cluster:
             writing=self._writing,
         )
         self._setups: list[Setup] = []
-        self._running: Connection | None = None
+        self._running: Client | None = None
         self._runners: list[Runner] = []
 
     @cached_property
-    def _cron_room(self) -> CronRoom:
-        from coterie.cron.registry import CronRoom  # zones and calendars: only programs that have crons load them
+    def _cron_room(self) -> CronRegistry:
+        from coterie.cron.registry import CronRegistry  # zones and calendars: only programs that have crons load them
 
-        return CronRoom(self)
+        return CronRegistry(self)
 
     @cached_property
     def crons(self) -> Crons:
@@ -142,10 +142,10 @@ class Cluster:
         return Crons(self._acting, lambda: self._cron_room.known, writing=self._writing)
 
     @cached_property
-    def _workflow_room(self) -> WorkflowRoom:
-        from coterie.workflows.registry import WorkflowRoom
+    def _workflow_room(self) -> WorkflowRegistry:
+        from coterie.workflows.registry import WorkflowRegistry
 
-        return WorkflowRoom(self, self._start_workflow)
+        return WorkflowRegistry(self, self._start_workflow)
 
     @cached_property
     def workflows(self) -> Workflows:
@@ -399,7 +399,7 @@ class Cluster:
         self._setups.append(fn)
         return fn
 
-    def _define(self, room: Room, definition: Definition | None = None) -> None:
+    def _define(self, room: Workplace, definition: Definition | None = None) -> None:
         """Have runners that run already take up a definition: its seat, and who sits on it."""
         for runner in self._own_runners():
             runner.define(room, definition)
@@ -413,7 +413,7 @@ class Cluster:
 
     # Life
 
-    def run(self, *, teller: Teller | None = None, number: int = 1, wait: bool = True) -> None:
+    def run(self, *, teller: RunReporter | None = None, number: int = 1, wait: bool = True) -> None:
         """Be a runner until SIGTERM or Ctrl-C, then drain, hand over and leave. A second one ends at once.
 
         Probes, health and metrics are served at `http_listen` from before it starts until after it has left.
@@ -433,13 +433,13 @@ class Cluster:
             code 0 if everything was given back.
         """
 
-        def serving() -> Serving:
+        def serving() -> HttpServer:
             from coterie import web  # Starlette and uvicorn: only processes that serve load them
-            from coterie.web.server import Serving
+            from coterie.web.server import HttpServer
 
             running = self._present()
             supervisor = None if running is None else running.supervisor
-            return Serving(web.app(self), self.settings, number=number, supervisor=supervisor)
+            return HttpServer(web.app(self), self.settings, number=number, supervisor=supervisor)
 
         beside = None if self.settings.http_listen is None else serving
         main.run(self._begin, self.settings, beside=beside, teller=teller, wait=wait)
@@ -486,7 +486,7 @@ class Cluster:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Self]:
         """Take part as a client: it sends, it owns nothing. An empty database is set up on the way."""
-        connection = self._take(lambda: Connection(self.settings, system_doors(self.settings)))
+        connection = self._take(lambda: Client(self.settings, system_doors(self.settings)))
         with self._holding(connection):
             async with connection:
                 yield self
@@ -691,7 +691,7 @@ class Cluster:
 
     async def _start_workflow(
         self, workflow: Any, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
-    ) -> Started:
+    ) -> UnitStartResult:
         from coterie.workflows.api import start
 
         kind = self._workflow_room.of(workflow)
@@ -756,7 +756,7 @@ class Cluster:
             yield connection
 
     @contextmanager
-    def _holding(self, connection: Connection) -> Iterator[None]:
+    def _holding(self, connection: Client) -> Iterator[None]:
         try:
             yield
         finally:
@@ -783,7 +783,7 @@ class Cluster:
 
     def _new_runner(
         self,
-        doors: Doors | None = None,
+        doors: ClientParts | None = None,
         *,
         settings: Settings | None = None,
         definitions: Sequence[Definition] = (),
@@ -792,7 +792,7 @@ class Cluster:
         """A runner of this cluster, not started yet."""
         settings = settings or self.settings
         # Whoever brings occupants of his own has the shards for them, unless there are entities to sit there.
-        rooms: list[Room] = [self._entities] if occupy is nobody or self._entities.types else []
+        rooms: list[Workplace] = [self._entities] if occupy is nobody or self._entities.types else []
         rooms += [self._singletons] if self._singletons.known else []
         rooms += [vars(self)[room] for room in ("_cron_room", "_workflow_room") if room in vars(self)]
         made = Runner(
@@ -806,11 +806,11 @@ class Cluster:
         self._runners = [*self._own_runners(), made]
         return made
 
-    def _inside(self) -> Connection | None:
+    def _inside(self) -> Client | None:
         inside = acting.get()
         return inside[1] if inside is not None and inside[0] is self else None
 
-    def _present(self) -> Connection | None:
+    def _present(self) -> Client | None:
         return self._inside() or self._running
 
     def _claim(self) -> Claim | None:
@@ -829,7 +829,7 @@ class Cluster:
         inside = acting.get()
         return inside is not None and inside[0] is not self
 
-    def _writing(self, what: str) -> Connection:
+    def _writing(self, what: str) -> Client:
         """As `_acting`, for a write that is a commit of its own.
 
         Raises:
@@ -839,7 +839,7 @@ class Cluster:
             refuse_commit_of_its_own(what)
         return self._acting()
 
-    def _acting(self) -> Connection:
+    def _acting(self) -> Client:
         """Each call asks this, so it is written out."""
         inside = acting.get()
         running = inside[1] if inside is not None and inside[0] is self else self._running
@@ -854,7 +854,7 @@ class Cluster:
 class Runners:
     """`cluster.runners`: everybody who holds seats, or could."""
 
-    def __init__(self, acting: Callable[[], Connection], writing: Callable[[str], Connection]) -> None:
+    def __init__(self, acting: Callable[[], Client], writing: Callable[[str], Client]) -> None:
         self._acting = acting
         self._writing = writing
 
@@ -871,7 +871,7 @@ class Runners:
         await self._writing("cluster.runners.drain").drain(runner)
 
 
-def _is_of_this_process(connection: Connection) -> bool:
+def _is_of_this_process(connection: Client) -> bool:
     try:
         connection.origin.require_same()
     except Forked:

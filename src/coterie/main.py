@@ -52,7 +52,7 @@ _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Beside(Protocol):
+class SideService(Protocol):
     """A service that runs from before the runner starts until after it has left: the HTTP server."""
 
     @property
@@ -94,14 +94,14 @@ class Drain:
         return max(self.runner.settings.drain.total_seconds() - self.spent_s, 0.0)
 
 
-class Teller(Protocol):
+class RunReporter(Protocol):
     """Says what happens to a runner, to whoever started its process. Called on its loop."""
 
     def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
         """Its database cannot be reached, and it waits for it: told at once, and now and then."""
         ...
 
-    def announce(self, runner: Runner, beside: Beside | None) -> None:
+    def announce(self, runner: Runner, beside: SideService | None) -> None:
         """It runs."""
         ...
 
@@ -126,8 +126,8 @@ def run(
     begin: Callable[[], Runner],
     settings: Settings,
     *,
-    beside: Callable[[], Beside] | None = None,
-    teller: Teller | None = None,
+    beside: Callable[[], SideService] | None = None,
+    teller: RunReporter | None = None,
     wait: bool = True,
 ) -> None:
     """Run a runner until a signal has ended it, or somebody has stopped it.
@@ -225,8 +225,8 @@ class Signals:
 async def _live(
     begin: Callable[[], Runner],
     signals: Signals,
-    beside: Callable[[], Beside] | None,
-    teller: Teller,
+    beside: Callable[[], SideService] | None,
+    teller: RunReporter,
     *,
     wait: bool,
 ) -> bool:
@@ -248,7 +248,7 @@ async def _live(
 class Patience:
     """Tells that a runner waits for its database: at once, then each `_WAITING_TOLD_S`."""
 
-    def __init__(self, runner: Runner, teller: Teller) -> None:
+    def __init__(self, runner: Runner, teller: RunReporter) -> None:
         self._runner = runner
         self._teller = teller
         self._began_s: float | None = None
@@ -263,7 +263,7 @@ class Patience:
             self._teller.waits(self._runner, error.message, now_s - self._began_s)
 
 
-async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: Teller) -> None:
+async def _run(runner: Runner, signals: Signals, beside: SideService | None, teller: RunReporter) -> None:
     following = Tasks("teller")
     try:
         await runner.start()
@@ -282,7 +282,7 @@ async def _run(runner: Runner, signals: Signals, beside: Beside | None, teller: 
         raise runner.lost
 
 
-async def _drain(runner: Runner, teller: Teller) -> None:
+async def _drain(runner: Runner, teller: RunReporter) -> None:
     loop, held = asyncio.get_running_loop(), tuple(runner.seats)
     began_s = loop.time()
 
@@ -310,7 +310,7 @@ class Logged:
     def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
         log.warning("runner %s waits for its database (%.0fs so far): %s", runner.name, waited_s, problem)
 
-    def announce(self, runner: Runner, beside: Beside | None) -> None:
+    def announce(self, runner: Runner, beside: SideService | None) -> None:
         url, address = redacted_url(runner.settings.url), runner.transport.address
         lines = [f"coterie runner {runner.name} of cluster {runner.settings.name} on {url}, listening on {address}"]
         lines += [] if beside is None else [f"coterie runner {runner.name}: {beside.announcement}"]

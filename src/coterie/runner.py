@@ -15,14 +15,14 @@ from contextlib import AsyncExitStack
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
-from coterie.client import Connection
+from coterie.client import Client
 from coterie.errors import CoterieError, StorageReplaced
 from coterie.kernel import spans
 from coterie.kernel.ids import Seat, new_incarnation
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Service, State
 from coterie.observe import otlp
-from coterie.observe.collect import Answering
+from coterie.observe.collect import FactsServer
 from coterie.observe.facts import facts_of
 from coterie.ownership.membership import Membership
 from coterie.setup import Setups
@@ -33,7 +33,7 @@ from coterie.work.pruner import TABLES
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from coterie.client import Doors
+    from coterie.client import ClientParts
     from coterie.kernel.supervisor import FailingTask
     from coterie.observe.facts import LocalFacts
     from coterie.ownership.admission import Definition
@@ -50,7 +50,7 @@ _REBIRTH = Retry(attempts=20, base="100ms", max="5s")
 """Pauses between two tries to come back after an eviction; the last one repeats for as long as it takes."""
 
 
-class Room(Protocol):
+class Workplace(Protocol):
     """An upper room (entities, singletons, crons): what it defines, and who sits on its seats."""
 
     @property
@@ -67,7 +67,7 @@ class Room(Protocol):
         ...
 
 
-class Nobody:
+class NoOccupant:
     """Sits on a seat and does nothing."""
 
     async def drain(self) -> None:
@@ -77,7 +77,7 @@ class Nobody:
         """Nothing runs."""
 
 
-class Together:
+class Workplaces:
     """All on one seat: the entities of a shard, and its workflows, which may come later."""
 
     def __init__(self, occupants: Sequence[Occupant]) -> None:
@@ -108,10 +108,10 @@ def name_of(settings: Settings) -> str:
 
 def nobody(_: Runner) -> Occupy:
     """Seats are held, and nothing is done on them."""
-    return lambda _: Nobody()
+    return lambda _: NoOccupant()
 
 
-class Life(Service):
+class RunnerLife(Service):
     """A runner from one registration to its end. It stops at once; `Membership.leave` comes before, if at all."""
 
     def __init__(self, transport: Transport, membership: Membership, settled: Callable[[], None]) -> None:
@@ -136,7 +136,7 @@ class Life(Service):
         self._settled()
 
 
-class Runner(Connection):
+class Runner(Client):
     """One process's part in a cluster, as a runner.
 
     Args:
@@ -156,9 +156,9 @@ class Runner(Connection):
     def __init__(
         self,
         settings: Settings,
-        doors: Doors,
+        doors: ClientParts,
         *,
-        rooms: Sequence[Room] = (),
+        rooms: Sequence[Workplace] = (),
         definitions: Sequence[Definition] = (),
         occupy: Callable[[Runner], Occupy] = nobody,
         setups: Sequence[Setup] = (),
@@ -187,8 +187,8 @@ class Runner(Connection):
         self._setups = Setups(setups)
         self._tenures: dict[str, Tenure] = {}
         self._credentials = ""
-        self._seated: dict[str, Together] = {}
-        self._life: Life | None = None
+        self._seated: dict[str, Workplaces] = {}
+        self._life: RunnerLife | None = None
         self._settled = asyncio.Event()
         self._missing = "it is not started"
         self._began_ns = doors.clock.steady_ns()
@@ -237,7 +237,7 @@ class Runner(Connection):
         """Have a room told when there is something new to do on a seat of its kind, and what it is about."""
         self._wakers.setdefault(kind, []).append(wake)
 
-    def define(self, room: Room, definition: Definition | None) -> None:
+    def define(self, room: Workplace, definition: Definition | None) -> None:
         """Take up what the program defined after this runner was made. May be called from any thread.
 
         Args:
@@ -253,7 +253,7 @@ class Runner(Connection):
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._define, room, definition)
 
-    def _define(self, room: Room, definition: Definition | None) -> None:
+    def _define(self, room: Workplace, definition: Definition | None) -> None:
         if self.state in (State.STOPPING, State.STOPPED):
             return
         if all(each is not room for each in self._rooms):
@@ -264,7 +264,7 @@ class Runner(Connection):
                 log.info("runner %s takes up %s, which was defined after its start", self.name, definition.seat)
                 self._life.membership.define(definition)
 
-    def _admit(self, room: Room) -> None:
+    def _admit(self, room: Workplace) -> None:
         """Have a room sit on the seats of its kind, also those that are held already."""
         self._rooms.append(room)
         occupy = room.occupants(self)
@@ -285,7 +285,7 @@ class Runner(Connection):
             await self._life.membership.resign(seat, cause=cause, error=error)
 
     async def ask_to_resign(self, holder: RunnerRow, seat: SeatRow, *, within_s: float) -> None:
-        """Have a runner, perhaps this one, give up a seat. See `Connection`."""
+        """Have a runner, perhaps this one, give up a seat. See `Client`."""
         if holder.id == self.incarnation:
             await self.resign(seat.name)
         else:
@@ -344,7 +344,7 @@ class Runner(Connection):
                 last.push_async_callback(self._life.stop)
                 await self._leave(self._life)
 
-    async def _leave(self, life: Life) -> None:
+    async def _leave(self, life: RunnerLife) -> None:
         """Hand over what this life holds. One that lost its place is being stopped already, and holds nothing."""
         try:
             if life.state is life.membership.state is State.RUNNING and self.lost is None:
@@ -360,8 +360,8 @@ class Runner(Connection):
         routes = Routes()
         transport = self._transport = self._new_transport(routes, listens=True)
         self.calling.join(transport, routes)
-        routes.take(Route.OBSERVE, Answering(self.facts))
-        self._life = Life(transport, self._new_membership(transport, routes), self._has_settled)
+        routes.take(Route.OBSERVE, FactsServer(self.facts))
+        self._life = RunnerLife(transport, self._new_membership(transport, routes), self._has_settled)
         await self._life.start()
         self._missing = ""  # from here on its membership knows
 
@@ -456,5 +456,5 @@ class Runner(Connection):
         self._tenures[tenure.seat] = tenure
         kind, _ = Seat.split(tenure.seat)
         occupants = [occupy(tenure) for occupy in self._occupiers.get(kind, [self._occupy_rest])]
-        seated = self._seated[tenure.seat] = Together(occupants)
+        seated = self._seated[tenure.seat] = Workplaces(occupants)
         return seated

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage
 from tests.support.pooler import Pooler
@@ -31,7 +31,7 @@ Passing = Callable[[float], Awaitable[None]]
 
 def new_storage(url: str, *, name: str = "default", check_schema: bool = True) -> Storage:
     settings = Settings.load({"url": url, "name": name}, environ={})
-    clock, chance = SystemClock(), Chance()
+    clock, chance = SystemClock(), Random()
     return open_storage(settings, incarnation="0" * 31 + "1", clock=clock, chance=chance, check_schema=check_schema)
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from coterie.storage.contracts.messages import Commit, Filter, Setback
+from coterie.storage.contracts.messages import Commit, MessageFilter, Setback
 from coterie.storage.interface import KvPut
 from tests.contract import ticks
 from tests.contract.messages import S1, S2, A, joined, message, take
@@ -63,9 +63,9 @@ async def insert_all(storage: Storage, messages: list[Message]) -> None:
 
 async def forget_all(storage: Storage, claim: Claim) -> None:
     """What an example before this one has left."""
-    for each in await storage.messages.list(Filter(status="pending"), most=10_000):
+    for each in await storage.messages.list(MessageFilter(status="pending"), most=10_000):
         await storage.messages.cancel(each.id, claim if each.seat == claim.seat else None, reply=b"")
-    while await storage.messages.remove(Filter(), most=1000):
+    while await storage.messages.remove(MessageFilter(), most=1000):
         pass
 
 
@@ -145,7 +145,7 @@ async def test_lists_and_purges_over_pages_leave_out_nothing(
     told = await asyncio.gather(*(storage.messages.commit(Commit(claim, each, b"r")) for each in done))
     assert told == ["written"] * len(done)
     listed: list[str] = []
-    while rows := await storage.messages.list(Filter(), after=listed[-1] if listed else None, most=page):
+    while rows := await storage.messages.list(MessageFilter(), after=listed[-1] if listed else None, most=page):
         listed += [row.id for row in rows]
     assert listed == [each.id for each in made]
     ended_by = await storage.now()
@@ -156,7 +156,7 @@ async def test_lists_and_purges_over_pages_leave_out_nothing(
         more, after = await storage.messages.purge(after=after, retention_s=0, key_retention_s=0, most=page)
         removed += more
     assert removed == len(done)
-    left = [row.id for row in await storage.messages.list(Filter(), most=100)]
+    left = [row.id for row in await storage.messages.list(MessageFilter(), most=100)]
     assert left == [each for each in listed if each not in done]
 
 

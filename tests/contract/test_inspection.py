@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.contracts.messages import Commit, Message
 from coterie.storage.engines import open_storage
-from coterie.storage.interface import Claim, Declaration, Registration, StateSave
+from coterie.storage.interface import Claim, Registration, SeatDeclaration, StateSave
 
 if TYPE_CHECKING:
     from coterie.storage.interface import Storage
@@ -20,13 +20,13 @@ SEAT = "singleton:importer"
 
 def audited(url: str) -> Storage:
     settings = Settings.load({"url": url, "audit": True}, environ={})
-    return open_storage(settings, incarnation=A, clock=SystemClock(), chance=Chance())
+    return open_storage(settings, incarnation=A, clock=SystemClock(), chance=Random())
 
 
 async def test_what_was_written_in_the_name_of_a_seat_can_be_read_page_by_page(url: str) -> None:
     me = Registration(id=A, name="a", address="127.0.0.1:1", host_id="one", groups=("default",))
     async with audited(url) as storage, storage.ownership(A) as session:
-        await session.register(me, [Declaration(SEAT, "default")], ttl_s=60)
+        await session.register(me, [SeatDeclaration(SEAT, "default")], ttl_s=60)
         (grant,) = await session.acquire([SEAT])
         held, lost = Claim(A, SEAT, grant.epoch), Claim(A, SEAT, grant.epoch + 1)
         for version in range(3):
@@ -54,7 +54,7 @@ async def test_what_was_written_in_the_name_of_a_seat_can_be_read_page_by_page(u
 async def test_messages_that_have_ended_can_be_read_page_by_page(url: str) -> None:
     me = Registration(id=A, name="a", address="127.0.0.1:1", host_id="one", groups=("default",))
     async with audited(url) as storage, storage.ownership(A) as session:
-        await session.register(me, [Declaration("shard:default:1", "default")], ttl_s=60)
+        await session.register(me, [SeatDeclaration("shard:default:1", "default")], ttl_s=60)
         (grant,) = await session.acquire(["shard:default:1"])
         claim = Claim(A, "shard:default:1", grant.epoch)
         for number in range(3):

@@ -10,7 +10,7 @@ import pytest
 
 from coterie import LeadershipLost
 from coterie.kernel.context import within_cluster
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kv.changes import KeyValues
 from coterie.kv.store import KeyValueStore
@@ -28,7 +28,7 @@ __all__ = ["a", "b"]  # fixtures
 
 @pytest.fixture
 async def kv(storage: Storage) -> AsyncIterator[KeyValueStore[Any]]:
-    async with KeyValues(storage.kv, chance=Chance()) as values:
+    async with KeyValues(storage.kv, chance=Random()) as values:
         yield KeyValueStore(lambda: values, PLAIN)
 
 

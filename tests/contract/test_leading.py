@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import LeadershipLost
 from coterie.storage.contracts.executions import Stamp
-from coterie.storage.interface import ASIDE_MOST, Claim, Declaration, KvPut, Registration, StateLoaded, StateSave
+from coterie.storage.interface import ASIDE_MOST, Claim, KvPut, Registration, SeatDeclaration, StateLoaded, StateSave
 from tests.contract.test_states import S1, S2, A, B, a, b, evict, joined, take
 
 if TYPE_CHECKING:
@@ -357,4 +357,4 @@ async def test_progress_may_be_any_whole_number(storage: Storage, a: Ownership) 
 
 async def register(session: Ownership, seats: Sequence[str]) -> None:
     me = Registration(id=A, name=A, address="", host_id="", groups=("default",), knows=dict.fromkeys(seats, "f"))
-    await session.register(me, [Declaration(name, "default", "f") for name in seats], ttl_s=60)
+    await session.register(me, [SeatDeclaration(name, "default", "f") for name in seats], ttl_s=60)

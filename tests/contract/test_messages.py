@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.storage.contracts.messages import Commit, Message, Receipt, Setback, Waiting
+from coterie.storage.contracts.messages import Commit, Message, PendingMessages, Receipt, Setback
 from coterie.storage.interface import Claim
 from tests.contract.messages import CANCELLED, S1, S2, A, due_ids, id_of, joined, look, message, statuses, take
 
@@ -141,7 +141,7 @@ async def test_what_is_due_comes_by_seat_then_time_then_id(storage: Storage) -> 
     await storage.messages.insert(message(5, seat=S2, due_at=now - timedelta(seconds=60)))
     found = await storage.messages.due({S2: None, S1: None}, most=10)
     assert [(row.seat, int(row.id, 16)) for row in found.rows] == [(S1, 2), (S1, 3), (S1, 4), (S1, 1), (S2, 5)]
-    assert found.rows[0] == Waiting(S1, id_of(2), now - timedelta(seconds=30), "Account", "alice")
+    assert found.rows[0] == PendingMessages(S1, id_of(2), now - timedelta(seconds=30), "Account", "alice")
     assert now <= found.now <= await storage.now()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import LeadershipLost
-from coterie.storage.contracts.messages import Commit, Filter, Insert, Receipt, Setback
+from coterie.storage.contracts.messages import Commit, Insert, MessageFilter, Receipt, Setback
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
 from tests.contract.messages import A, B, change, id_of, joined, message, take
 
@@ -72,7 +72,7 @@ async def left(storage: Storage, claim: Claim) -> dict[str, Any]:
     return {
         "messages": [
             (row.id, row.status, row.attempts, [each.number for each in row.errors], row.key, row.reply)
-            for row in await storage.messages.list(Filter(), most=10_000)
+            for row in await storage.messages.list(MessageFilter(), most=10_000)
         ],
         "states": [await storage.states.load(claim, key) for key in ("k1", "k2", "k3")],
         "kv": [(entry.key, entry.value) for entry in await storage.kv.page("", after=None, most=100)],

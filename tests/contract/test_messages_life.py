@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.storage.contracts.messages import Commit, Filter, Setback, Suspicion
+from coterie.storage.contracts.messages import Commit, MessageFilter, Setback, Suspicion
 from coterie.storage.interface import Claim
 from tests.contract.messages import S1, S2, A, B, due_ids, evict, id_of, joined, look, message, register, statuses, take
 
@@ -145,7 +145,7 @@ async def test_c5_only_what_was_begun_alone_counts_a_loss_and_is_dead_at_the_lim
     ]
     assert await storage.messages.commit(Commit(claim, id_of(1))) == "gone"
     assert await storage.messages.mark(claim, id_of(1), Suspicion.ALONE) is False
-    assert [found.id for found in await storage.messages.list(Filter(status="dead"))] == [id_of(1)]
+    assert [found.id for found in await storage.messages.list(MessageFilter(status="dead"))] == [id_of(1)]
     assert (await storage.messages.backlog(most=9, dead_most=9)).dead == 1
     assert await storage.messages.revive(id=id_of(1)) == 1
     row = await look(storage, 1)
@@ -266,20 +266,20 @@ async def of_all_kinds(storage: Storage, a: Ownership) -> Claim:
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        (Filter(), [1, 2, 3, 4, 5, 6, 7, 8]),
-        (Filter(status="pending"), [1, 2, 8]),
-        (Filter(status="done"), [3, 4, 7]),
-        (Filter(status="dead"), [5, 6]),
-        (Filter(entity_type="Account", entity_id="bob"), [7]),
-        (Filter(entity_type="Other"), []),
-        (Filter(method="take"), [8]),
-        (Filter(status="done", entity_id="alice", method="add"), [3, 4]),
-        (Filter(older_than_s=3600), []),
-        (Filter(older_than_s=0), [1, 2, 3, 4, 5, 6, 7, 8]),
+        (MessageFilter(), [1, 2, 3, 4, 5, 6, 7, 8]),
+        (MessageFilter(status="pending"), [1, 2, 8]),
+        (MessageFilter(status="done"), [3, 4, 7]),
+        (MessageFilter(status="dead"), [5, 6]),
+        (MessageFilter(entity_type="Account", entity_id="bob"), [7]),
+        (MessageFilter(entity_type="Other"), []),
+        (MessageFilter(method="take"), [8]),
+        (MessageFilter(status="done", entity_id="alice", method="add"), [3, 4]),
+        (MessageFilter(older_than_s=3600), []),
+        (MessageFilter(older_than_s=0), [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
 )
 async def test_messages_are_listed_by_what_is_asked_in_order_of_their_ids(
-    storage: Storage, a: Ownership, passing: Passing, chosen: Filter, expected: list[int]
+    storage: Storage, a: Ownership, passing: Passing, chosen: MessageFilter, expected: list[int]
 ) -> None:
     await of_all_kinds(storage, a)
     await passing(0.005)
@@ -307,7 +307,7 @@ async def test_age_counts_from_the_end_if_there_was_one(storage: Storage, a: Own
     await filled(storage, 1, 2)
     await passing(0.5)
     await storage.messages.commit(Commit(claim, id_of(1)))
-    rows = await storage.messages.list(Filter(older_than_s=0.4))
+    rows = await storage.messages.list(MessageFilter(older_than_s=0.4))
     assert [row.id for row in rows] == [id_of(2)] or await aged(storage, 1, 0.4)
 
 
@@ -320,25 +320,25 @@ async def test_only_what_has_ended_is_removed(
 ) -> None:
     await of_all_kinds(storage, a)
     removed = 0
-    while count := await storage.messages.remove(Filter(status=status), most=2):
+    while count := await storage.messages.remove(MessageFilter(status=status), most=2):
         assert count <= 2
         removed += count
     assert removed == 8 - len(left)
-    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == left
+    assert [int(row.id, 16) for row in await storage.messages.list(MessageFilter())] == left
 
 
 async def test_messages_are_counted_up_to_a_bound(storage: Storage, a: Ownership) -> None:
     await of_all_kinds(storage, a)
     for chosen, expected in [
-        (Filter(), 8),
-        (Filter(status="pending"), 3),
-        (Filter(status="done"), 3),
-        (Filter(status="dead"), 2),
-        (Filter(status="dead", entity_type="Account", entity_id="bob"), 0),
-        (Filter(status="done", entity_type="Account", entity_id="bob"), 1),
-        (Filter(method="take"), 1),
-        (Filter(older_than_s=3600), 0),
-        (Filter(status="dead", older_than_s=3600), 0),
+        (MessageFilter(), 8),
+        (MessageFilter(status="pending"), 3),
+        (MessageFilter(status="done"), 3),
+        (MessageFilter(status="dead"), 2),
+        (MessageFilter(status="dead", entity_type="Account", entity_id="bob"), 0),
+        (MessageFilter(status="done", entity_type="Account", entity_id="bob"), 1),
+        (MessageFilter(method="take"), 1),
+        (MessageFilter(older_than_s=3600), 0),
+        (MessageFilter(status="dead", older_than_s=3600), 0),
     ]:
         assert await storage.messages.count(chosen, most=100) == expected, chosen
         assert await storage.messages.count(chosen, most=1) == min(expected, 1), chosen
@@ -350,14 +350,14 @@ async def test_of_those_named_only_what_has_ended_so_is_discarded(storage: Stora
     assert await storage.messages.discard(named, "dead") == 2
     assert await storage.messages.discard(named, "dead") == 0
     assert await storage.messages.discard(named, "done") == 1
-    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == [1, 2, 4, 7, 8]
+    assert [int(row.id, 16) for row in await storage.messages.list(MessageFilter())] == [1, 2, 4, 7, 8]
 
 
 async def test_removing_goes_by_the_filter(storage: Storage, a: Ownership) -> None:
     await of_all_kinds(storage, a)
-    assert await storage.messages.remove(Filter(older_than_s=3600), most=10) == 0
-    assert await storage.messages.remove(Filter(entity_type="Account", entity_id="bob"), most=10) == 1
-    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == [1, 2, 3, 4, 5, 6, 8]
+    assert await storage.messages.remove(MessageFilter(older_than_s=3600), most=10) == 0
+    assert await storage.messages.remove(MessageFilter(entity_type="Account", entity_id="bob"), most=10) == 1
+    assert [int(row.id, 16) for row in await storage.messages.list(MessageFilter())] == [1, 2, 3, 4, 5, 6, 8]
 
 
 async def purged(
@@ -383,7 +383,7 @@ async def test_what_was_done_long_enough_ago_is_purged_and_nothing_else(
     await passing(0.005)
     assert (await purged(storage, retention_s=3600, key_retention_s=3600))[0] == 0
     assert (await purged(storage))[0] == 3
-    assert [int(row.id, 16) for row in await storage.messages.list(Filter())] == [1, 2, 5, 6, 8]
+    assert [int(row.id, 16) for row in await storage.messages.list(MessageFilter())] == [1, 2, 5, 6, 8]
     assert await purged(storage, most=100) == (0, 1)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.ownership.lease_thread import ThreadAside
-from coterie.storage.interface import Declaration, KvPut, Registration, SeatRow, checksum
+from coterie.ownership.lease_thread import ThreadSideLoop
+from coterie.storage.interface import KvPut, Registration, SeatDeclaration, SeatRow, checksum
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 S1, S2, S10, LONE = "shard:default:1", "shard:default:2", "shard:default:10", "singleton:lone"
-SHARDS = [Declaration(name, "default") for name in (S10, S2, S1)]
+SHARDS = [SeatDeclaration(name, "default") for name in (S10, S2, S1)]
 LONG_S = 60.0
 
 
@@ -28,7 +28,7 @@ def who(id: str, **values: Any) -> Registration:
     return Registration(id=id, **{**told, **values})
 
 
-async def join(session: Ownership, id: str, *seats: Declaration, ttl_s: float = LONG_S, **values: Any) -> None:
+async def join(session: Ownership, id: str, *seats: SeatDeclaration, ttl_s: float = LONG_S, **values: Any) -> None:
     knows = {seat.name: seat.fingerprint for seat in seats}
     await session.register(who(id, knows=knows, **values), [*SHARDS, *seats], ttl_s=ttl_s)
 
@@ -126,7 +126,7 @@ async def test_an_empty_cluster_has_an_empty_view(storage: Storage) -> None:
 async def test_an_incarnation_registers_once(a: Ownership) -> None:
     """INV-F1: identity is the incarnation; and a refused registration declares nothing."""
     with pytest.raises(PersistenceError) as caught:
-        await a.register(who(A, name="again"), [Declaration("singleton:new", "default")], ttl_s=LONG_S)
+        await a.register(who(A, name="again"), [SeatDeclaration("singleton:new", "default")], ttl_s=LONG_S)
     assert caught.value.outcome == "refused"
     view = await a.view()
     assert [runner.name for runner in view.runners] == ["runner a"]
@@ -143,7 +143,7 @@ async def test_declaring_again_changes_nothing(a: Ownership, b: Ownership) -> No
 
 async def test_many_seats_are_declared_at_once(a: Ownership) -> None:
     names = [f"shard:wide:{number}" for number in range(3000)]
-    await a.declare([Declaration(name, "wide") for name in names])
+    await a.declare([SeatDeclaration(name, "wide") for name in names])
     assert len(await take(a, *names)) == 3000
     held = {each.name: each.epoch for each in (await a.view()).seats if each.holder == A}
     assert (await renewed(a)).held == checksum(held)
@@ -152,7 +152,7 @@ async def test_many_seats_are_declared_at_once(a: Ownership) -> None:
 async def test_runners_that_join_at_once_all_do(storage: Storage) -> None:
     async def live(number: int) -> None:
         async with storage.ownership(f"{number:032x}") as session:
-            await join(session, f"{number:032x}", Declaration(LONE, "default", f"f{number % 2}"))
+            await join(session, f"{number:032x}", SeatDeclaration(LONE, "default", f"f{number % 2}"))
 
     await asyncio.gather(*(live(number) for number in range(8)))
     view = await storage.view()
@@ -174,9 +174,9 @@ async def test_the_first_decides_what_all_agree_on(a: Ownership, b: Ownership) -
 
 
 async def test_a_new_definition_replaces_the_current_one(a: Ownership, b: Ownership) -> None:
-    await a.declare([Declaration(LONE, "default", "v1")])
+    await a.declare([SeatDeclaration(LONE, "default", "v1")])
     before = seat(await a.view(), LONE)
-    await b.declare([Declaration(LONE, "gpu", "v2")])
+    await b.declare([SeatDeclaration(LONE, "gpu", "v2")])
     after = seat(await a.view(), LONE)
     assert (before.fingerprint, after.fingerprint) == ("v1", "v2")
     assert (before.group, after.group) == ("default", "gpu")
@@ -184,17 +184,17 @@ async def test_a_new_definition_replaces_the_current_one(a: Ownership, b: Owners
 
 
 async def test_a_new_definition_leaves_holder_and_epoch_alone(a: Ownership, b: Ownership) -> None:
-    await a.declare([Declaration(LONE, "default", "v1")])
+    await a.declare([SeatDeclaration(LONE, "default", "v1")])
     await a.acquire([LONE])
-    await b.declare([Declaration(LONE, "default", "v2")])
+    await b.declare([SeatDeclaration(LONE, "default", "v2")])
     found = seat(await b.view(), LONE)
     assert (found.fingerprint, found.holder, found.epoch) == ("v2", A, 1)
 
 
 async def test_the_current_definition_stays_in_force_since_it_came(a: Ownership, b: Ownership) -> None:
-    await a.declare([Declaration(LONE, "default", "v1")])
+    await a.declare([SeatDeclaration(LONE, "default", "v1")])
     before = seat(await a.view(), LONE)
-    await b.declare([Declaration(LONE, "default", "v1")])
+    await b.declare([SeatDeclaration(LONE, "default", "v1")])
     assert seat(await a.view(), LONE) == before
 
 
@@ -202,14 +202,14 @@ async def test_a_definition_after_the_registration_is_declared_and_its_runner_is
     """Line by line: what it knew stays, an odd name too; the definition becomes current as at a registration [M8]."""
     odd = "cron:\"a'.b$\\"
     async with storage.ownership(A) as a, storage.ownership(B) as b:
-        await join(a, A, Declaration(LONE, "default", "v1"))
+        await join(a, A, SeatDeclaration(LONE, "default", "v1"))
         await join(b, B)
-        assert await b.define([Declaration(LONE, "default", "v2"), Declaration(odd, "gpu", "v1")])
+        assert await b.define([SeatDeclaration(LONE, "default", "v2"), SeatDeclaration(odd, "gpu", "v1")])
         view = await a.view()
         knows = {row.id: row.knows for row in view.runners}
         assert knows == {A: {LONE: "v1"}, B: {LONE: "v2", odd: "v1"}}
         assert (seat(view, LONE).fingerprint, seat(view, odd).group) == ("v2", "gpu")
-        assert await a.define([Declaration(odd, "gpu", "v1")])
+        assert await a.define([SeatDeclaration(odd, "gpu", "v1")])
         assert {row.id: row.knows for row in (await b.view()).runners} == {
             A: {LONE: "v1", odd: "v1"},
             B: {LONE: "v2", odd: "v1"},
@@ -221,13 +221,13 @@ async def test_a_runner_that_was_evicted_defines_nothing(storage: Storage) -> No
         await join(a, A)
         await join(b, B)
         await b.leave()
-        assert not await b.define([Declaration("cron:x", "default", "v1")])
+        assert not await b.define([SeatDeclaration("cron:x", "default", "v1")])
         assert "cron:x" not in {row.name for row in (await a.view()).seats}
 
 
 async def test_an_older_definition_waits_while_a_runner_has_the_current_one(storage: Storage) -> None:
     """M8: a runner of the last release that restarts during a deploy brings its schedule back to nobody."""
-    v1, v2 = Declaration(LONE, "default", "v1"), Declaration(LONE, "default", "v2")
+    v1, v2 = SeatDeclaration(LONE, "default", "v1"), SeatDeclaration(LONE, "default", "v2")
     async with storage.ownership(A) as old, storage.ownership(B) as new, storage.ownership(C) as late:
         await join(old, A, v1)
         await join(new, B, v2)
@@ -240,7 +240,7 @@ async def test_an_older_definition_waits_while_a_runner_has_the_current_one(stor
 
 async def test_an_older_definition_comes_back_when_nobody_has_the_current_one(storage: Storage) -> None:
     """M8: a finished rollback."""
-    v1, v2 = Declaration(LONE, "default", "v1"), Declaration(LONE, "default", "v2")
+    v1, v2 = SeatDeclaration(LONE, "default", "v1"), SeatDeclaration(LONE, "default", "v2")
     async with storage.ownership(A) as old, storage.ownership(B) as new:
         await join(old, A, v1)
         await join(new, B, v2)
@@ -254,7 +254,7 @@ async def test_an_older_definition_comes_back_when_nobody_has_the_current_one(st
 
 
 async def test_a_runner_that_registers_alone_brings_an_older_definition_back(storage: Storage) -> None:
-    v1, v2 = Declaration(LONE, "default", "v1"), Declaration(LONE, "default", "v2")
+    v1, v2 = SeatDeclaration(LONE, "default", "v1"), SeatDeclaration(LONE, "default", "v2")
     for runner, definition in ((A, v1), (B, v2), (C, v1)):
         async with storage.ownership(runner) as session:
             await join(session, runner, definition)
@@ -391,7 +391,7 @@ async def test_the_checksum_names_what_the_table_says_i_hold(a: Ownership, b: Ow
 
 async def test_names_beyond_ascii_are_in_the_checksum(a: Ownership) -> None:
     names = ["singleton:ä", "singleton:z", "singleton:日本"]
-    await a.declare([Declaration(name, "default", "f") for name in names])
+    await a.declare([SeatDeclaration(name, "default", "f") for name in names])
     await a.acquire(names)
     assert (await renewed(a)).held == checksum(dict.fromkeys(names, 1))
 
@@ -406,7 +406,7 @@ async def test_the_stamp_is_another_one_whenever_a_seat_changed(a: Ownership, b:
 
     await look()
     for definition in ("v1", "v2"):
-        await a.declare([Declaration(LONE, "default", definition)])
+        await a.declare([SeatDeclaration(LONE, "default", definition)])
         await look()
     for epoch in (1, 2):
         await a.acquire([S1])
@@ -611,17 +611,17 @@ async def test_clusters_in_one_database_are_strangers_m7_lock_14(
 
 async def test_two_clusters_define_one_name_each_for_itself_m7(storage: Storage, neighbour: Storage) -> None:
     async with storage.ownership(A) as a, neighbour.ownership(B) as b:
-        await join(a, A, Declaration(LONE, "default", "v1"))
-        await join(b, B, Declaration(LONE, "default", "v1"))
-        await b.declare([Declaration(LONE, "default", "v2")])
-        await a.declare([Declaration(LONE, "default", "v2")])
+        await join(a, A, SeatDeclaration(LONE, "default", "v1"))
+        await join(b, B, SeatDeclaration(LONE, "default", "v1"))
+        await b.declare([SeatDeclaration(LONE, "default", "v2")])
+        await a.declare([SeatDeclaration(LONE, "default", "v2")])
         assert seat(await storage.view(), LONE).fingerprint == "v2", "seen in the other cluster only"
 
 
 async def test_a_runner_of_another_cluster_keeps_no_definition_current_m7(
     storage: Storage, neighbour: Storage, a: Ownership
 ) -> None:
-    v1, v2 = Declaration(LONE, "default", "v1"), Declaration(LONE, "default", "v2")
+    v1, v2 = SeatDeclaration(LONE, "default", "v1"), SeatDeclaration(LONE, "default", "v2")
     async with neighbour.ownership(B) as stranger, storage.ownership(C) as c:
         await a.declare([v1])
         await join(stranger, B, v2)
@@ -643,7 +643,7 @@ async def test_a_session_lives_on_the_loop_that_opened_it(storage: Storage) -> N
             await session.release(S1, granted[S1])
             return granted
 
-    async with ThreadAside() as aside:
+    async with ThreadSideLoop() as aside:
         granted, *_ = await asyncio.gather(
             aside.run(live), *(storage.kv.put(KvPut(f"k{number}", b"", number)) for number in range(20))
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.storage.interface import KvPut
@@ -25,7 +25,7 @@ MANY = 2_100
 
 def pruner(storage: Storage, **settings: Any) -> Pruner:
     given = Settings.load({"retention": "30s", "key_retention": "30s", **settings}, environ={})
-    return Pruner(storage, given, chance=Chance(1), supervisor=Supervisor(Chance(1)))
+    return Pruner(storage, given, chance=Random(1), supervisor=Supervisor(Random(1)))
 
 
 async def execute(storage: Any, *, sqlite: str, postgres: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coterie.storage.interface import Claim, Declaration, KvPut, KvSwap, Registration, StateLoaded, StateSave
+from coterie.storage.interface import Claim, KvPut, KvSwap, Registration, SeatDeclaration, StateLoaded, StateSave
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ async def joined(storage: Storage, id: str) -> AsyncIterator[Ownership]:
 async def register(session: Ownership, id: str) -> None:
     knows = {S1: "f", S2: "f"}
     me = Registration(id=id, name=id, address="", host_id="", groups=("default",), knows=knows)
-    seats = [Declaration(name, "default", fingerprint) for name, fingerprint in knows.items()]
+    seats = [SeatDeclaration(name, "default", fingerprint) for name, fingerprint in knows.items()]
     await session.register(me, seats, ttl_s=60)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.kernel.ids import Seat
-from coterie.storage.contracts.ticks import Take, Verdict
-from coterie.storage.interface import Claim, Declaration
+from coterie.storage.contracts.ticks import CronTakeover, Verdict
+from coterie.storage.interface import Claim, SeatDeclaration
 from tests.contract.test_states import A, B, evict
 from tests.contract.ticks import (
     FINGERPRINT,
@@ -46,7 +46,7 @@ from tests.contract.ticks import (
 )
 
 if TYPE_CHECKING:
-    from coterie.storage.contracts.ticks import Claimed
+    from coterie.storage.contracts.ticks import ClaimResult
     from coterie.storage.interface import Ownership, Storage
     from tests.contract.conftest import Passing
 
@@ -69,9 +69,9 @@ class TestTake:
         await storage.ticks.trigger(N1)
         before = await everything(storage)
         for other in not_held(claim):
-            assert await storage.ticks.take([Take(other, N1, "{}")]) == {}
+            assert await storage.ticks.take([CronTakeover(other, N1, "{}")]) == {}
         assert await everything(storage) == before
-        books = await storage.ticks.take([Take(not_held(claim)[0], N2, "no"), Take(claim, N1, "yes")])
+        books = await storage.ticks.take([CronTakeover(not_held(claim)[0], N2, "no"), CronTakeover(claim, N1, "yes")])
         assert list(books) == [N1]
         assert ((await cron(storage)).definition, (await cron(storage, N2)).definition) == ("yes", "")
         assert row in books[N1].open
@@ -85,9 +85,9 @@ class TestTake:
         await lose(how, old, a, b)
         await storage.ticks.trigger(N1)
         before = await everything(storage)
-        assert await storage.ticks.take([Take(old, N1, "stale")]) == {}
+        assert await storage.ticks.take([CronTakeover(old, N1, "stale")]) == {}
         await regained(how, a, b)
-        assert await storage.ticks.take([Take(old, N1, "stale")]) == {}
+        assert await storage.ticks.take([CronTakeover(old, N1, "stale")]) == {}
         assert await everything(storage) == before
 
     async def test_what_others_are_told_stays_until_it_is_told_anew(self, storage: Storage, a: Ownership) -> None:
@@ -186,7 +186,9 @@ class TestTake:
         names = [f"cron {number:03}" for number in range(300)]
         async with joined(storage, A, *names) as session:
             grants = await session.acquire([Seat.cron(name) for name in names])
-            takes = [Take(Claim(A, each.name, each.epoch), each.name.partition(":")[2], each.name) for each in grants]
+            takes = [
+                CronTakeover(Claim(A, each.name, each.epoch), each.name.partition(":")[2], each.name) for each in grants
+            ]
             for name in names[::10]:
                 await storage.ticks.trigger(name)
             books = await storage.ticks.take(takes)
@@ -360,7 +362,7 @@ class TestClaim:
         assert first.told == "early"
         assert first.now < soon
         assert await history(storage) == []
-        last: Claimed = first
+        last: ClaimResult = first
         async with asyncio.timeout(30):
             while last.told == "early":
                 assert last.now < soon
@@ -402,7 +404,7 @@ class TestClaim:
         early = Verdict(future, future)
         assert await storage.ticks.pause(N1)
         assert await told(storage, claim, at(0), early) == "paused"
-        await b.declare([Declaration(claim.seat, "default", "s2:o1")])
+        await b.declare([SeatDeclaration(claim.seat, "default", "s2:o1")])
         assert await told(storage, claim, at(0), early) == "redefined"
         assert await told(storage, claim, None, early) == "moved"
         assert await a.release(claim.seat, claim.epoch)
@@ -416,7 +418,7 @@ class TestDefinitions:
         """M8: what was due before is the old schedule's, to the microsecond; what comes then is the new one's."""
         claim = await grant(a, A)
         await taken(storage, claim)
-        await b.declare([Declaration(claim.seat, "default", "s2:o1")])
+        await b.declare([SeatDeclaration(claim.seat, "default", "s2:o1")])
         book = await taken(storage, claim)
         since = book.effective_from
         assert (book.fingerprint, since) == fingerprint(await storage.view())
@@ -435,7 +437,7 @@ class TestDefinitions:
         self, storage: Storage, a: Ownership, b: Ownership
     ) -> None:
         claim = await grant(a, A)
-        await b.declare([Declaration(claim.seat, "default", "s2:o1")])
+        await b.declare([SeatDeclaration(claim.seat, "default", "s2:o1")])
         assert await told(storage, claim, None, runs(0), schedule="s2") == "written"
 
     @pytest.mark.parametrize(
@@ -462,7 +464,7 @@ class TestDefinitions:
             claim = await grant(first, A)
             before = await storage.view()
             renewed = await first.renew(ttl_s=60)
-            await second.declare([Declaration(claim.seat, "default", new)])
+            await second.declare([SeatDeclaration(claim.seat, "default", new)])
             after = await storage.view()
             renewed_after = await first.renew(ttl_s=60)
             assert fingerprint(after)[0] == new
@@ -483,7 +485,7 @@ class TestDefinitions:
         async with joined(storage, B, N1, fingerprint="s1:o2") as new:
             stamps = {before.stamp, (await storage.view()).stamp}
             await new.leave()
-        await a.declare([Declaration(Seat.cron(N1), "default", FINGERPRINT)])
+        await a.declare([SeatDeclaration(Seat.cron(N1), "default", FINGERPRINT)])
         after = await storage.view()
         assert fingerprint(after) == fingerprint(before)
         assert len(stamps) == 2

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, Entity, KeyConflict, PersistenceError, RemoteError, Retry, WorkflowNotFound, rpc
-from coterie.client import Connection
-from coterie.storage.user_transaction import Undertaking
+from coterie.client import Client
+from coterie.storage.user_transaction import UserTransaction
 from coterie.workflows import registry
 
 if TYPE_CHECKING:
@@ -214,13 +214,13 @@ async def test_of_two_transactions_that_start_one_id_at_once_one_starts_it(
     async with running(place) as program:
         both = asyncio.Barrier(2)
         orders: list[list[str]] = []
-        right = Undertaking._commit
+        right = UserTransaction._commit
 
-        async def commit(self: Undertaking, write: Commit, starts: Any) -> Committed:
+        async def commit(self: UserTransaction, write: Commit, starts: Any) -> Committed:
             orders.append([start.id for start in starts])
             return await right(self, write, starts)
 
-        monkeypatch.setattr(Undertaking, "_commit", commit)
+        monkeypatch.setattr(UserTransaction, "_commit", commit)
 
         def order(row: int, *ids: str) -> Body:
             async def body(sql: Transaction) -> None:
@@ -248,21 +248,21 @@ async def test_a_commit_whose_answer_is_lost_leaves_both_or_neither(
     place: str, monkeypatch: pytest.MonkeyPatch, happened: bool
 ) -> None:
     """As if its process were killed: the hint is lost too, and the run is found; a second attempt starts no other."""
-    right = Undertaking._commit
+    right = UserTransaction._commit
     lost: list[Committed | None] = []
 
-    async def commit(self: Undertaking, write: Commit, starts: Any) -> Committed:
+    async def commit(self: UserTransaction, write: Commit, starts: Any) -> Committed:
         if lost or not starts:
             return await right(self, write, starts)
         await (right(self, write, starts) if happened else self.rollback())
         lost.append("written" if happened else None)
         raise PersistenceError(doing="commit", problem="the connection broke", outcome="unknown")
 
-    async def wake(self: Connection, seat: str, *, about: str = "", fresh: bool = False) -> None:
+    async def wake(self: Client, seat: str, *, about: str = "", fresh: bool = False) -> None:
         """A hint that gets lost."""
 
-    monkeypatch.setattr(Undertaking, "_commit", commit)
-    monkeypatch.setattr(Connection, "wake", wake)
+    monkeypatch.setattr(UserTransaction, "_commit", commit)
+    monkeypatch.setattr(Client, "wake", wake)
     monkeypatch.setattr(registry, "_SWEEP_S", 0.1)
     async with running(place) as program:
         assert await program.do("stored rpc", program.order(1)) == "1"

@@ -12,7 +12,7 @@ import pytest
 
 from coterie import Cluster, Entity, MessageDead, PersistenceError, RemoteError, Retry, rpc
 from coterie.entities.persisted import poller
-from coterie.storage.user_transaction import Undertaking
+from coterie.storage.user_transaction import UserTransaction
 from coterie.testing import probe
 from tests.contract import shops
 from tests.contract.shops import Clerk, Refused, Shop, Stage, audited, books, running
@@ -214,10 +214,10 @@ async def test_a_commit_whose_answer_is_lost_counts_once(
     cluster: Cluster, stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, happened: bool
 ) -> None:
     """GAP-16, 0.6: nobody takes it for done or for failed: storage tells, whoever asks."""
-    right = Undertaking.commit
+    right = UserTransaction.commit
     lost: list[Committed | None] = []
 
-    async def commit(self: Undertaking, write: Commit) -> Committed:
+    async def commit(self: UserTransaction, write: Commit) -> Committed:
         if lost or self._began is None:
             return await right(self, write)
         if happened:
@@ -227,7 +227,7 @@ async def test_a_commit_whose_answer_is_lost_counts_once(
             lost.append(None)
         raise PersistenceError(doing="commit", problem="the connection broke", outcome="unknown")
 
-    monkeypatch.setattr(Undertaking, "commit", commit)
+    monkeypatch.setattr(UserTransaction, "commit", commit)
     order = getattr(cluster.ref(Shop, "a"), method)
     if method == "order":
         assert await order(1) == 1

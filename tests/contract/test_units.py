@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from coterie.storage.contracts.units import DeferredRow, StepKind, UnitEnded, UnitEnding, UnitStatus
+from coterie.storage.contracts.units import DeferredRow, StepKind, UnitEnding, UnitEndResult, UnitStatus
 from coterie.storage.interface import Claim
 from tests.contract.test_states import A, B, evict
 from tests.contract.units import (
@@ -317,7 +317,7 @@ class TestEnd:
         await stepped(storage, claim, U)
         await resolved(storage, U)
         told = await ended(storage, claim, U, status=status, value=b"\x00v", error=b"\xffe", outcome=b"ignored")
-        assert told == UnitEnded("written", None)
+        assert told == UnitEndResult("written", None)
         row = await got(storage, U)
         assert (row.unit, row.kind, row.name, row.id, row.seat) == (U, "workflow", "Order", "one", S1)
         assert (row.status, row.value, row.error, row.wake_at) == (status, b"\x00v", b"\xffe", None)
@@ -368,7 +368,7 @@ class TestEnd:
         unit = (await opened(storage, claim, kind=kind)).row.unit
         await stepped(storage, claim, unit)
         await resolved(storage, unit)
-        assert await ended(storage, claim, unit) == UnitEnded("written", None)
+        assert await ended(storage, claim, unit) == UnitEndResult("written", None)
         assert await storage.units.get(unit) is None
         assert await storage.units.load(claim, unit) is None
         assert (await ended(storage, claim, unit)).told == "over"
@@ -406,7 +406,7 @@ class TestParent:
         await suspended(storage, other, parent, "child:child", wake_s=3600.0)
         assert (await taken(storage, other)).rows == ()
         told = await ended(storage, claim, child, status=status, value=b"v", outcome=b"\x00out")
-        assert told == UnitEnded("written", S2)
+        assert told == UnitEndResult("written", S2)
         (row,) = (await taken(storage, other)).rows
         assert (row.unit, row.status, row.wake_at) == (parent, "running", None)
         assert (await loaded(storage, other, parent)).deferreds == (DeferredRow("child:child", b"\x00out", None),)
@@ -417,7 +417,7 @@ class TestParent:
         claim, other = await grant(a), await grant(a, A, S2)
         parent, child = await self.family(storage)
         before = await got(storage, parent)
-        assert await ended(storage, claim, child, outcome=b"out") == UnitEnded("written", S2)
+        assert await ended(storage, claim, child, outcome=b"out") == UnitEndResult("written", S2)
         after = await got(storage, parent)
         assert after.status == "running"
         assert after.changed_at >= before.changed_at
@@ -435,7 +435,7 @@ class TestParent:
         if how == "purged":
             await storage.units.purge(older_s=-60, most=9)
             before = None
-        assert await ended(storage, claim, child.unit, outcome=b"out") == UnitEnded("written", None)
+        assert await ended(storage, claim, child.unit, outcome=b"out") == UnitEndResult("written", None)
         assert await storage.units.get(key("parent")) == before
         if before is None:
             await started(storage, "parent", seat=S2)
@@ -453,7 +453,7 @@ class TestParent:
         parent, child = await self.family(storage)
         await suspended(storage, other, parent, "child:child")
         for wrong in not_held(claim)[1:]:
-            assert await ended(storage, wrong, child, outcome=b"out") == UnitEnded("fenced", None)
+            assert await ended(storage, wrong, child, outcome=b"out") == UnitEndResult("fenced", None)
         found = await loaded(storage, other, parent)
         assert (found.row.status, found.deferreds) == ("suspended", ())
 
@@ -468,7 +468,7 @@ class TestParent:
                     ended(storage, claim, child.unit, outcome=b"o"),
                     storage.units.suspend(other, parent.unit, waits=["w"], wake_s=None),
                 )
-            assert end == UnitEnded("written", S2)
+            assert end == UnitEndResult("written", S2)
             assert told in ("suspended", "ready")
             assert (await got(storage, parent.unit)).status == "running", told
             assert len((await loaded(storage, other, parent.unit)).deferreds) == 1

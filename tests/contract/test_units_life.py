@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.storage.contracts.ticks import TickNote
-from coterie.storage.contracts.units import DeferredRow, ParentEnded, Resolved, tick_of_unit
+from coterie.storage.contracts.units import DeferredRow, ParentEnded, ResolveResult, tick_of_unit
 from tests.contract.test_states import A
 from tests.contract.units import (
     CRON,
@@ -129,7 +129,7 @@ class TestResolve:
     async def test_what_runs_learns_of_it_and_who_holds_it_is_told(self, storage: Storage, a: Ownership) -> None:
         claim, before = await grant(a), await started(storage)
         told = await storage.units.resolve(U, "paid", value=b"\x00", error=None)
-        assert told == Resolved("resolved", S1)
+        assert told == ResolveResult("resolved", S1)
         assert (await loaded(storage, claim, U)).deferreds == (DeferredRow("paid", b"\x00", None),)
         row = await got(storage, U)
         assert row.status == "running"
@@ -139,7 +139,7 @@ class TestResolve:
     async def test_what_is_suspended_goes_on(self, storage: Storage, a: Ownership, wake_s: float | None) -> None:
         claim, _ = await grant(a), await started(storage)
         await suspended(storage, claim, U, "paid", wake_s=wake_s)
-        assert await storage.units.resolve(U, "paid", value=None, error="no") == Resolved("resolved", S1)
+        assert await storage.units.resolve(U, "paid", value=None, error="no") == ResolveResult("resolved", S1)
         row = await got(storage, U)
         assert (row.status, row.wake_at) == ("running", None)
         assert (await taken(storage, claim)).rows == (row,)
@@ -147,7 +147,7 @@ class TestResolve:
 
     async def test_before_there_is_a_unit_there_is_nothing_to_resolve(self, storage: Storage, a: Ownership) -> None:
         for unit in (U, f"{LEADER}/one", f"{CRON}/manual/2026-01-01T00:00:00+00:00/1", "cron:odd"):
-            assert await storage.units.resolve(unit, "paid", value=b"v", error=None) == Resolved("over", None)
+            assert await storage.units.resolve(unit, "paid", value=b"v", error=None) == ResolveResult("over", None)
         claim, _ = await grant(a), await started(storage)
         assert (await loaded(storage, claim, U)).deferreds == ()
 
@@ -227,7 +227,7 @@ class TestResolve:
     async def test_a_leader_that_runs_is_woken_on_its_seat(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a, A, LEADER)
         unit = (await opened(storage, claim)).row.unit
-        assert await storage.units.resolve(unit, "paid", value=b"v", error=None) == Resolved("resolved", LEADER)
+        assert await storage.units.resolve(unit, "paid", value=b"v", error=None) == ResolveResult("resolved", LEADER)
 
 
 class TestInterruptAndResume:

@@ -20,9 +20,9 @@ from coterie.kernel import metrics
 from coterie.kernel.ids import Seat
 from coterie.storage import unreadable_rows
 from coterie.storage.contracts.executions import Stamp
-from coterie.storage.contracts.messages import Filter, Setback
-from coterie.storage.contracts.ticks import Take, TickClaim, Verdict
-from coterie.storage.interface import Claim, Declaration, KvPut, Registration, StateSave
+from coterie.storage.contracts.messages import MessageFilter, Setback
+from coterie.storage.contracts.ticks import CronTakeover, TickClaim, Verdict
+from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration, StateSave
 from tests.contract.messages import S1, S2, A, B, id_of, message
 from tests.contract.ticks import FINGERPRINT, N1, N2, SCHEDULE, at
 from tests.contract.units import ask, key, of
@@ -166,9 +166,9 @@ class Cluster:
         found |= {f"due {row.id}" for row in due.rows}
         found |= {f"fetched {row.id}" for row in await storage.messages.fetch([id_of(1), id_of(2)])}
         found |= {f"message {row.id}" for row in await storage.messages.look([id_of(1), id_of(2)])}
-        found |= {f"listed {row.id}" for row in await storage.messages.list(Filter())}
+        found |= {f"listed {row.id}" for row in await storage.messages.list(MessageFilter())}
         await storage.messages.backlog(most=10, dead_most=10)
-        takes = [Take(claims[Seat.cron(name)], name, FINGERPRINT) for name in (N1, N2)]
+        takes = [CronTakeover(claims[Seat.cron(name)], name, FINGERPRINT) for name in (N1, N2)]
         books = await storage.ticks.take(takes)
         found |= {f"book {name} {len(book.open)}" for name, book in books.items()}
         found |= {f"cron {row.name}" for row in await storage.ticks.list()}
@@ -198,14 +198,16 @@ async def cluster(storage: Storage) -> AsyncIterator[Cluster]:
     async with storage.ownership(A) as session, storage.ownership(B) as other:
         for runner, opened in ((A, session), (B, other)):
             me = Registration(id=runner, name=runner, address="h:1", host_id="", groups=("default",), knows=knows)
-            await opened.register(me, [Declaration(name, "default", each) for name, each in seats.items()], ttl_s=600)
+            await opened.register(
+                me, [SeatDeclaration(name, "default", each) for name, each in seats.items()], ttl_s=600
+            )
         grants = await session.acquire(list(seats))
         claims = {grant.name: Claim(A, grant.name, grant.epoch) for grant in grants}
         for number in (1, 2):
             await storage.messages.insert(message(number))
             await storage.messages.setback(Setback(claims[S1], id_of(number), 1, "boom", 0.0))
         for name in (N1, N2):
-            await storage.ticks.take([Take(claims[Seat.cron(name)], name, FINGERPRINT)])
+            await storage.ticks.take([CronTakeover(claims[Seat.cron(name)], name, FINGERPRINT)])
             verdicts = (Verdict(at(0), at(0)), Verdict(at(1), at(1)))
             claim = TickClaim(claims[Seat.cron(name)], name, SCHEDULE, None, verdicts, 0.0)
             assert (await storage.ticks.claim(claim)).told == "written"

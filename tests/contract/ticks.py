@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.ids import Seat
-from coterie.storage.contracts.ticks import Take, TickClaim, TickNote, Verdict
-from coterie.storage.interface import Claim, Declaration, Registration
+from coterie.storage.contracts.ticks import CronTakeover, TickClaim, TickNote, Verdict
+from coterie.storage.interface import Claim, Registration, SeatDeclaration
 from tests.contract.test_states import A, B, evict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.storage.contracts.ticks import Book, CronRow, Kind, TickRow
+    from coterie.storage.contracts.ticks import CronBook, CronRow, Kind, TickRow
     from coterie.storage.interface import ClusterSnapshot, Ownership, Storage
 
 N1, N2 = "nightly", "hourly"
@@ -42,7 +42,7 @@ async def joined(
     """A registered runner that knows crons, and other seats."""
     knows = {Seat.cron(name): fingerprint for name in crons or (N1, N2)} | more
     me = Registration(id=id, name=called(id), address="", host_id="", groups=("default",), knows=knows)
-    seats = [Declaration(name, "default", definition) for name, definition in knows.items()]
+    seats = [SeatDeclaration(name, "default", definition) for name, definition in knows.items()]
     async with storage.ownership(id) as session:
         await session.register(me, seats, ttl_s=60)
         yield session
@@ -65,8 +65,8 @@ async def grant(session: Ownership, runner: str, name: str = N1) -> Claim:
     return Claim(runner, granted.name, granted.epoch)
 
 
-async def taken(storage: Storage, claim: Claim, name: str = N1, **options: Any) -> Book:
-    return (await storage.ticks.take([Take(claim, name, **options)]))[name]
+async def taken(storage: Storage, claim: Claim, name: str = N1, **options: Any) -> CronBook:
+    return (await storage.ticks.take([CronTakeover(claim, name, **options)]))[name]
 
 
 def runs(minute: float) -> Verdict:

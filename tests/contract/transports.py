@@ -7,14 +7,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.testing import run_simulation
 from coterie.testing.network.network import Link, Network
 from coterie.testing.network.wire import SimWire
 from coterie.testing.run import current_loop
 from coterie.transport.identity import Identity
-from coterie.transport.interface import Limits, PeerAddress
+from coterie.transport.interface import PeerAddress, TransportLimits
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
 from tests.unit.transport.authority import Authority
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ECHO, KEEP, FAIL, COUNT, BROKEN = 1, 2, 3, 4, 5
 SECRET = b"the cluster's secret, of 32 bytes"
-QUICK = Limits(ping_s=0.05, pings=3, connect_s=2.0, backoff_s=0.01, backoff_most_s=0.05)
+QUICK = TransportLimits(ping_s=0.05, pings=3, connect_s=2.0, backoff_s=0.01, backoff_most_s=0.05)
 
 
 class Desk:
@@ -101,7 +101,12 @@ class World(abc.ABC):
         self.seed = 0
 
     async def runner(
-        self, *, name: str | None = None, limits: Limits = QUICK, listens: bool = True, instead_of: Runner | None = None
+        self,
+        *,
+        name: str | None = None,
+        limits: TransportLimits = QUICK,
+        listens: bool = True,
+        instead_of: Runner | None = None,
     ) -> Runner:
         """A started runner; `name` gives its incarnation. `instead_of` a dead one it takes its host and port."""
         name = name or f"runner-{len(self.runners)}"
@@ -115,7 +120,7 @@ class World(abc.ABC):
             wire=self._wire(node, port),
             handler=desk,
             secrets=_secrets,
-            chance=Chance(len(self.runners) + 1000 * self.seed),
+            chance=Random(len(self.runners) + 1000 * self.seed),
             limits=limits,
             listens=listens,
         )

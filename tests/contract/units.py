@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.ids import Seat, ShardId
-from coterie.storage.contracts.ticks import Take
+from coterie.storage.contracts.ticks import CronTakeover
 from coterie.storage.contracts.units import StepWrite, UnitEnd, UnitStart, life_of_tick, unit_of_tick
-from coterie.storage.interface import Claim, Declaration, Registration
+from coterie.storage.interface import Claim, Registration, SeatDeclaration
 from tests.contract.test_states import A, B, evict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.storage.contracts.units import Loaded, Stepped, Taken, UnitEnded, UnitKind, UnitRow
+    from coterie.storage.contracts.units import StepResult, TakenUnits, UnitEndResult, UnitKind, UnitRow, UnitSnapshot
     from coterie.storage.interface import Ownership, Storage
 
 S1, S2 = Seat.shard(ShardId("default", 1)), Seat.shard(ShardId("default", 2))
@@ -43,7 +43,7 @@ async def joined(storage: Storage, id: str) -> AsyncIterator[Ownership]:
     knows = {name: fingerprint for name, fingerprint in SEATS.items() if fingerprint}
     me = Registration(id=id, name=id, address="", host_id="", groups=("default",), knows=knows)
     async with storage.ownership(id) as session:
-        await session.register(me, [Declaration(name, "default", each) for name, each in SEATS.items()], ttl_s=60)
+        await session.register(me, [SeatDeclaration(name, "default", each) for name, each in SEATS.items()], ttl_s=60)
         yield session
 
 
@@ -82,7 +82,7 @@ async def started(storage: Storage, id: str = "one", **options: Any) -> UnitRow:
 
 async def opened(
     storage: Storage, claim: Claim, id: str = "one", *, kind: UnitKind = "leader", name: str = "importer"
-) -> Loaded:
+) -> UnitSnapshot:
     """A unit of a leader or a tick."""
     loaded = await storage.units.open(claim, unit=f"{kind}:{name}/{id}", kind=kind, name=name, id=id)
     assert loaded is not None
@@ -100,11 +100,11 @@ def wait(claim: Claim, unit: str, position: int = 0, **options: Any) -> StepWrit
     return ask(claim, unit, position, **{"kind": "sleep", "done": False, "value": None, "digest": b"", **options})
 
 
-async def stepped(storage: Storage, claim: Claim, unit: str, position: int = 0, **options: Any) -> Stepped:
+async def stepped(storage: Storage, claim: Claim, unit: str, position: int = 0, **options: Any) -> StepResult:
     return await storage.units.step(ask(claim, unit, position, **options))
 
 
-async def ended(storage: Storage, claim: Claim, unit: str, **options: Any) -> UnitEnded:
+async def ended(storage: Storage, claim: Claim, unit: str, **options: Any) -> UnitEndResult:
     return await storage.units.end(UnitEnd(claim, unit, **{"status": "done", **options}))
 
 
@@ -115,7 +115,7 @@ async def resolved(storage: Storage, unit: str, name: str = "paid", **options: A
 async def triggered(storage: Storage, claim: Claim) -> tuple[str, int]:
     """A tick that is not over: the key of its unit, which has not begun, and its life."""
     await storage.ticks.trigger("nightly")
-    book = (await storage.ticks.take([Take(claim, "nightly")]))["nightly"]
+    book = (await storage.ticks.take([CronTakeover(claim, "nightly")]))["nightly"]
     row = book.open[-1]
     return unit_of_tick(claim.seat, row.kind, row.at, row.seq), life_of_tick(row.claimed_at)
 
@@ -132,13 +132,13 @@ async def got(storage: Storage, unit: str) -> UnitRow:
     return row
 
 
-async def loaded(storage: Storage, claim: Claim, unit: str) -> Loaded:
+async def loaded(storage: Storage, claim: Claim, unit: str) -> UnitSnapshot:
     found = await storage.units.load(claim, unit)
     assert found is not None
     return found
 
 
-async def taken(storage: Storage, claim: Claim, *, most: int = 100) -> Taken:
+async def taken(storage: Storage, claim: Claim, *, most: int = 100) -> TakenUnits:
     return (await storage.units.take([claim], most=most))[claim.seat]
 
 
@@ -146,7 +146,7 @@ async def listed(storage: Storage, **options: Any) -> list[UnitRow]:
     return list(await storage.units.list(**{"status": None, "name": None, "older_s": None, "most": 1000, **options}))
 
 
-def places(found: Loaded) -> list[tuple[str, int]]:
+def places(found: UnitSnapshot) -> list[tuple[str, int]]:
     return [(row.branch, row.position) for row in found.steps]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie import Cluster, Entity, Retry, rpc
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage
 from coterie.storage.interface import Registration
@@ -164,4 +164,4 @@ async def evict(url: str, victim: Cluster) -> None:
 
 def _storage(url: str) -> Storage:
     settings = Settings.load({"url": url}, environ={})
-    return open_storage(settings, incarnation="f" * 32, clock=SystemClock(), chance=Chance())
+    return open_storage(settings, incarnation="f" * 32, clock=SystemClock(), chance=Random())

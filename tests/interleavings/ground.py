@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from coterie.storage import migrations, statements
-from coterie.storage.postgres.connector import Limits, session_settings
+from coterie.storage.postgres.connector import ConnectionLimits, session_settings
 from tests.support.interleaving import Ground, Run, Stage
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def schema() -> str:
 @asynccontextmanager
 async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[Stage]:
     """A stage on a database; with sessions as the engine sets them up, unless told to leave out their level."""
-    settings = session_settings("dedicated", application="interleavings", limits=Limits())
+    settings = session_settings("dedicated", application="interleavings", limits=ConnectionLimits())
     if not own_level:
         settings += "; reset default_transaction_isolation"
 

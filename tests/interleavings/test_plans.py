@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from coterie.storage import statements
-from coterie.storage.postgres.connector import Limits, session_settings
+from coterie.storage.postgres.connector import ConnectionLimits, session_settings
 from tests.interleavings.ground import SQL
 from tests.interleavings.plants import PLANTS
 
@@ -39,7 +39,7 @@ async def session(request: pytest.FixtureRequest, new_database: NewDatabase) -> 
     connection = await asyncpg.connect(new_database("" if request.param == "empty" else BACKLOG), ssl=False)
     if request.param == "backlog":
         await connection.execute("analyze")
-    await connection.execute(session_settings("writer", application="plans", limits=Limits()))
+    await connection.execute(session_settings("writer", application="plans", limits=ConnectionLimits()))
     yield connection
     await connection.close()
 

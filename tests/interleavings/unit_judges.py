@@ -10,7 +10,7 @@ from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import single, units
 
 if TYPE_CHECKING:
-    from coterie.storage.contracts.units import Stepped
+    from coterie.storage.contracts.units import StepResult
     from tests.support.interleaving import Run
 
 Problems = list[str]
@@ -191,7 +191,7 @@ def _told(run: Run, step: str) -> list[tuple[str, Any]]:
     return [(side, rows) for side, rows in both if rows is not None]
 
 
-def _stepped(run: Run, side: str) -> list[Stepped]:
+def _stepped(run: Run, side: str) -> list[StepResult]:
     """What a session was told of its step, as the engine tells it."""
     adds = [step.values for step in _script(run, side).steps if step.name == "add"]
     if not adds:

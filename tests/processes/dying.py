@@ -23,7 +23,7 @@ from tests.processes.bank import note
 from tests.waiters import pass_on
 
 if TYPE_CHECKING:
-    from coterie.client import Doors
+    from coterie.client import ClientParts
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
 
@@ -35,7 +35,7 @@ def install(moment: str, *, about: str = "") -> None:
     when, method, count = [*moment.split(), "1"][:3]
     dying = Dying(when, method, int(count), about)
 
-    def doors(settings: Settings) -> Doors:
+    def doors(settings: Settings) -> ClientParts:
         real = system_doors(settings)
         return replace(real, open_storage=lambda incarnation: dying.storage(real.open_storage(incarnation)))
 

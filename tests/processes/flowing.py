@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from coterie.storage.contracts.units import Loaded
+    from coterie.storage.contracts.units import UnitSnapshot
     from coterie.storage.interface import Storage
     from coterie.testing import Processes
     from tests.processes.flows import Plan
@@ -102,11 +102,11 @@ class Flowing:
             assert loaded.row.steps == done, f"{run} says that {loaded.row.steps} are done: {loaded.steps}"
             self.stored[run] = [codec_for(str).decode(row.value or b"", what=row.name) for row in rows]
 
-    async def loaded(self, run: str) -> Loaded:
+    async def loaded(self, run: str) -> UnitSnapshot:
         """All that is stored of a run, as its holder finds it: whoever that is just now."""
         kind = self.client._workflow_room.of(flow)
         seat = kind.seat(run, SHARDS)
-        found: list[Loaded] = []
+        found: list[UnitSnapshot] = []
 
         async def is_held() -> bool:
             holders = [row for row in (await self.storage.view()).seats if row.name == seat and row.holder]

@@ -36,9 +36,9 @@ from coterie.storage.interface import StateSave
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.client import Doors
+    from coterie.client import ClientParts
     from coterie.ownership.seats import Tenure
-    from coterie.storage.interface import States, Storage
+    from coterie.storage.interface import StateStore, Storage
 
 CALLED = os.environ.get("HOLDER_CALLED")
 EVERY_S = float(os.environ.get("HOLDER_EVERY_S", "0.05"))
@@ -63,7 +63,7 @@ class Journal:
 class Sitter:
     """Whoever sits on one seat."""
 
-    def __init__(self, tenure: Tenure, *, states: States, journal: Journal, tasks: Tasks) -> None:
+    def __init__(self, tenure: Tenure, *, states: StateStore, journal: Journal, tasks: Tasks) -> None:
         self._tenure = tenure
         self._states = states
         self._journal = journal
@@ -173,7 +173,7 @@ class Dying:
 class Holder(Runner):
     """A runner whose seats are all taken by sitters."""
 
-    def __init__(self, settings: Settings, doors: Doors) -> None:
+    def __init__(self, settings: Settings, doors: ClientParts) -> None:
         self._journal = Journal()
         self._sitting = Tasks("sitters")
         super().__init__(settings, doors, occupy=lambda _: self._sit)

@@ -18,7 +18,7 @@ from coterie import Cluster, Entity, Workflow, WorkflowNotFound, rpc
 from coterie.kernel.service import Tasks
 from coterie.storage.postgres.units import PostgresUnits
 from coterie.storage.sqlite import units as sqlite_units
-from coterie.storage.user_transaction import Undertaking
+from coterie.storage.user_transaction import UserTransaction
 from tests.processes.dying import DURING_S, die
 from tests.processes.holder import Journal
 
@@ -92,9 +92,13 @@ def journal() -> Journal:
 
 def install(moment: str) -> None:
     """Let this process die in the commit of its transaction that starts a workflow."""
-    commit, in_postgres, in_sqlite = Undertaking._commit, PostgresUnits.require_started, sqlite_units.require_started
+    commit, in_postgres, in_sqlite = (
+        UserTransaction._commit,
+        PostgresUnits.require_started,
+        sqlite_units.require_started,
+    )
 
-    async def dying_commit(self: Undertaking, write: Any, starts: Any) -> Any:
+    async def dying_commit(self: UserTransaction, write: Any, starts: Any) -> Any:
         if starts and moment == "before the commit":
             die()
         if starts and moment == "during the commit":
@@ -116,7 +120,7 @@ def install(moment: str) -> None:
         if starts and moment == "after the workflow is stored":
             die()
 
-    Undertaking._commit = dying_commit  # type: ignore[method-assign]  # in this process alone
+    UserTransaction._commit = dying_commit  # type: ignore[method-assign]  # in this process alone
     PostgresUnits.require_started = dying_postgres  # type: ignore[method-assign]
     sqlite_units.require_started = dying_sqlite
 

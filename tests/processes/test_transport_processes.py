@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import RunnerUnavailable, SendTimeout
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
-from coterie.transport.interface import Limits, PeerAddress
+from coterie.transport.interface import PeerAddress, TransportLimits
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
 
@@ -63,7 +63,7 @@ class Sealed(TcpWire):
         return True
 
 
-def transport(shield: str, incarnation: str, *, limits: Limits | None = None) -> Peers:
+def transport(shield: str, incarnation: str, *, limits: TransportLimits | None = None) -> Peers:
     async def secrets() -> list[bytes]:
         return [b"the cluster's secret, of 32 bytes"]
 
@@ -72,7 +72,7 @@ def transport(shield: str, incarnation: str, *, limits: Limits | None = None) ->
         wire=(Sealed if shield == "sealed" else TcpWire)(Settings.load({"url": "sqlite://"}, environ={})),
         handler=Desk(),
         secrets=secrets,
-        chance=Chance(),
+        chance=Random(),
         limits=limits,
         listens=incarnation == THERE,
     )
@@ -102,7 +102,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(shield: str = "plain", *, limits: Limits | None = None) -> AsyncIterator[Peer]:
+async def peer(shield: str = "plain", *, limits: TransportLimits | None = None) -> AsyncIterator[Peer]:
     """A peer in a process of its own, killed at the end if it still lives."""
     process = await asyncio.create_subprocess_exec(sys.executable, __file__, shield, stdout=asyncio.subprocess.PIPE)
     try:
@@ -168,7 +168,7 @@ async def under_fire(other: Peer, *, after: int, callers: int) -> tuple[int, lis
 
 
 async def test_a_frozen_peer_is_found_by_its_missing_pulse_and_used_again_when_it_goes_on() -> None:
-    limits = Limits(ping_s=0.1, pings=3, connect_s=0.5, backoff_s=0.01, backoff_most_s=0.05)
+    limits = TransportLimits(ping_s=0.1, pings=3, connect_s=0.5, backoff_s=0.01, backoff_most_s=0.05)
     async with peer(limits=limits) as other:
         calls = [other.request(KEEP) for _ in range(100)]
         await other.keeps(100)
@@ -190,7 +190,7 @@ async def test_a_frozen_peer_is_found_by_its_missing_pulse_and_used_again_when_i
 
 
 async def test_a_call_to_a_frozen_peer_ends_at_its_deadline_before_the_pulse_does() -> None:
-    async with peer(limits=Limits(ping_s=LONG_S)) as other:
+    async with peer(limits=TransportLimits(ping_s=LONG_S)) as other:
         assert await other.request(ECHO, b"first") == [b"first"]
         other.signal(signal.SIGSTOP)
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from coterie.kernel import chaos
 from coterie.testing.loop.clocks import LocalTime
 from coterie.testing.network.network import Link, Network
-from coterie.testing.run import Run, current_loop
+from coterie.testing.run import SeedRun, current_loop
 
 if TYPE_CHECKING:
     from coterie.testing.loop.nodes import Node
@@ -75,7 +75,7 @@ async def main() -> int:
 
 
 def digest(seed: int) -> str:
-    run = Run(seed)
+    run = SeedRun(seed)
     run(main)
     return f"{run.loop.trace.digest()} {run.loop.now_ns} {run.loop.steps}"
 

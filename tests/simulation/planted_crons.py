@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie.cron import decide, seat
-from coterie.cron.registry import Holdings
-from coterie.cron.run import Running
-from coterie.cron.seat import Holding
+from coterie.cron.registry import HeldCrons
+from coterie.cron.run import TickRun
+from coterie.cron.seat import CronSeat
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
-from coterie.storage.contracts.ticks import Claimed, TickClaim, TickNote
+from coterie.storage.contracts.ticks import ClaimResult, TickClaim, TickNote
 from coterie.storage.sqlite import tick_writes
 from coterie.storage.sqlite import ticks as taking
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from coterie.cron.decide import Decision, Known, Policy, Run, Skip
+    from coterie.cron.decide import CronProgress, Decision, RunTick, SkipTicks, TickPolicy
     from coterie.cron.schedule import Schedule
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
@@ -133,13 +133,13 @@ def _swap(name: str, old: str, new: str) -> str:
 
 
 @contextmanager
-def _decided(change: Callable[[Schedule, Policy, Known, Any], Decision]) -> Iterator[None]:
+def _decided(change: Callable[[Schedule, TickPolicy, CronProgress, Any], Decision]) -> Iterator[None]:
     with patch.object(seat, "decide", change):
         yield
 
 
 def _next_from_now() -> AbstractContextManager[None]:
-    def hasty(schedule: Schedule, policy: Policy, known: Known, now: Any) -> Decision:
+    def hasty(schedule: Schedule, policy: TickPolicy, known: CronProgress, now: Any) -> Decision:
         newest = schedule.previous(schedule.previous(now - policy.delay + timedelta(microseconds=1)))
         last = newest if known.last is None else max(known.last, newest)
         return decide.decide(schedule, policy, replace(known, last=last), now)
@@ -163,9 +163,9 @@ def _always_overlapping() -> AbstractContextManager[None]:
 def _skipped_span_off_by_one() -> Iterator[None]:
     right = decide._judged
 
-    def short(schedule: Schedule, *args: Any) -> Iterator[Run | Skip]:
+    def short(schedule: Schedule, *args: Any) -> Iterator[RunTick | SkipTicks]:
         for verdict in right(schedule, *args):
-            if isinstance(verdict, decide.Skip) and verdict.count > 1:
+            if isinstance(verdict, decide.SkipTicks) and verdict.count > 1:
                 yield replace(verdict, first=schedule.next_after(verdict.first), count=verdict.count - 1)
             else:
                 yield verdict
@@ -193,7 +193,7 @@ def _begun_too_early() -> Iterator[None]:
 
 @contextmanager
 def _redefined_ignored() -> Iterator[None]:
-    with patch.object(Holding, "_is_redefined", lambda *_: False), _judged_without("redefined"):
+    with patch.object(CronSeat, "_is_redefined", lambda *_: False), _judged_without("redefined"):
         yield
 
 
@@ -202,11 +202,11 @@ def _redefined_ignored() -> Iterator[None]:
 
 @contextmanager
 def _no_sweep() -> Iterator[None]:
-    async def never(self: Holdings, desk: Any) -> None:
+    async def never(self: HeldCrons, desk: Any) -> None:
         del self, desk
         await asyncio.Event().wait()
 
-    with patch.object(Holdings, "_sweep", never):
+    with patch.object(HeldCrons, "_sweep", never):
         yield
 
 
@@ -219,56 +219,56 @@ class _Nothing(dict[Any, Any]):
 
 @contextmanager
 def _what_is_over_forgotten() -> Iterator[None]:
-    right = Holding._learn
+    right = CronSeat._learn
 
-    def forgetful(self: Holding, number: int, book: Any) -> bool:
+    def forgetful(self: CronSeat, number: int, book: Any) -> bool:
         self._over = _Nothing()
         return right(self, number, book)
 
-    with patch.object(Holding, "_learn", forgetful):
+    with patch.object(CronSeat, "_learn", forgetful):
         yield
 
 
 @contextmanager
 def _old_looks_believed() -> Iterator[None]:
-    right = Holding._learn
+    right = CronSeat._learn
 
-    def gullible(self: Holding, number: int, book: Any) -> bool:
+    def gullible(self: CronSeat, number: int, book: Any) -> bool:
         self._learned = 0
         return right(self, number, book)
 
-    with patch.object(Holding, "_learn", gullible):
+    with patch.object(CronSeat, "_learn", gullible):
         yield
 
 
 @contextmanager
 def _unanswered_claim_taken_as_written() -> Iterator[None]:
-    right = Holding._claim
+    right = CronSeat._claim
 
-    async def sure(self: Holding, book: Any, decision: Any) -> None:
+    async def sure(self: CronSeat, book: Any, decision: Any) -> None:
         storage = self._desk.storage.ticks
         claim = storage.claim
 
-        async def believing(write: TickClaim) -> Claimed:
+        async def believing(write: TickClaim) -> ClaimResult:
             try:
                 return await claim(write)
             except PersistenceError as error:
                 if error.outcome != "unknown":
                     raise
-                return Claimed("written", self._desk.dial.now())
+                return ClaimResult("written", self._desk.dial.now())
 
         with patch.object(storage, "claim", believing):
             await right(self, book, decision)
 
-    with patch.object(Holding, "_claim", sure):
+    with patch.object(CronSeat, "_claim", sure):
         yield
 
 
 @contextmanager
 def _unanswered_outcome_taken_as_written() -> Iterator[None]:
-    right = Running._insist
+    right = TickRun._insist
 
-    async def sure(self: Running, write: TickNote) -> None:
+    async def sure(self: TickRun, write: TickNote) -> None:
         note = self._desk.storage.ticks.note
 
         async def believing(write: TickNote) -> Any:
@@ -280,59 +280,59 @@ def _unanswered_outcome_taken_as_written() -> Iterator[None]:
         with patch.object(self._desk.storage.ticks, "note", believing):
             await right(self, write)
 
-    with patch.object(Running, "_insist", sure):
+    with patch.object(TickRun, "_insist", sure):
         yield
 
 
 @contextmanager
 def _attempt_not_noted() -> Iterator[None]:
-    right = Running._insist
+    right = TickRun._insist
 
-    async def silent(self: Running, write: TickNote) -> None:
+    async def silent(self: TickRun, write: TickNote) -> None:
         if not write.again:
             await right(self, write)
 
-    with patch.object(Running, "_insist", silent):
+    with patch.object(TickRun, "_insist", silent):
         yield
 
 
 @contextmanager
 def _cut_short_taken_as_failed() -> Iterator[None]:
-    right = Running._run
+    right = TickRun._run
 
-    async def rash(self: Running) -> Any:
+    async def rash(self: TickRun) -> Any:
         try:
             return await right(self)
         except asyncio.CancelledError:
             self._desk.tasks.spawn(self._end("failed"), name="rash", report=False)
             raise
 
-    with patch.object(Running, "_run", rash):
+    with patch.object(TickRun, "_run", rash):
         yield
 
 
 @contextmanager
 def _errors_swallowed() -> Iterator[None]:
-    right = Running._tried
+    right = TickRun._tried
 
-    async def calm(self: Running) -> str | None:
+    async def calm(self: TickRun) -> str | None:
         problem = await right(self)
         return None if problem is not None and self._attempt > 1 else problem
 
-    with patch.object(Running, "_tried", calm):
+    with patch.object(TickRun, "_tried", calm):
         yield
 
 
 @contextmanager
 def _turns_not_taken() -> Iterator[None]:
-    right = Holding._begin
+    right = CronSeat._begin
 
-    def all_at_once(self: Holding) -> None:
+    def all_at_once(self: CronSeat) -> None:
         runs, self._runs = self._runs, {}
         right(self)
         self._runs |= runs
 
-    with _busy_forgotten(), patch.object(Holding, "_begin", all_at_once):
+    with _busy_forgotten(), patch.object(CronSeat, "_begin", all_at_once):
         yield
 
 

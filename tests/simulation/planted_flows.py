@@ -14,11 +14,11 @@ from coterie.durable.position import Places
 from coterie.durable.steps import DurableWork
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial, to_datetime
-from coterie.storage.contracts.units import Stepped, StepRow, StepWrite
+from coterie.storage.contracts.units import StepResult, StepRow, StepWrite
 from coterie.storage.sqlite import unit_writes
 from coterie.storage.sqlite.units import SqliteUnits
 from coterie.workflows.execution import Execution
-from coterie.workflows.registry import Holdings
+from coterie.workflows.registry import HeldWorkflows
 
 from .workloads import flows as workload
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from coterie.durable.position import Place
-    from coterie.storage.contracts.units import Loaded
+    from coterie.storage.contracts.units import UnitSnapshot
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 
@@ -96,14 +96,14 @@ def _what_is_stored_run_again() -> Iterator[None]:
 def _unanswered_step_taken_as_stored() -> Iterator[None]:
     right = SqliteUnits.step
 
-    async def sure(self: SqliteUnits, write: StepWrite) -> Stepped:
+    async def sure(self: SqliteUnits, write: StepWrite) -> StepResult:
         try:
             return await right(self, write)
         except PersistenceError as error:
             if error.outcome != "unknown" or not write.done:
                 raise
             facts = {name: getattr(write, name) for name in ("branch", "position", "kind", "name", "value", "error")}
-            return Stepped("written", StepRow(done=True, **facts), to_datetime(self._clock.wall_ns()))
+            return StepResult("written", StepRow(done=True, **facts), to_datetime(self._clock.wall_ns()))
 
     with patch.object(SqliteUnits, "step", sure):
         yield
@@ -159,7 +159,7 @@ def _undone_from_the_first_on() -> Iterator[None]:
 def _interrupt_forgotten_by_who_takes_over() -> Iterator[None]:
     right = Execution._load
 
-    async def deaf(self: Execution) -> Loaded:
+    async def deaf(self: Execution) -> UnitSnapshot:
         loaded = await right(self)
         row = msgspec.structs.replace(loaded.row, interrupting=False)
         return msgspec.structs.replace(loaded, row=row)
@@ -189,11 +189,11 @@ def _suspended_while_a_branch_goes_on() -> Iterator[None]:
 
 @contextmanager
 def _no_sweep() -> Iterator[None]:
-    async def never(self: Holdings, desk: Any) -> None:
+    async def never(self: HeldWorkflows, desk: Any) -> None:
         del self, desk
         await asyncio.Event().wait()
 
-    with patch.object(Holdings, "_sweep", never):
+    with patch.object(HeldWorkflows, "_sweep", never):
         yield
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
-from coterie.ownership.failure_detector import Suspect, Watch
-from coterie.singletons.heartbeat import Stamps
+from coterie.ownership.failure_detector import LeaseWatch, Suspect
+from coterie.singletons.heartbeat import Heartbeats
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.state import LeaderState
-from coterie.singletons.state_row import KeptRow
+from coterie.singletons.state_row import StateRowWriter
 
 from . import test_leader_hooks, test_leader_places, test_leader_states
 from .workloads import leaders as workload
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _granted_while_another_leads() -> Iterator[None]:
-    def hasty(self: Watch) -> list[Suspect]:
+    def hasty(self: LeaseWatch) -> list[Suspect]:
         silent = [(runner, seen) for runner, seen in sorted(self._seen.items()) if seen.still_ns >= 1_000_000_000]
         return [Suspect(runner, seen.counter, expired=False) for runner, seen in silent]
 
-    with patch.object(Watch, "evictable", hasty):
+    with patch.object(LeaseWatch, "evictable", hasty):
         yield
 
 
@@ -55,16 +55,16 @@ def _hook_before_the_state() -> Iterator[None]:
 
 @contextmanager
 def _fenced_save_taken_as_written() -> Iterator[None]:
-    right = KeptRow._wrote
+    right = StateRowWriter._wrote
 
-    async def sure(self: KeptRow, data: bytes) -> bool:
+    async def sure(self: StateRowWriter, data: bytes) -> bool:
         try:
             return await right(self, data)
         except LeadershipLost:
             self._version += 1
             return True
 
-    with patch.object(KeptRow, "_wrote", sure), patch.object(KeptRow, "require_held", lambda _: None):
+    with patch.object(StateRowWriter, "_wrote", sure), patch.object(StateRowWriter, "require_held", lambda _: None):
         yield
 
 
@@ -145,9 +145,9 @@ def _hook_at_each_restart() -> Iterator[None]:
 
 @contextmanager
 def _unanswered_save_taken_as(answer: bool) -> Iterator[None]:
-    right = KeptRow._wrote
+    right = StateRowWriter._wrote
 
-    async def sure(self: KeptRow, data: bytes) -> bool:
+    async def sure(self: StateRowWriter, data: bytes) -> bool:
         try:
             return await right(self, data)
         except PersistenceError as error:
@@ -157,14 +157,14 @@ def _unanswered_save_taken_as(answer: bool) -> Iterator[None]:
                 return True
             raise StatePersistFailed(singleton=self._name, problem=str(error)) from error
 
-    with patch.object(KeptRow, "_wrote", sure):
+    with patch.object(StateRowWriter, "_wrote", sure):
         yield
 
 
 @contextmanager
 def _doubt_kept_secret() -> Iterator[None]:
-    right = KeptRow.lost
-    with patch.object(KeptRow, "lost", lambda self, **_: right(self)):
+    right = StateRowWriter.lost
+    with patch.object(StateRowWriter, "lost", lambda self, **_: right(self)):
         yield
 
 
@@ -189,10 +189,10 @@ def _former_end_forgotten_by_who_never_began() -> Iterator[None]:
 
 @contextmanager
 def _execution_begun_before_it_is_noted() -> Iterator[None]:
-    async def not_yet(_: Stamps) -> None:
+    async def not_yet(_: Heartbeats) -> None:
         """It will be written soon."""
 
-    with patch.object(Stamps, "insist", not_yet):
+    with patch.object(Heartbeats, "insist", not_yet):
         yield
 
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from coterie.entities.host.executor import Handlers
+from coterie.entities.host.executor import HandlerExecutor
 from coterie.entities.persisted import inbox as delivering
 from coterie.entities.persisted import sender
-from coterie.entities.persisted.commit import Committing
-from coterie.entities.persisted.inbox import Deliveries
-from coterie.entities.persisted.sender import Posting
+from coterie.entities.persisted.commit import Commits
+from coterie.entities.persisted.inbox import Inbox
+from coterie.entities.persisted.sender import PersistedSender
 from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import MessageId
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
     from coterie.entities.host.work import Work
-    from coterie.entities.persisted.inbox import Shelf
+    from coterie.entities.persisted.inbox import ShardInbox
     from coterie.storage.contracts.messages import Commit, Delivery, Message, Receipt
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
@@ -34,36 +34,36 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _replied_before_the_commit() -> Iterator[None]:
-    right = Committing._submit
+    right = Commits._submit
 
-    def hasty(self: Committing, work: Work, write: Commit) -> None:
+    def hasty(self: Commits, work: Work, write: Commit) -> None:
         if work.is_stored:
             for waiter in work.deliveries._waiters.pop(work.message_id, ()):  # type: ignore[attr-defined]
                 waiter(write.reply)
         right(self, work, write)
 
-    with patch.object(Committing, "_submit", hasty):
+    with patch.object(Commits, "_submit", hasty):
         yield
 
 
 @contextmanager
 def _state_kept_after_a_declared_error() -> Iterator[None]:
-    right = Committing.undo
+    right = Commits.undo
 
-    def forgetful(self: Committing, work: Work) -> None:
+    def forgetful(self: Commits, work: Work) -> None:
         entity = work.resident.entity
         state = None if entity is None else entity.state
         right(self, work)
         if entity is not None:
             entity.state = state
 
-    with patch.object(Committing, "undo", forgetful):
+    with patch.object(Commits, "undo", forgetful):
         yield
 
 
 @contextmanager
 def _instance_kept_after_a_lost_commit() -> Iterator[None]:
-    with patch.object(Handlers, "dropped", lambda *_: None), _state_kept_after_a_declared_error():
+    with patch.object(HandlerExecutor, "dropped", lambda *_: None), _state_kept_after_a_declared_error():
         yield
 
 
@@ -75,12 +75,12 @@ def _key_ignored() -> Iterator[None]:
 
 @contextmanager
 def _awaited_call_under_a_new_key_each_time() -> Iterator[None]:
-    with patch.object(Posting, "_message", _without_derived_keys(Posting._message)):
+    with patch.object(PersistedSender, "_message", _without_derived_keys(PersistedSender._message)):
         yield
 
 
 def _without_derived_keys(right: Callable[..., Message]) -> Callable[..., Message]:
-    def wrong(self: Posting, *args: Any, derives: bool = False, **more: Any) -> Message:
+    def wrong(self: PersistedSender, *args: Any, derives: bool = False, **more: Any) -> Message:
         del derives
         return right(self, *args, **more)
 
@@ -89,40 +89,40 @@ def _without_derived_keys(right: Callable[..., Message]) -> Callable[..., Messag
 
 @contextmanager
 def _sent_before_the_handler_has_ended() -> Iterator[None]:
-    async def hasty(self: Posting, call: Any, message: Message, outer: Work) -> MessageId[Any]:
+    async def hasty(self: PersistedSender, call: Any, message: Message, outer: Work) -> MessageId[Any]:
         del call, outer
         receipt = await self._storage.messages.insert(message)
         return MessageId(receipt.id)
 
-    with patch.object(Posting, "_collect", hasty):
+    with patch.object(PersistedSender, "_collect", hasty):
         yield
 
 
 @contextmanager
 def _doubt_about_a_send_forgotten() -> Iterator[None]:
-    right = Posting._insist
+    right = PersistedSender._insist
 
-    async def sure(self: Posting, *args: Any, **more: Any) -> Receipt:
+    async def sure(self: PersistedSender, *args: Any, **more: Any) -> Receipt:
         try:
             return await right(self, *args, **more)
         except PersistenceError as error:
             raise PersistenceError(doing="store it", problem=str(error), outcome="refused") from error
 
-    with patch.object(Posting, "_insist", sure):
+    with patch.object(PersistedSender, "_insist", sure):
         yield
 
 
 @contextmanager
 def _unknown_commit_taken_as_success() -> Iterator[None]:
-    right = Committing.failed
+    right = Commits.failed
 
-    def sure(self: Committing, work: Work, write: Commit, error: BaseException) -> None:
+    def sure(self: Commits, work: Work, write: Commit, error: BaseException) -> None:
         if isinstance(error, PersistenceError) and error.outcome == "unknown":
             self.written(work, write)
         else:
             right(self, work, write, error)
 
-    with patch.object(Committing, "failed", sure):
+    with patch.object(Commits, "failed", sure):
         yield
 
 
@@ -159,20 +159,20 @@ def _suspect_begun_before_that_is_stored() -> Iterator[None]:
 
 @contextmanager
 def _failed_attempt_not_counted() -> Iterator[None]:
-    with patch.object(Deliveries, "failed", lambda self, work, _: self.dropped(work)):
+    with patch.object(Inbox, "failed", lambda self, work, _: self.dropped(work)):
         yield
 
 
 @contextmanager
 def _begun_too_early() -> Iterator[None]:
-    right = Deliveries.now_s
-    with patch.object(Deliveries, "now_s", lambda self: right(self) + 0.1):
+    right = Inbox.now_s
+    with patch.object(Inbox, "now_s", lambda self: right(self) + 0.1):
         yield
 
 
 @contextmanager
 def _what_has_ended_forgotten() -> Iterator[None]:
-    with patch.object(Deliveries, "_remember_ended", lambda *_: None):
+    with patch.object(Inbox, "_remember_ended", lambda *_: None):
         yield
 
 
@@ -184,14 +184,14 @@ def _old_hand_over_believed() -> Iterator[None]:
 
 @contextmanager
 def _hand_over_overtakes_what_was_left() -> Iterator[None]:
-    right = Deliveries._take
+    right = Inbox._take
 
-    def hasty(self: Deliveries, delivery: Delivery, shelf: Shelf, *, swept: bool, **more: Any) -> None:
+    def hasty(self: Inbox, delivery: Delivery, shelf: ShardInbox, *, swept: bool, **more: Any) -> None:
         if not swept:
             shelf.left, shelf.blocked = set(), set()
         right(self, delivery, shelf, swept=swept, **more)
 
-    with patch.object(Deliveries, "_take", hasty):
+    with patch.object(Inbox, "_take", hasty):
         yield
 
 

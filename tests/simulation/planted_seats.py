@@ -9,15 +9,15 @@ from unittest.mock import patch
 
 from coterie import client, runner
 from coterie.ownership import admission, membership, rebalance
-from coterie.ownership.failure_detector import Watch
-from coterie.ownership.lease import Keeper
+from coterie.ownership.failure_detector import LeaseWatch
+from coterie.ownership.lease import LeasePolicy
 from coterie.ownership.lease_thread import insist
 from coterie.ownership.membership import Membership
-from coterie.ownership.seats import Holding, Holdings, Tenure, Trust
+from coterie.ownership.seats import HeldSeat, HeldSeats, Tenure, Trust
 from coterie.storage.interface import Claim
 from coterie.storage.sqlite import seats
 from coterie.testing import simulation
-from coterie.testing.lease_thread import SimAside
+from coterie.testing.lease_thread import SimSideLoop
 
 from . import test_ownership, test_takeover
 from .workloads import seats as workload
@@ -25,7 +25,7 @@ from .workloads import seats as workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
-    from coterie.ownership.lease import Times
+    from coterie.ownership.lease import LeaseTimes
     from coterie.settings import Settings
     from coterie.testing.loop.loop import SimLoop
     from coterie.testing.loop.nodes import Node
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _lease_anchored_at_the_response() -> Iterator[None]:
-    right = Keeper.renewed
-    with patch.object(Keeper, "renewed", lambda self, _, now_ns: right(self, now_ns, now_ns)):
+    right = LeasePolicy.renewed
+    with patch.object(LeasePolicy, "renewed", lambda self, _, now_ns: right(self, now_ns, now_ns)):
         yield
 
 
@@ -56,7 +56,7 @@ def _leadership_kept_on_error() -> Iterator[None]:
 
 @contextmanager
 def _released_before_the_occupant_has_stopped() -> Iterator[None]:
-    async def hasty(self: Holdings, seat: str, target: str | None) -> None:
+    async def hasty(self: HeldSeats, seat: str, target: str | None) -> None:
         holding = self._held[seat]
         holding.tenure.ended = True
         await insist(lambda: self._release(seat, holding.tenure.epoch), what="the release")
@@ -64,7 +64,7 @@ def _released_before_the_occupant_has_stopped() -> Iterator[None]:
         await holding.occupant.drain()
         self._held.pop(seat, None)
 
-    with patch.object(Holdings, "move", hasty):
+    with patch.object(HeldSeats, "move", hasty):
         yield
 
 
@@ -73,7 +73,7 @@ def _incarnation_is_the_host_name() -> Iterator[None]:
     hosts: dict[int, tuple[object, str]] = {}
     right = simulation.Simulation._doors
 
-    def doors(self: simulation.Simulation, node: Node) -> client.Doors:
+    def doors(self: simulation.Simulation, node: Node) -> client.ClientParts:
         made = right(self, node)
         hosts[id(made.chance)] = made.chance, made.host
         return made
@@ -89,7 +89,7 @@ def _incarnation_is_the_host_name() -> Iterator[None]:
         yield
 
 
-class _InTheLoop(SimAside):
+class _InTheLoop(SimSideLoop):
     """Beside nothing: what should go on while the loop is blocked runs on that very loop."""
 
     def __init__(self, loop: SimLoop, node: Node) -> None:
@@ -99,31 +99,31 @@ class _InTheLoop(SimAside):
 
 @contextmanager
 def _heartbeat_in_the_loop() -> Iterator[None]:
-    with patch.object(simulation, "SimAside", _InTheLoop):
+    with patch.object(simulation, "SimSideLoop", _InTheLoop):
         yield
 
 
 @contextmanager
 def _outage_counted_as_silence() -> Iterator[None]:
-    def passed_ns(self: Watch, sent_ns: int) -> int:
+    def passed_ns(self: LeaseWatch, sent_ns: int) -> int:
         return 0 if self._sent_ns is None else sent_ns - self._sent_ns
 
-    with patch.object(Watch, "_passed_ns", passed_ns):
+    with patch.object(LeaseWatch, "_passed_ns", passed_ns):
         yield
 
 
 @contextmanager
 def _unknown_grant_adopted() -> Iterator[None]:
-    right = Holdings.compare
+    right = HeldSeats.compare
 
-    def adopt(self: Holdings, table: Mapping[str, int]) -> None:
+    def adopt(self: HeldSeats, table: Mapping[str, int]) -> None:
         right(self, table)
         for name, epoch in table.items():
             if self._owed.pop(name, None) is not None:
                 tenure = Tenure(Claim(self._me, name, epoch), clean=True, trust=self._trust)
-                self._held[name] = Holding(tenure, self._occupy(tenure))
+                self._held[name] = HeldSeat(tenure, self._occupy(tenure))
 
-    with patch.object(Holdings, "compare", adopt):
+    with patch.object(HeldSeats, "compare", adopt):
         yield
 
 
@@ -135,9 +135,9 @@ def _moved_at_first_sight() -> Iterator[None]:
 
 @contextmanager
 def _acquired_before_owed_is_given_back() -> Iterator[None]:
-    repay, acquire = Holdings.repay, Membership._acquire
+    repay, acquire = HeldSeats.repay, Membership._acquire
 
-    async def later(_: Holdings) -> None:
+    async def later(_: HeldSeats) -> None:
         return
 
     async def first(self: Membership) -> bool:
@@ -145,7 +145,7 @@ def _acquired_before_owed_is_given_back() -> Iterator[None]:
         await repay(self._holdings)
         return acquired
 
-    with patch.object(Holdings, "repay", later), patch.object(Membership, "_acquire", first):
+    with patch.object(HeldSeats, "repay", later), patch.object(Membership, "_acquire", first):
         yield
 
 
@@ -153,7 +153,7 @@ def _acquired_before_owed_is_given_back() -> Iterator[None]:
 def _no_margin() -> Iterator[None]:
     right = membership._times
 
-    def times(settings: Settings) -> Times:
+    def times(settings: Settings) -> LeaseTimes:
         return replace(right(settings), margin_ns=0)
 
     with patch.object(membership, "_times", times):
@@ -162,19 +162,19 @@ def _no_margin() -> Iterator[None]:
 
 @contextmanager
 def _trust_not_asked_after_the_grant() -> Iterator[None]:
-    right = Holdings.granted
+    right = HeldSeats.granted
 
-    def granted(self: Holdings, grants: Any) -> list[tuple[str, int]]:
+    def granted(self: HeldSeats, grants: Any) -> list[tuple[str, int]]:
         with patch.object(Trust, "holds", True):
             return right(self, grants)
 
-    with patch.object(Holdings, "granted", granted):
+    with patch.object(HeldSeats, "granted", granted):
         yield
 
 
 @contextmanager
 def _ready_beside_the_seats_of_the_dead() -> Iterator[None]:
-    with patch.object(rebalance.Plans, "missing", lambda *_: ""):
+    with patch.object(rebalance.Rebalance, "missing", lambda *_: ""):
         yield
 
 

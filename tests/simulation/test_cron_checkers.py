@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie import Breaker
-from coterie.cron.decide import Policy
+from coterie.cron.decide import TickPolicy
 from coterie.cron.schedule import Schedule
 from tests.support.history.cron_checkers import (
     AttemptsAddUp,
@@ -55,7 +55,7 @@ def tick(second: float) -> TickKey:
 
 def defined(second: float = 0, *, schedule: Schedule = EACH, attempts: int = 1, **policy: Any) -> Defined:
     timeout = policy.pop("has_timeout", False)
-    return Defined("c", Plan(schedule, Policy(**policy), attempts, timeout), at(second))
+    return Defined("c", Plan(schedule, TickPolicy(**policy), attempts, timeout), at(second))
 
 
 def given(

@@ -13,7 +13,7 @@ import pytest
 
 from coterie import Cluster, LeadershipLost, Retry, Tick
 from coterie.storage.sqlite.ticks import SqliteTicks
-from coterie.storage.user_transaction import Undertaking
+from coterie.storage.user_transaction import UserTransaction
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import simulate
@@ -24,7 +24,7 @@ from .workloads.cron_history import judge
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from coterie.storage.contracts.ticks import Book, Take
+    from coterie.storage.contracts.ticks import CronBook, CronTakeover
 
 pytestmark = pytest.mark.simulation
 
@@ -49,7 +49,7 @@ async def late_looks() -> None:
     stage, right = crons.new_stage(), SqliteTicks.take
     random = stream(current_loop().seed, "late looks")
 
-    async def slow(self: SqliteTicks, takes: Sequence[Take]) -> Mapping[str, Book]:
+    async def slow(self: SqliteTicks, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
         books = await right(self, takes)
         await asyncio.sleep(random.uniform(0, 3))
         return books
@@ -69,9 +69,9 @@ async def late_looks() -> None:
 async def test_c6_an_attempt_that_is_cut_off_while_it_commits_has_ended_before_the_next_one_begins() -> None:
     """What it wrote is there, and the next attempt sees it."""
     cluster, seen = Cluster("sqlite://", shards=1), list[int]()
-    right = Undertaking.commit
+    right = UserTransaction.commit
 
-    async def slow(self: Undertaking, *args: Any) -> Any:
+    async def slow(self: UserTransaction, *args: Any) -> Any:
         await asyncio.sleep(1)
         return await right(self, *args)
 
@@ -82,7 +82,7 @@ async def test_c6_an_attempt_that_is_cut_off_while_it_commits_has_ended_before_t
             if tick.attempt == 1:
                 await sql.execute("insert into done values (1)")
 
-    with patch.object(Undertaking, "commit", slow):
+    with patch.object(UserTransaction, "commit", slow):
         async with simulate(cluster, runners=0) as sim:
             sim.database.main.execute("create table done (number integer)")
             await sim.start(1)

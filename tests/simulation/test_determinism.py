@@ -18,7 +18,7 @@ from coterie.testing.chaos import SeededChaos, coverage_table, declared_points
 from coterie.testing.loop.nodes import Node
 from coterie.testing.loop.scheduler import InOrder, Priorities, Shuffled
 from coterie.testing.loop.trace import Trace
-from coterie.testing.run import Run, current_loop
+from coterie.testing.run import SeedRun, current_loop
 from tests.simulation.example_run import digest, main
 
 SEEDS = list(range(6))
@@ -56,7 +56,7 @@ def test_different_seeds_differ() -> None:
 
 
 def test_the_seeds_use_every_kind_of_schedule_and_seed_0_the_plain_one() -> None:
-    schedules = [Run(seed) for seed in range(40)]
+    schedules = [SeedRun(seed) for seed in range(40)]
     kinds = {type(run.loop.nodes.schedule) for run in schedules}
     assert kinds == {InOrder, Shuffled, Priorities}
     assert isinstance(schedules[0].loop.nodes.schedule, InOrder)
@@ -146,7 +146,7 @@ class TestChaos:
         asyncio.run(chaos.point("anything"))
 
     def test_points_delay_and_flip_by_seed_and_are_counted(self) -> None:
-        run = Run(3)
+        run = SeedRun(3)
         run(main)
         assert run.chaos.hits["child.begins"] > 100
         assert run.chaos.hits["child.fails"] > 50

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.testing import run_simulation
 from coterie.testing.run import current_loop
 
@@ -93,7 +93,7 @@ def draw_all() -> list[Any]:
         os.urandom(8),
         uuid.uuid4(),
         secrets.token_hex(8),
-        Chance().bits(64),
+        Random().bits(64),
     ]
 
 

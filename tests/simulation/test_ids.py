@@ -12,9 +12,9 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import MACHINES, Snowflake
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
-from coterie.ownership.machine_id import Ids
+from coterie.ownership.machine_id import IdGenerator
 from coterie.settings import Settings
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.database import SimulatedDatabase
@@ -52,7 +52,7 @@ class WrongClock:
         return self._true.steady_ns()
 
 
-def opened(database: SimulatedDatabase, host: str, chance: Chance) -> SqliteStorage:
+def opened(database: SimulatedDatabase, host: str, chance: Random) -> SqliteStorage:
     settings = Settings.load({"url": "sqlite://"}, environ={})
     executors = database.executors(host)
     return SqliteStorage(settings, incarnation=host, clock=database.clock, chance=chance, executors=executors)
@@ -61,9 +61,9 @@ def opened(database: SimulatedDatabase, host: str, chance: Chance) -> SqliteStor
 async def live(database: SimulatedDatabase, host: str, random: Stream, drawn: list[Drawn]) -> None:
     """One process after the other on a host: some stop in good order, others are killed."""
     while True:
-        storage = opened(database, host, Chance(random.getrandbits(64)))
+        storage = opened(database, host, Random(random.getrandbits(64)))
         clock = WrongClock(database.clock, off_s=random.choice([-3600, 0, 0, 3600]))
-        ids = Ids(storage.machines, holder=f"{random.getrandbits(128):032x}", clock=clock)
+        ids = IdGenerator(storage.machines, holder=f"{random.getrandbits(128):032x}", clock=clock)
         with contextlib.suppress(PersistenceError):
             await storage.start()
             await ids.start()
@@ -74,7 +74,7 @@ async def live(database: SimulatedDatabase, host: str, random: Stream, drawn: li
         await asyncio.sleep(1)  # until somebody starts it again
 
 
-async def draw_under_faults(ids: Ids, clock: WrongClock, random: Stream, drawn: list[Drawn]) -> None:
+async def draw_under_faults(ids: IdGenerator, clock: WrongClock, random: Stream, drawn: list[Drawn]) -> None:
     last, lease = -1, f"{random.getrandbits(64)}"
     for _ in range(random.randrange(40)):
         await asyncio.sleep(random.expovariate(0.3))
@@ -106,7 +106,7 @@ async def test_s1_no_id_repeats_whatever_happens_to_processes_clocks_and_the_dat
     """S1, GAP-04, GAP-10, 0.6: five hosts with few machine ids left, lost replies, late requests, wrong clocks."""
     loop = current_loop()
     database = SimulatedDatabase(loop)
-    storage = opened(database, "test", Chance(1))
+    storage = opened(database, "test", Random(1))
     await storage.start()
     for _ in range(MACHINES - 12):
         await storage.machines.lease("others", ttl_s=10**6, until_ms=0)

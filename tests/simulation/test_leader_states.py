@@ -17,7 +17,7 @@ from coterie.testing.simulation import simulate
 from .diaries import Diary, define_counter, new_cluster
 
 if TYPE_CHECKING:
-    from coterie.storage.contracts.executions import Execution
+    from coterie.storage.contracts.executions import ExecutionRecord
     from coterie.storage.interface import Claim, StateSave, Written
 
 pytestmark = pytest.mark.simulation
@@ -35,7 +35,7 @@ async def test_s9_an_outage_while_a_leader_begins_disqualifies_nobody(monkeypatc
     define_counter(cluster, diary)
     right, until_ns = SqliteExecutions.begin, dict[int, int]()
 
-    async def away(self: SqliteExecutions, claim: Claim, **more: Any) -> Execution | None:
+    async def away(self: SqliteExecutions, claim: Claim, **more: Any) -> ExecutionRecord | None:
         now_ns = current_loop().now_ns
         if now_ns < until_ns.setdefault(claim.epoch, now_ns + 3_500_000_000):
             raise PersistenceError(doing="begin", problem="nobody answers", outcome="unreachable")

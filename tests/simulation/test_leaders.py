@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.testing.loop.seeds import stream
-from coterie.testing.run import Run, current_loop
+from coterie.testing.run import SeedRun, current_loop
 from coterie.testing.simulation import NobodyHolds, Runner, Simulation, simulate
 from tests.support.history.leader_checkers import Led
 
@@ -76,7 +76,7 @@ async def test_inv_f1_f4_d1_d6_s7_a_list_only_grows_under_all_faults() -> None:
 
 def test_a_seed_of_the_workload_repeats() -> None:
     def digest(seed: int) -> str:
-        run = Run(seed)
+        run = SeedRun(seed)
         run(lambda: leaders.main(lasting_s=20))
         return run.loop.trace.digest()
 

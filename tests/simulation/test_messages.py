@@ -12,7 +12,7 @@ import pytest
 from coterie import CoterieError, MessageDead, PersistenceError
 from coterie.entities.persisted import inbox
 from coterie.testing.loop.seeds import stream
-from coterie.testing.run import Run, current_loop
+from coterie.testing.run import SeedRun, current_loop
 from coterie.testing.simulation import Runner, Simulation, simulate
 from tests.support.history.message_checkers import FirstAttemptsInOrder, WithinBounds
 from tests.support.history.message_events import Began, Completed, Gauge, Sent
@@ -107,7 +107,7 @@ async def test_inv_d1_d7_e1_f2_replies_come_to_the_state_at_every_instant_under_
 
 def test_a_seed_of_the_workload_repeats() -> None:
     def digest(seed: int) -> str:
-        run = Run(seed)
+        run = SeedRun(seed)
         run(lambda: messages.main(lasting_s=30, least=1))
         return run.loop.trace.digest()
 

@@ -14,10 +14,10 @@ import pytest
 from coterie import Cluster, PersistenceError
 from coterie.kernel import chaos
 from coterie.kernel.ids import MACHINES
-from coterie.kernel.random import Chance
-from coterie.runner import Nobody
+from coterie.kernel.random import Random
+from coterie.runner import NoOccupant
 from coterie.settings import Settings
-from coterie.storage.interface import Declaration, Registration
+from coterie.storage.interface import Registration, SeatDeclaration
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.simulation import simulate
 from tests.support.history.ownership import Drawn
@@ -93,7 +93,7 @@ async def test_lock_05_quick_errors_cost_nothing_while_the_lease_is_trusted() ->
         await stage.settle()
 
 
-class NeverDone(Nobody):
+class NeverDone(NoOccupant):
     """Sits on a seat that it does not want to leave."""
 
     async def drain(self) -> None:
@@ -157,7 +157,7 @@ async def registered(storage: SqliteStorage, me: str) -> Any:
     await storage.start()
     session = await storage.ownership(me).__aenter__()
     row = Registration(id=me, name=me, address="", host_id="", groups=("default",))
-    await session.register(row, [Declaration("seat", "default")], ttl_s=60)
+    await session.register(row, [SeatDeclaration("seat", "default")], ttl_s=60)
     return session
 
 
@@ -166,7 +166,7 @@ def other_storage(sim: Simulation, me: str, *, cluster: str) -> SqliteStorage:
         Settings.load({"url": "sqlite://", "name": cluster}, environ={}),
         incarnation=me,
         clock=sim.database.clock,
-        chance=Chance(1),
+        chance=Random(1),
         executors=sim.database.executors(me),
         witness=sim.database.witness,
     )
@@ -246,7 +246,7 @@ async def test_lock_16_who_starts_again_is_another_incarnation() -> None:
 # Moves
 
 
-class Slow(Nobody):
+class Slow(NoOccupant):
     """Needs two seconds to be done, and says when it was asked."""
 
     def __init__(self, tenure: Tenure, asked: dict[tuple[str, int], int], stage: Stage) -> None:

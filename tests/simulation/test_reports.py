@@ -11,7 +11,7 @@ import pytest
 from coterie import Cluster, Entity, Leader, Tick, Workflow, rpc
 from coterie.testing import simulate
 from coterie.testing.faults import Kills, SlowStorage
-from coterie.testing.run import Run, current_loop, run_simulation
+from coterie.testing.run import SeedRun, current_loop, run_simulation
 
 
 @dataclass
@@ -65,7 +65,7 @@ def test_a_report_names_the_programs_work_with_runner_and_virtual_time() -> None
             await sim.wait_until(lambda: seen.ticks)
             raise AssertionError("the end")
 
-    run = Run(1)
+    run = SeedRun(1)
     with pytest.raises(AssertionError, match="the end"):
         run(main)
     lines = run.report().splitlines()

@@ -16,9 +16,9 @@ import pytest
 from coterie import Cluster, ConfigurationError, NotStarted, PersistenceError, ShardId
 from coterie.kernel.service import Tasks
 from coterie.ownership.admission import Definition
-from coterie.runner import Nobody
+from coterie.runner import NoOccupant
 from coterie.testing import EVERYTHING, NobodyHolds, Runner, Simulation, run_simulation, simulate
-from coterie.testing.lease_thread import SimAside
+from coterie.testing.lease_thread import SimSideLoop
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.run import current_loop
 from tests.support.campaign import run_seed
@@ -379,7 +379,7 @@ async def test_an_error_inside_of_the_block_is_the_one_that_is_seen() -> None:
         await cluster.kv.get("a")
 
 
-class Sitter(Nobody):
+class Sitter(NoOccupant):
     """Notes for whom the cluster acts on its seat."""
 
     def __init__(self, seat: str, seen: dict[str, str]) -> None:
@@ -450,7 +450,7 @@ async def test_the_place_beside_a_loop_goes_on_while_that_is_blocked_and_stops_w
     ticks: list[int] = []
 
     async def live() -> None:
-        async with SimAside(loop, node) as aside:
+        async with SimSideLoop(loop, node) as aside:
             await aside.run(lambda: counts(ticks))
 
     loop.spawn(node, live())
@@ -489,7 +489,7 @@ async def test_results_errors_and_cancellation_cross_over_and_back() -> None:
             ended.append("cancelled")
 
     async def live() -> str:
-        async with SimAside(loop, node) as aside:
+        async with SimSideLoop(loop, node) as aside:
             told: list[str] = []
             with pytest.raises(OSError, match="over there"):
                 await aside.run(fail)

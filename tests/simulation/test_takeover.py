@@ -12,7 +12,7 @@ import pytest
 
 from coterie import ConfigurationError, PersistenceError
 from coterie.ownership.admission import Definition
-from coterie.runner import Nobody
+from coterie.runner import NoOccupant
 from coterie.storage.sqlite.ownership import SqliteOwnership
 from tests.support.history.ownership import Gone, Grant, HeldAgain, check
 
@@ -219,7 +219,7 @@ async def test_m16_a_blocked_loop_costs_nothing_until_the_stall_limit_and_then_e
 # Stopping
 
 
-class NeverDone(Nobody):
+class NeverDone(NoOccupant):
     """Sits on a seat that it does not want to leave."""
 
     async def drain(self) -> None:

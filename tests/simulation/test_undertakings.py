@@ -13,10 +13,10 @@ import pytest
 from coterie import Entity, current, rpc
 from coterie.cluster import Cluster
 from coterie.errors import PersistenceError, TransactionTimeout
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.contracts.messages import Commit, StateChange
-from coterie.storage.interface import Claim, Declaration, KvPut, Registration
+from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.simulation import simulate
 
@@ -34,7 +34,7 @@ def storage_on(sim: Simulation, me: str) -> SqliteStorage:
         Settings.load({"url": "sqlite://"}, environ={}),
         incarnation=me,
         clock=sim.database.clock,
-        chance=Chance(1),
+        chance=Random(1),
         executors=sim.database.executors(me),
         witness=sim.database.witness,
     )
@@ -43,7 +43,7 @@ def storage_on(sim: Simulation, me: str) -> SqliteStorage:
 async def claimed(storage: SqliteStorage, me: str) -> Claim:
     session = await storage.ownership(me).__aenter__()
     row = Registration(id=me, name=me, address="", host_id="", groups=("default",))
-    await session.register(row, [Declaration(f"seat:{me}", "default")], ttl_s=600)
+    await session.register(row, [SeatDeclaration(f"seat:{me}", "default")], ttl_s=600)
     (grant,) = await session.acquire([f"seat:{me}"])
     return Claim(me, grant.name, grant.epoch)
 

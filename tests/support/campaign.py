@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.testing.chaos import coverage_table, declared_points
-from coterie.testing.run import Run, unwatched
+from coterie.testing.run import SeedRun, unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -95,7 +95,7 @@ def limit_memory(limits: Limits) -> None:
 
 
 @contextmanager
-def watched(limits: Limits, tell: Callable[[Run, str], object], run: Run) -> Iterator[None]:
+def watched(limits: Limits, tell: Callable[[SeedRun, str], object], run: SeedRun) -> Iterator[None]:
     """Limit the time of a run: beyond it `tell` is called, and the process ends. On the main thread only."""
 
     def end(_: int, frame: FrameType | None) -> None:
@@ -156,7 +156,7 @@ def run_seed(workload: Workload, number: int, *, replay: bool, watch: Watch = un
 
 
 def _attempt(workload: Workload, number: int, watch: Watch) -> Seed:
-    run = Run(number, watch=watch)
+    run = SeedRun(number, watch=watch)
     failure = ""
     try:
         run(workload)
@@ -263,7 +263,7 @@ def _serve(pipe: Pipe, name: str, limits: Limits) -> None:
     workload = load(name)
     limit_memory(limits)
 
-    def tell(run: Run, failure: str) -> None:
+    def tell(run: SeedRun, failure: str) -> None:
         _send(pipe, Seed(run.seed, failure=failure))
 
     watch = functools.partial(watched, limits, tell)

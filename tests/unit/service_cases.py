@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
-from coterie.client import Connection, system_doors
+from coterie.client import Client, system_doors
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Service, State
-from coterie.ownership.machine_id import Ids
+from coterie.ownership.machine_id import IdGenerator
 from coterie.runner import Runner
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage
@@ -21,7 +21,7 @@ from coterie.storage.interface import Machine
 from coterie.transport.identity import Identity
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
-from coterie.web.server import Serving
+from coterie.web.server import HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,12 +152,12 @@ async def _commit(group: Sequence[Write]) -> Sequence[Any]:
 
 def _sqlite(folder: Path) -> Service:
     settings = Settings.load({"url": f"sqlite:///{folder}/service.db"}, environ={})
-    return open_storage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
+    return open_storage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Random())
 
 
 def _client(_: Path) -> Service:
     settings = Settings.load({"url": "sqlite://"}, environ={})
-    return Connection(settings, system_doors(settings))
+    return Client(settings, system_doors(settings))
 
 
 def _runner(_: Path) -> Service:
@@ -166,7 +166,7 @@ def _runner(_: Path) -> Service:
 
 
 def _ids(_: Path) -> Service:
-    return Ids(_Machines(), holder="0" * 32, clock=SystemClock())
+    return IdGenerator(_Machines(), holder="0" * 32, clock=SystemClock())
 
 
 class _Machines:
@@ -188,7 +188,7 @@ def _transport(_: Path) -> Service:
         wire=TcpWire(Settings.load({"url": "sqlite://"}, environ={})),
         handler=_Deaf(),
         secrets=_secrets,
-        chance=Chance(),
+        chance=Random(),
     )
 
 
@@ -204,7 +204,7 @@ class _Deaf:
 
 
 def _serving(_: Path) -> Service:
-    return Serving(Starlette(), Settings.load({"http_listen": "127.0.0.1:0"}, {}))
+    return HttpServer(Starlette(), Settings.load({"http_listen": "127.0.0.1:0"}, {}))
 
 
 CASES: list[ServiceCase] = [

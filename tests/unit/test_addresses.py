@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import EntityAddress, MessageId, MessageIds, ShardId, drawn_at, new_incarnation, shard_number
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ def test_an_id_too_long_for_an_index_is_refused_by_its_size_in_bytes() -> None:
 
 
 def test_an_incarnation_has_128_random_bits() -> None:
-    seen = {new_incarnation(Chance()) for _ in range(100)}
+    seen = {new_incarnation(Random()) for _ in range(100)}
     assert len(seen) == 100
     assert all(len(name) == 32 and int(name, 16) >= 0 for name in seen)
 
@@ -112,7 +112,7 @@ def test_a_message_id_is_a_text_that_survives_copying_and_pickling() -> None:
 
 
 def test_a_message_id_tells_when_it_was_drawn() -> None:
-    drawn = MessageIds(ManualClock(START_AT), Chance(1)).draw()
+    drawn = MessageIds(ManualClock(START_AT), Random(1)).draw()
     assert len(drawn) == 32
     assert drawn == drawn.lower()
     assert drawn_at(drawn) == START_AT
@@ -125,7 +125,7 @@ def test_what_is_no_message_id_tells_no_time(text: str) -> None:
 
 
 def test_ids_of_one_sender_sort_when_more_than_65536_are_drawn_in_a_millisecond_m15() -> None:
-    ids = MessageIds(ManualClock(START_AT), Chance(1))
+    ids = MessageIds(ManualClock(START_AT), Random(1))
     drawn = [ids.draw() for _ in range(2 * 65_536 + 3)]
     assert all(one < two for one, two in pairwise(drawn))
     assert drawn_at(drawn[65_535]) == START_AT
@@ -136,7 +136,7 @@ def test_ids_of_one_sender_sort_when_more_than_65536_are_drawn_in_a_millisecond_
 @given(st.lists(st.timedeltas(timedelta(days=-400), timedelta(days=400)), max_size=50))
 def test_ids_of_one_sender_sort_whatever_the_clock_does_m15(steps: Sequence[timedelta]) -> None:
     clock = ManualClock(START_AT)
-    ids = MessageIds(clock, Chance(1))
+    ids = MessageIds(clock, Random(1))
     drawn = [ids.draw()]
     for step in steps:
         clock.step_wall(step)
@@ -146,7 +146,7 @@ def test_ids_of_one_sender_sort_whatever_the_clock_does_m15(steps: Sequence[time
 
 def test_ids_of_two_senders_at_the_same_instant_differ_m15() -> None:
     clock = ManualClock(START_AT)
-    assert MessageIds(clock, Chance(1)).draw() != MessageIds(clock, Chance(2)).draw()
+    assert MessageIds(clock, Random(1)).draw() != MessageIds(clock, Random(2)).draw()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kv.changes import KeyValues
 from coterie.storage.interface import Claim, KvSwap
 
@@ -38,7 +38,7 @@ async def test_changes_of_one_key_share_a_swap_only_in_the_name_of_one_seat() ->
         claim = None if seat is None else Claim("me", seat, epoch)
         await values.modify("a", lambda old: (old or b"") + b".", ttl_s=None, claim=claim)
 
-    async with KeyValues(cast("Kv", store), chance=Chance(1)) as values:
+    async with KeyValues(cast("Kv", store), chance=Random(1)) as values:
         await asyncio.gather(change("s1"), change("s2"), change("s1"), change(None), change("s1", 2), change(None))
     found = {write.claim: write.value for write in store.swaps}
     assert len(found) == len(store.swaps)

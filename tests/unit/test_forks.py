@@ -26,7 +26,7 @@ def in_a_child(work: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def refused(origin: fork_guard.Origin) -> bool:
+def refused(origin: fork_guard.ProcessOrigin) -> bool:
     try:
         origin.require_same()
     except Forked as error:
@@ -35,14 +35,14 @@ def refused(origin: fork_guard.Origin) -> bool:
 
 
 def test_a_child_is_refused_and_told_who_opened_it() -> None:
-    origin = fork_guard.Origin("the storage")
+    origin = fork_guard.ProcessOrigin("the storage")
     origin.require_same()
     assert in_a_child(lambda: refused(origin))
     origin.require_same()
 
 
 def test_a_child_may_open_what_was_only_made_in_the_parent() -> None:
-    origin = fork_guard.Origin("the storage")
+    origin = fork_guard.ProcessOrigin("the storage")
 
     def opens() -> bool:
         origin.set()

@@ -14,8 +14,8 @@ from coterie.errors import Forked, NotStarted, PersistenceError, ShuttingDown
 from coterie.kernel import fork_guard
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import MACHINES, Snowflake
-from coterie.kernel.random import Chance
-from coterie.ownership.machine_id import AHEAD_MS, LEASE_S, Ids
+from coterie.kernel.random import Random
+from coterie.ownership.machine_id import AHEAD_MS, LEASE_S, IdGenerator
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from coterie.errors import Outcome
-    from coterie.storage.interface import Machine, Machines, Storage
+    from coterie.storage.interface import Machine, MachineIds, Storage
 
 START_AT = datetime(2025, 6, 1, tzinfo=UTC)
 DOWN = PersistenceError(doing="reach the database", problem="it is down", outcome="unreachable")
@@ -38,14 +38,14 @@ def clock() -> ManualClock:
 @pytest.fixture
 async def storage(clock: ManualClock) -> AsyncIterator[Storage]:
     settings = Settings.load({"url": "sqlite://"}, environ={})
-    async with open_storage(settings, incarnation="0" * 32, clock=clock, chance=Chance(1)) as storage:
+    async with open_storage(settings, incarnation="0" * 32, clock=clock, chance=Random(1)) as storage:
         yield storage
 
 
 class Watched:
     """Stands before the machine ids of a storage: notes what is asked, keeps it waiting, or fails it."""
 
-    def __init__(self, machines: Machines) -> None:
+    def __init__(self, machines: MachineIds) -> None:
         self._machines = machines
         self.asked: list[str] = []
         self.fails: dict[str, PersistenceError] = {}
@@ -77,19 +77,19 @@ def machines(storage: Storage) -> Watched:
 
 
 @pytest.fixture
-async def ids(machines: Watched, clock: ManualClock) -> AsyncIterator[Ids]:
-    async with Ids(machines, holder="a", clock=clock) as ids:
+async def ids(machines: Watched, clock: ManualClock) -> AsyncIterator[IdGenerator]:
+    async with IdGenerator(machines, holder="a", clock=clock) as ids:
         yield ids
 
 
 @asynccontextmanager
-async def process(machines: Machines, clock: ManualClock, *, holder: str) -> AsyncIterator[Ids]:
+async def process(machines: MachineIds, clock: ManualClock, *, holder: str) -> AsyncIterator[IdGenerator]:
     """A process that draws ids, and stops in good order."""
-    async with Ids(machines, holder=holder, clock=clock) as ids:
+    async with IdGenerator(machines, holder=holder, clock=clock) as ids:
         yield ids
 
 
-async def taken(ids: Ids, count: int) -> list[int]:
+async def taken(ids: IdGenerator, count: int) -> list[int]:
     return [await ids.take() for _ in range(count)]
 
 
@@ -97,14 +97,14 @@ def machine_of(drawn: int) -> int:
     return Snowflake.parts(drawn).machine_id
 
 
-async def test_nothing_is_leased_before_the_first_id(ids: Ids, machines: Watched) -> None:
+async def test_nothing_is_leased_before_the_first_id(ids: IdGenerator, machines: Watched) -> None:
     """M15: a client that draws none needs none."""
     assert machines.asked == []
     await ids.take()
     assert machines.asked == ["lease"]
 
 
-async def test_ids_increase_and_tell_the_time_and_the_machine(ids: Ids, clock: ManualClock) -> None:
+async def test_ids_increase_and_tell_the_time_and_the_machine(ids: IdGenerator, clock: ManualClock) -> None:
     drawn = await taken(ids, 5000)
     assert all(one < two for one, two in pairwise(drawn))
     assert set(map(machine_of, drawn)) == {0}
@@ -112,7 +112,7 @@ async def test_ids_increase_and_tell_the_time_and_the_machine(ids: Ids, clock: M
 
 
 async def test_after_a_failover_a_machine_id_is_leased_anew_and_ids_go_on_increasing(
-    ids: Ids, machines: Watched
+    ids: IdGenerator, machines: Watched
 ) -> None:
     """The new server may know nothing of the lease, and give the machine id to another process."""
     before = await taken(ids, 3)
@@ -122,7 +122,9 @@ async def test_after_a_failover_a_machine_id_is_leased_anew_and_ids_go_on_increa
     assert machines.asked.count("lease") == 2
 
 
-async def test_the_mark_is_raised_ahead_so_that_nobody_waits(ids: Ids, machines: Watched, clock: ManualClock) -> None:
+async def test_the_mark_is_raised_ahead_so_that_nobody_waits(
+    ids: IdGenerator, machines: Watched, clock: ManualClock
+) -> None:
     await ids.take()
     for _ in range(100):  # 100 s of drawing
         clock.advance(timedelta(seconds=1))
@@ -137,13 +139,13 @@ async def test_the_mark_is_raised_ahead_so_that_nobody_waits(ids: Ids, machines:
     assert len(machines.asked) <= 1 + 100 // (AHEAD_MS // 2000)
 
 
-async def settled(ids: Ids) -> None:
+async def settled(ids: IdGenerator) -> None:
     async with asyncio.timeout(10):
         while len(ids.tasks):
             await asyncio.sleep(0)
 
 
-async def test_all_who_wait_share_one_statement(ids: Ids, machines: Watched, clock: ManualClock) -> None:
+async def test_all_who_wait_share_one_statement(ids: IdGenerator, machines: Watched, clock: ManualClock) -> None:
     drawn = await asyncio.gather(*(ids.take() for _ in range(100)))
     assert machines.asked == ["lease"]
     clock.advance(timedelta(hours=1))
@@ -152,7 +154,7 @@ async def test_all_who_wait_share_one_statement(ids: Ids, machines: Watched, clo
     assert len(set(drawn)) == 200
 
 
-async def test_a_caller_that_is_cancelled_leaves_the_others_their_ids(ids: Ids, machines: Watched) -> None:
+async def test_a_caller_that_is_cancelled_leaves_the_others_their_ids(ids: IdGenerator, machines: Watched) -> None:
     machines.open.clear()
     first, second = asyncio.create_task(ids.take()), asyncio.create_task(ids.take())
     await asyncio.sleep(0)
@@ -165,7 +167,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_their_ids(ids: Ids, 
 
 
 async def test_a_database_that_is_down_is_not_needed_while_the_mark_lies_ahead(
-    ids: Ids, machines: Watched, clock: ManualClock
+    ids: IdGenerator, machines: Watched, clock: ManualClock
 ) -> None:
     drawn = await taken(ids, 10)
     machines.fails = {"extend": DOWN}
@@ -182,7 +184,7 @@ async def test_a_database_that_is_down_is_not_needed_while_the_mark_lies_ahead(
     assert len(set(drawn)) == 120
 
 
-async def draw_each_second(ids: Ids, clock: ManualClock, drawn: list[int]) -> None:
+async def draw_each_second(ids: IdGenerator, clock: ManualClock, drawn: list[int]) -> None:
     for _ in range(100):
         clock.advance(timedelta(seconds=1))
         drawn += await taken(ids, 1)
@@ -191,7 +193,7 @@ async def draw_each_second(ids: Ids, clock: ManualClock, drawn: list[int]) -> No
 
 @pytest.mark.parametrize("outcome", ["unknown", "unreachable"])
 async def test_whoever_is_cut_off_draws_nothing_that_its_successor_may_draw(
-    ids: Ids, machines: Watched, clock: ManualClock, storage: Storage, outcome: Outcome
+    ids: IdGenerator, machines: Watched, clock: ManualClock, storage: Storage, outcome: Outcome
 ) -> None:
     """S1, 0.6: whatever became of the last extension, no id passes a mark that is known to be stored."""
     drawn = await taken(ids, 1)
@@ -209,7 +211,7 @@ async def test_whoever_is_cut_off_draws_nothing_that_its_successor_may_draw(
 
 
 async def test_whoever_has_lost_its_machine_id_and_gets_no_other_draws_nothing(
-    ids: Ids, machines: Watched, clock: ManualClock, storage: Storage
+    ids: IdGenerator, machines: Watched, clock: ManualClock, storage: Storage
 ) -> None:
     """S1."""
     await ids.take()
@@ -222,7 +224,7 @@ async def test_whoever_has_lost_its_machine_id_and_gets_no_other_draws_nothing(
 
 
 async def test_a_lease_is_prolonged_while_it_is_used_also_when_the_clock_does_not_move_on(
-    ids: Ids, machines: Watched, clock: ManualClock, storage: Storage
+    ids: IdGenerator, machines: Watched, clock: ManualClock, storage: Storage
 ) -> None:
     """GAP-04: after a step back no id comes near the mark for long; the lease is kept all the same."""
     await ids.take()
@@ -239,7 +241,7 @@ async def test_a_lease_is_prolonged_while_it_is_used_also_when_the_clock_does_no
 
 
 async def test_whoever_lost_its_machine_id_goes_on_with_another_and_ids_still_increase(
-    ids: Ids, clock: ManualClock, storage: Storage
+    ids: IdGenerator, clock: ManualClock, storage: Storage
 ) -> None:
     """S1: idle for so long that somebody else has taken it; the second time the clock has stepped back as well."""
     drawn = await taken(ids, 10)
@@ -262,7 +264,7 @@ async def test_whoever_lost_its_machine_id_goes_on_with_another_and_ids_still_in
 async def test_gap_04_wrong_clocks_and_steps_back_under_load_repeat_nothing_and_fail_nothing(storage: Storage) -> None:
     """GAP-04: two processes an hour wrong, one right; each clock steps back 5 s again and again, once by an hour."""
     clocks = [ManualClock(START_AT + timedelta(hours=hours)) for hours in (-1, 0, 1)]
-    runners = [Ids(storage.machines, holder=f"{number}", clock=clock) for number, clock in enumerate(clocks)]
+    runners = [IdGenerator(storage.machines, holder=f"{number}", clock=clock) for number, clock in enumerate(clocks)]
     for ids in runners:
         await ids.start()
     drawn: list[list[int]] = [[] for _ in runners]
@@ -287,12 +289,12 @@ async def test_gap_04_wrong_clocks_and_steps_back_under_load_repeat_nothing_and_
 async def test_gap_10_more_restarts_than_machine_ids_clash_nowhere(storage: Storage, clock: ManualClock) -> None:
     """GAP-10: 3,000 processes, half of them killed, with clocks that are wrong; in 300 s, so that leases expire."""
     drawn: list[int] = []
-    chance = Chance(7)
-    left: list[Ids] = []
+    chance = Random(7)
+    left: list[IdGenerator] = []
     for number in range(3000):
         clock.advance(timedelta(milliseconds=100))
         its = ManualClock(START_AT + timedelta(seconds=number / 10 + chance.between(-30, 30)))
-        ids = Ids(storage.machines, holder=f"{number}", clock=its)
+        ids = IdGenerator(storage.machines, holder=f"{number}", clock=its)
         await ids.start()
         drawn += await taken(ids, 3)
         if number % 2:
@@ -326,12 +328,12 @@ async def test_gap_10_restarts_on_the_last_few_machine_ids_clash_nowhere(storage
     """GAP-10, GAP-04: 1,100 processes follow each other on 16 machine ids, some killed, with clocks an hour wrong."""
     await leave_free(storage, 16)
     drawn: list[int] = []
-    chance = Chance(3)
+    chance = Random(3)
     for number in range(1100):
         clock.advance(timedelta(seconds=10))
         hours = chance.bits(20) % 3 - 1
         its = ManualClock(START_AT + timedelta(seconds=10 * number, hours=hours))
-        ids = Ids(storage.machines, holder=f"{number}", clock=its)
+        ids = IdGenerator(storage.machines, holder=f"{number}", clock=its)
         await ids.start()
         drawn += await taken(ids, 3)
         if number % 2:
@@ -352,7 +354,7 @@ async def test_restarts_do_not_push_ids_into_the_future(storage: Storage, clock:
 async def test_incident_7_the_1025th_process_is_told_what_to_do_and_the_next_after_a_stop_works(
     storage: Storage, clock: ManualClock
 ) -> None:
-    held = [Ids(storage.machines, holder=f"{number}", clock=clock) for number in range(MACHINES)]
+    held = [IdGenerator(storage.machines, holder=f"{number}", clock=clock) for number in range(MACHINES)]
     for ids in held:
         await ids.start()
     drawn = [await ids.take() for ids in held]
@@ -371,7 +373,7 @@ async def test_incident_7_the_1025th_process_is_told_what_to_do_and_the_next_aft
 
 async def test_a_runner_out_of_trust_draws_nothing(machines: Watched, clock: ManualClock) -> None:
     trusted = True
-    async with Ids(machines, holder="a", clock=clock, trust=lambda: trusted) as ids:
+    async with IdGenerator(machines, holder="a", clock=clock, trust=lambda: trusted) as ids:
         await ids.take()
         trusted = False
         with pytest.raises(PersistenceError, match="renew its lease") as caught:
@@ -383,7 +385,7 @@ async def test_a_runner_out_of_trust_draws_nothing(machines: Watched, clock: Man
 
 async def test_trust_that_ends_while_waiting_for_the_database_is_noticed(machines: Watched, clock: ManualClock) -> None:
     trusted = True
-    async with Ids(machines, holder="a", clock=clock, trust=lambda: trusted) as ids:
+    async with IdGenerator(machines, holder="a", clock=clock, trust=lambda: trusted) as ids:
         machines.open.clear()
         waiting = asyncio.create_task(ids.take())
         await asyncio.sleep(0)
@@ -394,7 +396,7 @@ async def test_trust_that_ends_while_waiting_for_the_database_is_noticed(machine
 
 
 async def test_a_stop_gives_the_machine_id_back_and_ends_those_who_wait(machines: Watched, clock: ManualClock) -> None:
-    ids = Ids(machines, holder="a", clock=clock)
+    ids = IdGenerator(machines, holder="a", clock=clock)
     with pytest.raises(NotStarted):
         await ids.take()
     await ids.start()
@@ -414,14 +416,14 @@ async def test_a_stop_gives_the_machine_id_back_and_ends_those_who_wait(machines
 
 
 async def test_a_stop_without_a_database_is_a_stop(machines: Watched, clock: ManualClock) -> None:
-    ids = Ids(machines, holder="a", clock=clock)
+    ids = IdGenerator(machines, holder="a", clock=clock)
     await ids.start()
     await ids.take()
     machines.fails = {"give_back": DOWN}
     await ids.stop()
 
 
-async def test_a_forked_child_draws_nothing(ids: Ids, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_forked_child_draws_nothing(ids: IdGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     """P13: it has its parent's memory, and would draw the same ids."""
     await ids.take()
     with monkeypatch.context() as child:

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import ConfigurationError
 from coterie.kernel.clock import ManualClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.engines import file_of, open_storage
 
@@ -19,7 +19,7 @@ def opened(url: str) -> Any:
     settings: Any = SimpleNamespace(url=url)
     if not url.startswith("oracle"):
         settings = Settings.load({"url": url}, environ={})
-    return open_storage(settings, incarnation="0" * 32, clock=ManualClock(), chance=Chance(1))
+    return open_storage(settings, incarnation="0" * 32, clock=ManualClock(), chance=Random(1))
 
 
 @pytest.mark.parametrize(

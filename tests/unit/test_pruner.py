@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.storage.contracts.units import UnitsPurged
@@ -57,7 +57,7 @@ class Store:
 
 def pruner(store: Any, tables: Sequence[Any] = TABLES) -> Pruner:
     settings = Settings.load({"retention": "1h", "key_retention": "2h"}, environ={})
-    return Pruner(store, settings, chance=Chance(1), supervisor=Supervisor(Chance(1)), tables=tables)
+    return Pruner(store, settings, chance=Random(1), supervisor=Supervisor(Random(1)), tables=tables)
 
 
 async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() -> None:

@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.retry import Retry
 
 
 def delays(retry: Retry, *, seed: int = 1) -> list[float]:
-    chance = Chance(seed)
+    chance = Random(seed)
     pauses = (retry.delay_s(attempt, chance) for attempt in range(1, 100))
     return [pause for pause in pauses if pause is not None]
 
 
 def test_attempts_count_all_tries_the_first_included() -> None:
     assert len(delays(Retry(attempts=3))) == 2
-    assert Retry(attempts=3).delay_s(3, Chance(1)) is None
-    assert Retry(attempts=3).delay_s(4, Chance(1)) is None
+    assert Retry(attempts=3).delay_s(3, Random(1)) is None
+    assert Retry(attempts=3).delay_s(4, Random(1)) is None
 
 
 def test_never_is_one_attempt() -> None:
@@ -61,8 +61,8 @@ def test_a_pause_lies_within_its_jitter_and_never_above_the_cap(
     attempt: int, base_s: float, factor: float, jitter: float, seed: int
 ) -> None:
     retry = Retry(10_001, base_s, factor, 3600, jitter)
-    plain_s = Retry(10_001, base_s, factor, 3600, 0).delay_s(attempt, Chance(seed))
-    delay_s = retry.delay_s(attempt, Chance(seed))
+    plain_s = Retry(10_001, base_s, factor, 3600, 0).delay_s(attempt, Random(seed))
+    delay_s = retry.delay_s(attempt, Random(seed))
     assert plain_s is not None
     assert delay_s is not None
     tolerance_s = 1e-9  # of floating point
@@ -79,7 +79,7 @@ def test_what_failed_together_is_spread_even_at_the_cap() -> None:
 
 def test_without_a_base_there_is_no_pause_however_many_attempts() -> None:
     retry = Retry(attempts=100_000, base=0, factor=100)
-    assert retry.delay_s(99_999, Chance(1)) == 0
+    assert retry.delay_s(99_999, Random(1)) == 0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_policy_that_makes_no_sense_is_refused(options: dict[str, Any], proble
 
 def test_attempts_are_counted_from_one() -> None:
     with pytest.raises(ValueError, match="counted from 1"):
-        Retry().delay_s(0, Chance(1))
+        Retry().delay_s(0, Random(1))
 
 
 def test_a_policy_is_a_value() -> None:

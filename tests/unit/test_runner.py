@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from coterie import runner as module
-from coterie.client import Connection, Doors
+from coterie.client import Client, ClientParts
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, ShuttingDown
 from coterie.kernel.clock import SystemClock, to_datetime
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import FailingTask
 from coterie.ownership.admission import Definition
 from coterie.ownership.seats import Occupant, Occupy, Tenure, Trust
-from coterie.runner import Nobody, Runner
+from coterie.runner import NoOccupant, Runner
 from coterie.settings import Settings
 from coterie.storage.interface import Claim, ClusterSnapshot, RunnerRow, Storage
 
@@ -160,10 +160,10 @@ class World:
     def membership(self) -> FakeMembership:
         return self.made[-1]
 
-    def doors(self) -> Doors:
-        return Doors(
+    def doors(self) -> ClientParts:
+        return ClientParts(
             clock=SystemClock(),
-            chance=Chance(1),
+            chance=Random(1),
             open_storage=lambda incarnation: FakeStorage(self.log, incarnation),
             new_wire=lambda: cast("Wire", FakeWire(self.log)),
             new_aside=lambda: cast("Any", None),
@@ -228,7 +228,7 @@ async def test_an_evicted_runner_comes_back_as_another_incarnation(
 
 
 async def test_nothing_of_the_old_life_runs_when_the_new_one_begins(world: World) -> None:
-    class Watched(Nobody):
+    class Watched(NoOccupant):
         def abandon(self) -> None:
             world.log.append("abandoned")
 
@@ -350,7 +350,7 @@ async def test_an_error_while_it_comes_back_does_not_keep_it_away(world: World) 
 async def test_what_was_not_given_back_is_known_afterwards(world: World) -> None:
     """L1: a process that leaves others waiting for its lease does not claim to have left in order."""
 
-    class Stubborn(Nobody):
+    class Stubborn(NoOccupant):
         async def drain(self) -> None:
             raise PersistenceError(doing="release", problem="connection refused")
 
@@ -390,7 +390,7 @@ class Leaders:
     def occupants(self, runner: Runner, /) -> Occupy:
         def occupy(tenure: Tenure) -> Occupant:
             self.seats.append(tenure.seat)
-            return Nobody()
+            return NoOccupant()
 
         return occupy
 
@@ -491,7 +491,7 @@ def rows() -> tuple[RunnerRow, ...]:
 async def test_a_client_drains_a_runner_by_its_name_or_id(
     world: World, rows: tuple[RunnerRow, ...], wanted: str, told: str
 ) -> None:
-    async with Connection(Settings.load({}, environ={}), world.doors()) as client:
+    async with Client(Settings.load({}, environ={}), world.doors()) as client:
         storage = client.storage
         assert isinstance(storage, FakeStorage)
         storage.rows = rows
@@ -508,7 +508,7 @@ async def test_a_client_drains_a_runner_by_its_name_or_id(
 async def test_a_drain_of_nobody_or_of_two_is_refused_with_what_there_is(
     world: World, rows: tuple[RunnerRow, ...], wanted: str, problem: str
 ) -> None:
-    async with Connection(Settings.load({}, environ={}), world.doors()) as client:
+    async with Client(Settings.load({}, environ={}), world.doors()) as client:
         storage = client.storage
         assert isinstance(storage, FakeStorage)
         storage.rows = rows

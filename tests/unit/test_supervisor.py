@@ -11,7 +11,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel import metrics
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import (
     MOST,
@@ -98,7 +98,7 @@ def test_an_outage_is_a_database_that_cannot_be_reached(outcome: Any, expected: 
 
 
 def test_the_pauses_grow_and_leave_probes_the_time_to_tell() -> None:
-    chance = Chance(1)
+    chance = Random(1)
     pauses = [PAUSES.delay_s(number, chance) or 0.0 for number in range(1, MOST)]
     assert all(0 < before < after for before, after in pairwise(pauses))
     assert 10.0 < sum(pauses) < WITHIN_S / 2
@@ -116,7 +116,7 @@ def test_a_failing_task_is_named_with_its_seat() -> None:
 async def test_one_error_of_any_kind_does_not_end_a_standing_task(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop, tasks, supervisor, counted = Loop(error), Tasks("test"), Supervisor(Chance(1)), failures_of("sweep")
+    loop, tasks, supervisor, counted = Loop(error), Tasks("test"), Supervisor(Random(1)), failures_of("sweep")
     tasks.supervise(loop.live, name="sweep", supervisor=supervisor)
     await soon(loop.runs.wait())
     assert len(loop.begun_s) == 2
@@ -130,7 +130,7 @@ async def test_one_error_of_any_kind_does_not_end_a_standing_task(
 
 
 async def test_a_cancellation_ends_it_and_is_no_failure() -> None:
-    loop, tasks, supervisor = Loop(), Tasks("test"), Supervisor(Chance(1))
+    loop, tasks, supervisor = Loop(), Tasks("test"), Supervisor(Random(1))
     task = tasks.supervise(loop.live, name="sweep", supervisor=supervisor)
     await soon(loop.runs.wait())
     task.cancel()
@@ -140,7 +140,7 @@ async def test_a_cancellation_ends_it_and_is_no_failure() -> None:
 
 
 async def test_something_else_that_was_cancelled_is_an_error_like_any() -> None:
-    loop, tasks, supervisor = Loop(asyncio.CancelledError()), Tasks("test"), Supervisor(Chance(1))
+    loop, tasks, supervisor = Loop(asyncio.CancelledError()), Tasks("test"), Supervisor(Random(1))
     tasks.supervise(loop.live, name="sweep", supervisor=supervisor)
     await soon(loop.runs.wait())
     assert [each.failures for each in supervisor.failing()] == [1]
@@ -148,7 +148,7 @@ async def test_something_else_that_was_cancelled_is_an_error_like_any() -> None:
 
 
 async def test_a_task_that_cannot_even_be_made_is_made_again() -> None:
-    tasks, supervisor, made = Tasks("test"), Supervisor(Chance(1)), []
+    tasks, supervisor, made = Tasks("test"), Supervisor(Random(1)), []
 
     async def live() -> None:
         made.append("alive")
@@ -164,7 +164,7 @@ async def test_a_task_that_cannot_even_be_made_is_made_again() -> None:
 
 
 async def test_work_that_returns_has_ended() -> None:
-    tasks, supervisor = Tasks("test"), Supervisor(Chance(1))
+    tasks, supervisor = Tasks("test"), Supervisor(Random(1))
 
     async def work() -> None:
         return None
@@ -175,7 +175,7 @@ async def test_work_that_returns_has_ended() -> None:
 
 @in_virtual_time
 async def test_a_task_of_a_seat_that_keeps_failing_gives_up_its_seat_and_ends() -> None:
-    loop, tasks, supervisor = Loop(*(ValueError(n) for n in range(99))), Tasks("test"), Supervisor(Chance(1))
+    loop, tasks, supervisor = Loop(*(ValueError(n) for n in range(99))), Tasks("test"), Supervisor(Random(1))
     given_up: list[str] = []
     ended: list[FailingTask] = []
     supervisor.on_hopeless(ended.append)
@@ -191,7 +191,7 @@ async def test_a_task_of_a_seat_that_keeps_failing_gives_up_its_seat_and_ends() 
 
 @in_virtual_time
 async def test_a_task_of_the_runner_that_keeps_failing_ends_the_runner_once_and_is_named_before() -> None:
-    loop, tasks, supervisor = Loop(*(ValueError(n) for n in range(99))), Tasks("test"), Supervisor(Chance(1))
+    loop, tasks, supervisor = Loop(*(ValueError(n) for n in range(99))), Tasks("test"), Supervisor(Random(1))
     ended: list[FailingTask] = []
     supervisor.on_hopeless(ended.append)
     tasks.supervise(loop.live, name="settle seats", supervisor=supervisor)
@@ -209,7 +209,7 @@ async def test_a_task_of_the_runner_that_keeps_failing_ends_the_runner_once_and_
 @in_virtual_time
 async def test_failures_that_are_more_than_a_minute_apart_give_nothing_up() -> None:
     errors = [ValueError(n) for n in range(3 * MOST)]
-    loop, tasks, supervisor = Loop(*errors, after_s=WITHIN_S / 2), Tasks("test"), Supervisor(Chance(1))
+    loop, tasks, supervisor = Loop(*errors, after_s=WITHIN_S / 2), Tasks("test"), Supervisor(Random(1))
     ended: list[FailingTask] = []
     supervisor.on_hopeless(ended.append)
     tasks.supervise(loop.live, name="settle seats", supervisor=supervisor)
@@ -223,7 +223,7 @@ async def test_failures_that_are_more_than_a_minute_apart_give_nothing_up() -> N
 
 @in_virtual_time
 async def test_an_outage_gives_nothing_up_and_is_no_failing_task_however_long_it_lasts() -> None:
-    loop, tasks, supervisor = Loop(*[UNREACHABLE] * 5 * MOST), Tasks("test"), Supervisor(Chance(1))
+    loop, tasks, supervisor = Loop(*[UNREACHABLE] * 5 * MOST), Tasks("test"), Supervisor(Random(1))
     ended: list[FailingTask] = []
     supervisor.on_hopeless(ended.append)
     tasks.supervise(loop.live, name="settle seats", supervisor=supervisor)
@@ -239,7 +239,7 @@ async def test_an_outage_gives_nothing_up_and_is_no_failing_task_however_long_it
 @in_virtual_time
 async def test_without_a_runner_a_hopeless_task_goes_on_at_the_longest_pause() -> None:
     loop, tasks = Loop(*(ValueError(n) for n in range(2 * MOST))), Tasks("test")
-    tasks.supervise(loop.live, name="commit groups", supervisor=Supervisor(Chance(1)))
+    tasks.supervise(loop.live, name="commit groups", supervisor=Supervisor(Random(1)))
     await loop.runs.wait()
     assert len(loop.begun_s) == 2 * MOST + 1
     await tasks.stop()

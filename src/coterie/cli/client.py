@@ -21,7 +21,7 @@ import msgspec
 
 from coterie.cli.output import Screen, as_json, instant, relative, safe, tell
 from coterie.cluster import Cluster
-from coterie.observe.pages import Viewing
+from coterie.observe.pages import ViewReader
 from coterie.settings import Settings
 from coterie.settings.secret import redacted_url
 from coterie.storage.engines import file_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
     from datetime import datetime
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.observe.view import View
 
 
@@ -50,7 +50,7 @@ YES, NO, WRONG, NOBODY, REPLACED = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
-class Asking:
+class ClientCommand:
     """A command at work.
 
     Args:
@@ -68,7 +68,7 @@ class Asking:
         tell(as_json(value) if self.as_json else text if isinstance(text, str) else text())
 
     @property
-    def here(self) -> Connection:
+    def here(self) -> Client:
         """What the client is connected by, for what its public face does not show."""
         return self.cluster._acting()  # noqa: SLF001 this house's own
 
@@ -80,8 +80,9 @@ class Asking:
 
 
 def asks(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., int]:
-    """Have a coroutine be a command: it is given an `Asking`, and what it returns is the exit code. Takes `--url`,
-    `--json` and `--color`.
+    """Have a coroutine be a command: it is given a `ClientCommand`, and what it returns is the exit code.
+
+    Takes `--url`, `--json` and `--color`.
     """
 
     @click.option("--color/--no-color", "colour", default=None, help="Colours (default: on a terminal).")
@@ -90,7 +91,7 @@ def asks(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..
     def run(*args: Any, url: str | None, as_json: bool, colour: bool | None, **options: Any) -> int:
         async def ask() -> int | None:
             async with client(url) as cluster:
-                return await command(Asking(cluster, Screen(colour=colour), as_json), *args, **options)
+                return await command(ClientCommand(cluster, Screen(colour=colour), as_json), *args, **options)
 
         return asyncio.run(ask()) or YES
 
@@ -159,18 +160,18 @@ _APART_S = 0.4
 """Between two looks, to learn what happens in a second."""
 
 
-def viewing(asking: Asking) -> Viewing:
+def viewing(asking: ClientCommand) -> ViewReader:
     """What looks for a command."""
-    return Viewing(asking.here)
+    return ViewReader(asking.here)
 
 
-async def page(asking: Asking, name: str) -> tuple[Any, View]:
+async def page(asking: ClientCommand, name: str) -> tuple[Any, View]:
     """A page, and the view that it is from."""
     view = await viewing(asking).look([name])
     return view.data[name], view
 
 
-async def sampled(asking: Asking, name: str) -> tuple[Any, View]:
+async def sampled(asking: ClientCommand, name: str) -> tuple[Any, View]:
     """The same after two looks, so that it knows what happens in a second."""
     look = viewing(asking)
     first = await look.look(["runners"])

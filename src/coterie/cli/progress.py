@@ -28,7 +28,7 @@ _BAR = 10
 _CLEAR = "\r\x1b[K"
 
 
-class Progress:
+class ProgressLine:
     """How far one piece of work is: `with Progress("purging dead messages", total=402) as progress: progress.at(17)`.
 
     Args:

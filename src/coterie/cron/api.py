@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coterie.cron.definition import Told
+from coterie.cron.definition import CronSummary
 from coterie.cron.schedule import Schedule
 from coterie.errors import ScheduleError
 from coterie.kernel.clock import require_instant
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.cron.calendar import Change
     from coterie.cron.definition import Cron
     from coterie.kernel.durations import Duration
@@ -167,10 +167,10 @@ class Crons:
 
     def __init__(
         self,
-        acting: Callable[[], Connection],
+        acting: Callable[[], Client],
         known: Callable[[], Mapping[str, Cron]],
         *,
-        writing: Callable[[str], Connection] | None = None,
+        writing: Callable[[str], Client] | None = None,
     ) -> None:
         self._acting = acting
         self._writing = writing or (lambda _: acting())
@@ -340,12 +340,12 @@ class Crons:
         told = self._told(name, rows.get(name))
         return None if told is None else Schedule(told.schedule, timezone=told.timezone, cron=name)
 
-    def _told(self, name: str, row: CronRow | None) -> Told | None:
+    def _told(self, name: str, row: CronRow | None) -> CronSummary | None:
         if row is None or not row.definition:
             known = self._known().get(name)
-            return None if known is None else msgspec.json.decode(known.told, type=Told)
+            return None if known is None else msgspec.json.decode(known.told, type=CronSummary)
         try:
-            return msgspec.json.decode(row.definition, type=Told)
+            return msgspec.json.decode(row.definition, type=CronSummary)
         except msgspec.DecodeError:
             return None  # of a later version: what it says is for those who know it
 
@@ -378,7 +378,7 @@ class Crons:
         )
 
 
-def _due_at(row: CronRow, told: Told, schedule: Schedule) -> datetime:
+def _due_at(row: CronRow, told: CronSummary, schedule: Schedule) -> datetime:
     """When the next tick without a verdict is, or was, due."""
     known = row.effective_from - timedelta(microseconds=1)
     last = known if row.last is None else max(row.last, known)

@@ -48,7 +48,7 @@ _NOTHING = timedelta()
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TickPolicy:
     """What the definition of a cron says about its ticks.
 
     Args:
@@ -71,7 +71,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseSpan:
     """From when to when a cron was paused; `until` is None while it is."""
 
     since: datetime
@@ -79,7 +79,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CronProgress:
     """What storage says about a cron, all by the database's clock.
 
     Args:
@@ -95,21 +95,21 @@ class Known:
     effective_from: datetime
     held_since: datetime
     last: datetime | None = None
-    pauses: Sequence[Pause] = ()
+    pauses: Sequence[PauseSpan] = ()
     busy: bool = False
     failures: int = 0
     failed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunTick:
     """This tick runs."""
 
     at: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class SkipTicks:
     """Neighbouring ticks that do not run, for one reason."""
 
     first: datetime
@@ -128,19 +128,19 @@ class Decision:
         look_at: When the next tick is due; to look earlier does no harm.
     """
 
-    verdicts: tuple[Run | Skip, ...]
+    verdicts: tuple[RunTick | SkipTicks, ...]
     waiting: datetime | None
     look_at: datetime
 
 
-def decide(schedule: Schedule, policy: Policy, known: Known, now: datetime) -> Decision:
+def decide(schedule: Schedule, policy: TickPolicy, known: CronProgress, now: datetime) -> Decision:
     """What happens to the ticks after the last one, up to `now` by the database's clock."""
     spans = list(takewhile(lambda span: span.fate != "pausing", _spans(policy, known, now)))
     kept = _kept(schedule, policy, [span for span in spans if span.fate in ("missed", "held")])
-    verdicts: list[Run | Skip] = []
+    verdicts: list[RunTick | SkipTicks] = []
     waiting, one_at_a_time, busy = None, policy.overlap != "allow" or _is_tripped(policy, known), known.busy
     for verdict in chain.from_iterable(_judged(schedule, span, kept) for span in spans):
-        if isinstance(verdict, Run):
+        if isinstance(verdict, RunTick):
             if one_at_a_time and busy:
                 waiting = verdict.at
                 break
@@ -149,13 +149,13 @@ def decide(schedule: Schedule, policy: Policy, known: Known, now: datetime) -> D
     return Decision(tuple(verdicts), waiting, schedule.next_after(now - policy.delay) + policy.delay)
 
 
-def is_too_old(policy: Policy, at: datetime, now: datetime) -> bool:
+def is_too_old(policy: TickPolicy, at: datetime, now: datetime) -> bool:
     """Whether a tick is due for longer than `skip_if_older_than`, by the database's clock."""
     oldest = policy.skip_if_older_than
     return oldest is not None and now - (at + policy.delay) > oldest
 
 
-def goes_on(policy: Policy, at: datetime, *, manual: bool, has_steps: bool, now: datetime) -> bool:
+def goes_on(policy: TickPolicy, at: datetime, *, manual: bool, has_steps: bool, now: datetime) -> bool:
     """Whether a tick that was begun and cut off gets another attempt; otherwise it is skipped (`CUT_OFF`).
 
     Args:
@@ -197,7 +197,7 @@ class _Span:
     fate: _Fate
 
 
-def _spans(policy: Policy, known: Known, now: datetime) -> Iterator[_Span]:
+def _spans(policy: TickPolicy, known: CronProgress, now: datetime) -> Iterator[_Span]:
     """What is due, cut wherever a tick's fate may change, in order.
 
     All that compares with the clock counts from when a tick is due, `delay` after its instant; what belongs to the
@@ -231,19 +231,19 @@ def _spans(policy: Policy, known: Known, now: datetime) -> Iterator[_Span]:
             yield _Span(low, high, "overlapping" if policy.overlap == "skip" and known.busy else "held")
 
 
-def _closed_again(policy: Policy, known: Known, start: datetime) -> datetime:
+def _closed_again(policy: TickPolicy, known: CronProgress, start: datetime) -> datetime:
     """Until when ticks meet an open breaker; `start`: none does."""
     if policy.breaker is None or known.failed_at is None or not _is_tripped(policy, known):
         return start
     return known.failed_at + policy.breaker.reset - policy.delay
 
 
-def _is_tripped(policy: Policy, known: Known) -> bool:
+def _is_tripped(policy: TickPolicy, known: CronProgress) -> bool:
     """Whether so many failed in a row that one at a time is let through, and none before it is time."""
     return policy.breaker is not None and known.failed_at is not None and known.failures >= policy.breaker.failures
 
 
-def _kept(schedule: Schedule, policy: Policy, spans: Sequence[_Span]) -> list[datetime]:
+def _kept(schedule: Schedule, policy: TickPolicy, spans: Sequence[_Span]) -> list[datetime]:
     """The ticks that run, the newest first."""
     each_held = policy.from_previous or policy.catch_up == "all"
     kept: list[datetime] = []
@@ -257,20 +257,20 @@ def _kept(schedule: Schedule, policy: Policy, spans: Sequence[_Span]) -> list[da
     return kept
 
 
-def _judged(schedule: Schedule, span: _Span, kept: Iterable[datetime]) -> Iterator[Run | Skip]:
+def _judged(schedule: Schedule, span: _Span, kept: Iterable[datetime]) -> Iterator[RunTick | SkipTicks]:
     """The verdicts of one span. Those of its ticks that run are its newest."""
     runs = [tick for tick in kept if span.start <= tick < span.end][::-1]
     end = runs[0] if runs else span.end
     if count := schedule.count(span.start, end):
         first = schedule.next_after(span.start - _INSTANT)
-        yield Skip(first, schedule.previous(end), count, _REASONS[span.fate])
-    yield from (Run(tick) for tick in runs)
+        yield SkipTicks(first, schedule.previous(end), count, _REASONS[span.fate])
+    yield from (RunTick(tick) for tick in runs)
 
 
-def _add(verdicts: list[Run | Skip], verdict: Run | Skip) -> None:
+def _add(verdicts: list[RunTick | SkipTicks], verdict: RunTick | SkipTicks) -> None:
     """Append, or prolong the span before."""
     before = verdicts[-1] if verdicts else None
-    if isinstance(before, Skip) and isinstance(verdict, Skip) and before.reason == verdict.reason:
+    if isinstance(before, SkipTicks) and isinstance(verdict, SkipTicks) and before.reason == verdict.reason:
         verdicts[-1] = replace(before, last=verdict.last, count=before.count + verdict.count)
     else:
         verdicts.append(verdict)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import msgspec
 
-from coterie.cron.decide import CatchUp, Overlap, Policy, jitter_of
+from coterie.cron.decide import CatchUp, Overlap, TickPolicy, jitter_of
 from coterie.cron.schedule import Schedule
 from coterie.kernel.durations import Duration, seconds_or_none, to_timedelta
 from coterie.kernel.ids import Seat
@@ -44,7 +44,7 @@ class CronOptions(TypedDict, total=False):
     takeover_delay: Duration | None
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class CronSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """What the cluster tells others about a cron: they may not have its definition."""
 
     schedule: str
@@ -66,7 +66,7 @@ class Cron:
     body: CronBody
     group: str
     schedule: Schedule
-    policy: Policy
+    policy: TickPolicy
     timeout_s: float | None
     retry: Retry | None
     takeover_delay_s: float
@@ -90,7 +90,7 @@ class Cron:
     def told(self) -> str:
         """What others are told about it."""
         oldest = self.policy.skip_if_older_than
-        told = Told(
+        told = CronSummary(
             schedule=self.schedule.expression,
             timezone=self.schedule.timezone,
             jitter_s=self.policy.delay.total_seconds(),
@@ -144,10 +144,10 @@ def read_schedule(schedule: Any, timezone: Any, *, cron: str) -> Schedule:
     return Schedule(schedule, timezone=timezone, cron=cron)
 
 
-def _policy(name: str, options: CronOptions, what: str) -> Policy:
+def _policy(name: str, options: CronOptions, what: str) -> TickPolicy:
     oldest = options.get("skip_if_older_than", "1d")
     jitter = options.get("jitter")
-    return Policy(
+    return TickPolicy(
         skip_if_older_than=None if oldest is None else to_timedelta(oldest, what=f"skip_if_older_than of {what}"),
         catch_up=_one_of(options.get("catch_up", "latest"), CatchUp, f"catch_up of {what}"),
         overlap=_one_of(options.get("overlap", "allow"), Overlap, f"overlap of {what}"),

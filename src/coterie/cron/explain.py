@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
-    from coterie.cron.expression import Field, Fields, Kind
+    from coterie.cron.expression import CronField, Field, Fields
 
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _MONTHS = (
@@ -83,7 +83,7 @@ def _minutes(minute: Sequence[int], hour: Sequence[int]) -> str:
     return f"at {_numbers('minute', minute)} of {_hours(hour)}"
 
 
-def _steps(values: Sequence[int], kind: Kind) -> str:
+def _steps(values: Sequence[int], kind: CronField) -> str:
     """`every 5 minutes`, where they come at equal distances all the way round; otherwise nothing."""
     step = kind.size // len(values)
     if len(values) == 1 or tuple(range(0, kind.size, step)) != tuple(values) or kind.size % step:
@@ -171,7 +171,7 @@ def _months(month: Field) -> str:
 # ── lists ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _is_all(values: Sequence[int], kind: Kind) -> bool:
+def _is_all(values: Sequence[int], kind: CronField) -> bool:
     return len(values) == kind.size
 
 

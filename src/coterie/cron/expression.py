@@ -26,7 +26,7 @@ _FIFTH = 5
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
-class Kind(NamedTuple):
+class CronField(NamedTuple):
     """A field of the six: what users call it, its values, their names, and an expression that shows it at work."""
 
     name: str
@@ -48,16 +48,18 @@ MONTH_NAMES = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "O
 DAY_NAMES = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _SUNDAY = 7
 
-SECOND = Kind("second", 0, 59, (), 'every ten seconds is "*/10 * * * * *"')
-MINUTE = Kind("minute", 0, 59, (), 'half past every hour is "30 * * * *"')
-HOUR = Kind("hour", 0, 23, (), '03:00 every day is "0 3 * * *"')
-DAY = Kind("day of month", 1, 31, (), '03:00 on the first of each month is "0 3 1 * *", on the last "0 3 L * *"')
-MONTH = Kind("month", 1, 12, MONTH_NAMES, '03:00 on the first of January is "0 3 1 JAN *"')
-WEEKDAY = Kind("day of week", 0, 7, DAY_NAMES, '03:00 on Mondays is "0 3 * * MON", on the second one "0 3 * * MON#2"')
+SECOND = CronField("second", 0, 59, (), 'every ten seconds is "*/10 * * * * *"')
+MINUTE = CronField("minute", 0, 59, (), 'half past every hour is "30 * * * *"')
+HOUR = CronField("hour", 0, 23, (), '03:00 every day is "0 3 * * *"')
+DAY = CronField("day of month", 1, 31, (), '03:00 on the first of each month is "0 3 1 * *", on the last "0 3 L * *"')
+MONTH = CronField("month", 1, 12, MONTH_NAMES, '03:00 on the first of January is "0 3 1 JAN *"')
+WEEKDAY = CronField(
+    "day of week", 0, 7, DAY_NAMES, '03:00 on Mondays is "0 3 * * MON", on the second one "0 3 * * MON#2"'
+)
 KINDS = (SECOND, MINUTE, HOUR, DAY, MONTH, WEEKDAY)
 
 
-class Source(Protocol):
+class ExpressionSource(Protocol):
     """What is being read, and how it is refused."""
 
     def refuse(self, problem: str, *, start: int, length: int, hint: str = "") -> NoReturn:
@@ -89,7 +91,7 @@ class Field:
         return self.text.startswith("*")
 
 
-def read_field(text: str, kind: Kind, source: Source, start: int) -> Field:
+def read_field(text: str, kind: CronField, source: ExpressionSource, start: int) -> Field:
     """Read one field, which stands at `start` of what `source` shows."""
     terms = [_Term(term, kind, source, start + at).read() for term, at in _split(text)]
     return Field(
@@ -108,7 +110,7 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
         at += len(term) + 1
 
 
-def _as_day(value: int, kind: Kind) -> int:
+def _as_day(value: int, kind: CronField) -> int:
     return value % _SUNDAY if kind is WEEKDAY else value
 
 
@@ -117,8 +119,8 @@ class _Term:
     """What stands between two commas."""
 
     text: str
-    kind: Kind
-    source: Source
+    kind: CronField
+    source: ExpressionSource
     start: int
 
     def read(self) -> Field:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from coterie.cron.definition import define
-from coterie.cron.seat import Holding
+from coterie.cron.seat import CronSeat
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.kernel.ids import Seat
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.cron.definition import Cron, CronBody, CronOptions
     from coterie.durable.token import Tokens
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
     from coterie.settings import Settings
-    from coterie.storage.contracts.units import Units
+    from coterie.storage.contracts.units import UnitStore
     from coterie.storage.interface import Storage
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Desk:
+class CronServices:
     """What all crons of one runner share."""
 
     cluster: Cluster
     settings: Settings
     storage: Storage
-    chance: Chance
+    chance: Random
     dial: Dial
     tasks: Tasks
     tokens: Tokens
@@ -52,7 +52,7 @@ class Desk:
     """Gives up a seat soon."""
 
     @property
-    def units(self) -> Units:
+    def units(self) -> UnitStore:
         """Where steps are stored."""
         return self.storage.units
 
@@ -64,8 +64,8 @@ _SWEEP_S = 5.0
 lost [M9]."""
 
 
-class CronRoom:
-    """The crons of one program, and the room for their seats (`runner.Room`).
+class CronRegistry:
+    """The crons of one program, and the room for their seats (`runner.Workplace`).
 
     Args:
         cluster: What bodies have as `tick.cluster`.
@@ -97,12 +97,12 @@ class CronRoom:
 
     def occupants(self, runner: Runner) -> Occupy:
         """Run what a runner is given to run."""
-        holdings = Holdings(self.known, self._cluster, runner)
+        holdings = HeldCrons(self.known, self._cluster, runner)
         runner.on_wake(self.kind, holdings.wake)
         return holdings.occupy
 
 
-class Holdings:
+class HeldCrons:
     """The crons that one runner holds."""
 
     def __init__(self, known: dict[str, Cron], cluster: Cluster, runner: Runner) -> None:
@@ -111,18 +111,18 @@ class Holdings:
         self._cluster = cluster
         self._tasks = Tasks("crons")
         self._ours = Tasks("crons/ours")
-        self._latest: dict[str, Holding] = {}
-        self._desk: Desk | None = None
+        self._latest: dict[str, CronSeat] = {}
+        self._desk: CronServices | None = None
         runner.at_end(self.stop)
 
-    def occupy(self, tenure: Tenure) -> Holding:
+    def occupy(self, tenure: Tenure) -> CronSeat:
         """Sit on the seat of a cron (`ownership.Occupy`). Bodies inherit the context of this call."""
         if self._desk is None:
             self._desk = self._new_desk()
             desk, supervisor = self._desk, self._runner.supervisor
             self._ours.supervise(partial(self._sweep, desk), name="sweep crons", supervisor=supervisor)
         _, name = Seat.split(tenure.seat)
-        holding = self._latest[name] = Holding(self._known[name], tenure, self._desk, copy_context())
+        holding = self._latest[name] = CronSeat(self._known[name], tenure, self._desk, copy_context())
         return holding
 
     def wake(self, seat: str, about: str = "") -> None:
@@ -136,10 +136,10 @@ class Holdings:
         await self._ours.stop()
         await asyncio.gather(*(each.end() for each in self._latest.values()), return_exceptions=True)
 
-    def _new_desk(self) -> Desk:
+    def _new_desk(self) -> CronServices:
         runner = self._runner
         time = asyncio.get_running_loop().time
-        return Desk(
+        return CronServices(
             cluster=self._cluster,
             settings=runner.settings,
             storage=runner.storage,
@@ -151,7 +151,7 @@ class Holdings:
             resign=lambda seat: self._ours.spawn(runner.resign(seat, cause="failed"), name=f"resign {seat}"),
         )
 
-    async def _sweep(self, desk: Desk) -> None:
+    async def _sweep(self, desk: CronServices) -> None:
         while True:
             await asyncio.sleep(desk.chance.between(_SWEEP_S / 2, _SWEEP_S))
             wishes = [(holding, wish) for holding in self._latest.values() if (wish := holding.wish()) is not None]

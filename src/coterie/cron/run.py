@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cron.definition import Cron
-    from coterie.cron.registry import Desk
+    from coterie.cron.registry import CronServices
     from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.ticks import Kind, Outcome, TickRow
@@ -60,7 +60,7 @@ _ERRORS_MOST = 20
 """How many errors of a tick are kept: the first and the last ones."""
 
 
-class Running:
+class TickRun:
     """A tick that runs here.
 
     Args:
@@ -74,7 +74,7 @@ class Running:
         Its outcome is written once, under the fence, or not at all.
     """
 
-    def __init__(self, cron: Cron, row: TickRow, tenure: Tenure, desk: Desk, *, cut_off: bool = False) -> None:
+    def __init__(self, cron: Cron, row: TickRow, tenure: Tenure, desk: CronServices, *, cut_off: bool = False) -> None:
         self._cron = cron
         self._row = row
         self._cut_off = cut_off

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.cron.decide import Known, Pause, Run, decide
-from coterie.cron.run import GRACE_S, Running
+from coterie.cron.decide import CronProgress, PauseSpan, RunTick, decide
+from coterie.cron.run import GRACE_S, TickRun
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.supervisor import Seated
-from coterie.storage.contracts.ticks import Take, TickClaim, TickRow, Verdict
+from coterie.storage.contracts.ticks import CronTakeover, TickClaim, TickRow, Verdict
 from coterie.work.limits import settled
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from coterie.cron.decide import Decision
     from coterie.cron.definition import Cron
-    from coterie.cron.registry import Desk
+    from coterie.cron.registry import CronServices
     from coterie.cron.run import Key
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.ticks import Book, Outcome
+    from coterie.storage.contracts.ticks import CronBook, Outcome
 
 log = logging.getLogger("coterie.cron")
 
@@ -47,7 +47,7 @@ _LONGEST_S = 3600.0
 """How long it waits without a look: timers and clocks drift apart."""
 
 
-class Holding:
+class CronSeat:
     """A cron at work.
 
     Args:
@@ -61,19 +61,19 @@ class Holding:
         the time of the setting `drain`, then cancelled, and another attempt of it made by the next holder.
     """
 
-    def __init__(self, cron: Cron, tenure: Tenure, desk: Desk, context: Context) -> None:
+    def __init__(self, cron: Cron, tenure: Tenure, desk: CronServices, context: Context) -> None:
         self.cron = cron
         self.tenure = tenure
         self._desk = desk
         self._context = context
         self._runs: dict[Key, asyncio.Task[Any]] = {}
-        self._begun: dict[Key, Running] = {}
+        self._begun: dict[Key, TickRun] = {}
         self._waiting: dict[Key, TickRow] = {}  # claimed or triggered, and not begun
         self._fresh: set[Key] = set()  # those of them that were claimed just now
         self._over: dict[Key, int] = {}  # ended, and the number of the last take that may have seen them open
         self._takes = 0
         self._learned = 0  # what a take up to this one says is not news any more
-        self._book: Book | None = None
+        self._book: CronBook | None = None
         self._held_since: datetime | None = None
         self._wake = asyncio.Event()
         self._stale = True
@@ -125,14 +125,14 @@ class Holding:
         self._stale = True
         self._wake.set()
 
-    def wish(self) -> tuple[int, Take] | None:
+    def wish(self) -> tuple[int, CronTakeover] | None:
         """What a sweep shall ask for, with its number; None: nothing, it has ended, or looks by itself just now."""
         if self._closing or self._stale or self._book is None or not self.tenure.held:
             return None
         self._takes += 1
-        return self._takes, Take(self.tenure.claim, self.cron.name)
+        return self._takes, CronTakeover(self.tenure.claim, self.cron.name)
 
-    def hear(self, number: int, book: Book | None) -> None:
+    def hear(self, number: int, book: CronBook | None) -> None:
         """What a sweep has found. None: the seat is not ours."""
         if book is None:
             self.wake()
@@ -161,7 +161,9 @@ class Holding:
             self._takes += 1
             number = self._takes
             try:
-                books = await self._desk.storage.ticks.take([Take(self.tenure.claim, self.cron.name, self.cron.told)])
+                books = await self._desk.storage.ticks.take(
+                    [CronTakeover(self.tenure.claim, self.cron.name, self.cron.told)]
+                )
             except PersistenceError as error:
                 log.log(level, "cron %r waits for the database: %s", self.cron.name, error)
                 level = logging.DEBUG  # once for each wait
@@ -172,7 +174,7 @@ class Holding:
             self._learn(number, books[self.cron.name])
             return
 
-    def _learn(self, number: int, book: Book) -> bool:
+    def _learn(self, number: int, book: CronBook) -> bool:
         """Take over what a take found, unless something newer is known."""
         self._desk.dial.hear(book.now)
         if number <= self._learned:
@@ -207,11 +209,11 @@ class Holding:
             del self._waiting[key]
             cut_off = key not in self._fresh and row.kind == "scheduled"
             self._fresh.discard(key)
-            running = self._begun[key] = Running(self.cron, row, self.tenure, self._desk, cut_off=cut_off)
+            running = self._begun[key] = TickRun(self.cron, row, self.tenure, self._desk, cut_off=cut_off)
             task = self._runs[key] = self._spawn(self._run(running), f"tick {row.at.isoformat()}", own_context=True)
             task.add_done_callback(partial(self._ended, key))
 
-    async def _run(self, running: Running) -> Outcome | None:
+    async def _run(self, running: TickRun) -> Outcome | None:
         outcome = None
         try:
             outcome = await running.run()
@@ -231,26 +233,26 @@ class Holding:
             # Failures in a row are counted in the tables, and matter only to a breaker.
             self._stale = self._stale or self.cron.policy.breaker is not None
 
-    def _decided(self, book: Book) -> Decision:
+    def _decided(self, book: CronBook) -> Decision:
         assert self._held_since is not None, "it was taken"
         now, effective_from = self._desk.dial.now(), book.effective_from
         if self._is_redefined(book):  # what was due before is ours, the rest is the new definition's [M8]
             now, effective_from = min(now, effective_from), min(self._held_since, effective_from)
-        known = Known(
+        known = CronProgress(
             effective_from=effective_from,
             held_since=self._held_since,
             last=book.last,
-            pauses=[Pause(each.since, each.until) for each in book.pauses],
+            pauses=[PauseSpan(each.since, each.until) for each in book.pauses],
             busy=bool(self._runs or self._waiting),
             failures=book.failures,
             failed_at=book.failed_at,
         )
         return decide(self.cron.schedule, self.cron.policy, known, now)
 
-    def _is_redefined(self, book: Book) -> bool:
+    def _is_redefined(self, book: CronBook) -> bool:
         return book.fingerprint.partition(":")[0] != self.cron.schedule_mark
 
-    async def _claim(self, book: Book, decision: Decision) -> None:
+    async def _claim(self, book: CronBook, decision: Decision) -> None:
         verdicts = tuple(_verdict(each) for each in decision.verdicts)
         write = TickClaim(
             claim=self.tenure.claim,
@@ -341,6 +343,6 @@ def _key(row: TickRow) -> Key:
 
 
 def _verdict(each: Any) -> Verdict:
-    if isinstance(each, Run):
+    if isinstance(each, RunTick):
         return Verdict(each.at, each.at)
     return Verdict(each.first, each.last, each.count, each.reason)

@@ -17,7 +17,7 @@ _DATA_MOST_BYTES = 64 * 1024
 """Of what an error has besides its text: what is larger is left out, so that whatever was raised can be stored."""
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class StoredFailure(msgspec.Struct, frozen=True, array_like=True):
     """An error as it is stored. Fields are only ever added at the end."""
 
     module: str
@@ -30,7 +30,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Failure)
+_decoder = msgspec.msgpack.Decoder(StoredFailure)
 
 
 def pack(error: BaseException) -> bytes:
@@ -39,11 +39,11 @@ def pack(error: BaseException) -> bytes:
     if isinstance(error, CoterieError):
         code, facts = error.to_wire()
         try:
-            data = _encoder.encode(Failure("", code, None, text, facts))
+            data = _encoder.encode(StoredFailure("", code, None, text, facts))
         except (TypeError, ValueError, OverflowError):
             data = b""
-        return data if 0 < len(data) <= _DATA_MOST_BYTES else _encoder.encode(Failure("", code, None, text))
-    return _encoder.encode(Failure(kind.__module__, kind.__qualname__, _arguments(error), text))
+        return data if 0 < len(data) <= _DATA_MOST_BYTES else _encoder.encode(StoredFailure("", code, None, text))
+    return _encoder.encode(StoredFailure(kind.__module__, kind.__qualname__, _arguments(error), text))
 
 
 def unpack(data: bytes) -> Exception:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Dial
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import DeferredRow, Loaded, StepRow, Units
+    from coterie.storage.contracts.units import DeferredRow, StepRow, UnitSnapshot, UnitStore
 
 log = logging.getLogger("coterie.workflows")
 
@@ -35,7 +35,7 @@ AWAY_S = 0.2
 """Between two looks whether the database is back."""
 
 
-class StoredWork:
+class Journal:
     """What is stored of one unit, and the right to add to it.
 
     Args:
@@ -52,9 +52,9 @@ class StoredWork:
         self,
         unit: str,
         *,
-        open: Callable[[], Awaitable[Loaded]],
+        open: Callable[[], Awaitable[UnitSnapshot]],
         tenure: Tenure,
-        units: Callable[[], Units],
+        units: Callable[[], UnitStore],
         dial: Dial,
         tasks: Tasks,
         life: int,
@@ -71,7 +71,7 @@ class StoredWork:
         self._units = units
         self._dial = dial
         self._tasks = tasks
-        self._opening: asyncio.Task[Loaded] | None = None
+        self._opening: asyncio.Task[UnitSnapshot] | None = None
         self._is_loaded = False
         self.life = life
         """Of the unit; as stored, once that is known."""
@@ -87,7 +87,7 @@ class StoredWork:
         """Whether anything of it may be stored."""
         return self._opening is not None
 
-    async def opened(self) -> Loaded:
+    async def opened(self) -> UnitSnapshot:
         """What is known of the unit, loaded once.
 
         Raises:
@@ -98,7 +98,7 @@ class StoredWork:
             self._opening = self._spawn(self._load(), f"open {self.unit}")
         return await asyncio.shield(self._opening)
 
-    async def _load(self) -> Loaded:
+    async def _load(self) -> UnitSnapshot:
         while True:
             self.require_held()
             asked, hints = self._dial.now(), self._hints.came
@@ -127,7 +127,7 @@ class StoredWork:
             raise self.lost()
         self._hear(loaded, asked, hints)
 
-    def _hear(self, loaded: Loaded, asked: datetime, hints: int) -> None:
+    def _hear(self, loaded: UnitSnapshot, asked: datetime, hints: int) -> None:
         self._dial.hear(loaded.now, asked=asked)
         self._read_at = loaded.now
         self._hints.read = max(self._hints.read, hints)

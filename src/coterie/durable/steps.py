@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from coterie.durable.position import Place
     from coterie.durable.token import Tokens
     from coterie.kernel.clock import Dial
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.serialization.codec import Codec
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import Loaded, StepRow, Units
+    from coterie.storage.contracts.units import StepRow, UnitSnapshot, UnitStore
 
 
 _PLAIN = (str, int, float, bool, bytes, datetime, type(None))
@@ -151,12 +151,12 @@ class DurableWork(WaitingWork):
         self,
         unit: str,
         *,
-        open: Callable[[], Awaitable[Loaded]],
+        open: Callable[[], Awaitable[UnitSnapshot]],
         tenure: Tenure,
-        units: Callable[[], Units],
+        units: Callable[[], UnitStore],
         tokens: Callable[[], Tokens],
         dial: Dial,
-        chance: Chance,
+        chance: Random,
         tasks: Tasks,
         most_bytes: int,
         life: int = 0,

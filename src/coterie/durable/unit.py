@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from coterie.durable.waits import Deferred
     from coterie.kernel.clock import Dial
     from coterie.kernel.durations import Duration
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
     from coterie.settings import Settings
-    from coterie.storage.contracts.units import Loaded, UnitKind, Units
+    from coterie.storage.contracts.units import UnitKind, UnitSnapshot, UnitStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,27 +75,29 @@ class Steps:
         return self._work.deferred(name, type)
 
 
-class Ground(Protocol):
+class DurableHost(Protocol):
     """What durable work needs of its runner."""
 
     @property
     def settings(self) -> Settings: ...
     @property
-    def units(self) -> Units: ...
+    def units(self) -> UnitStore: ...
     @property
     def dial(self) -> Dial: ...
     @property
-    def chance(self) -> Chance: ...
+    def chance(self) -> Random: ...
     @property
     def tasks(self) -> Tasks: ...
     @property
     def tokens(self) -> Tokens: ...
 
 
-def work_of(ground: Ground, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str, life: int) -> DurableWork:
+def work_of(
+    ground: DurableHost, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str, life: int
+) -> DurableWork:
     """The durable work of a unit that begins with its first step, with this life unless it is there."""
 
-    async def load() -> Loaded:
+    async def load() -> UnitSnapshot:
         loaded = await ground.units.open(tenure.claim, unit=unit, kind=kind, name=name, id=id, life=life)
         if loaded is None:
             raise LeadershipLost(seat=tenure.seat, epoch=tenure.epoch)
@@ -115,19 +117,19 @@ def work_of(ground: Ground, tenure: Tenure, *, unit: str, kind: UnitKind, name: 
     )
 
 
-def new_life(chance: Chance) -> int:
+def new_life(chance: Random) -> int:
     """The life of a unit that begins; never 0, which is that of units which began before there were lives."""
     return 1 + chance.bits(62)
 
 
-async def finish(work: DurableWork, units: Units, tenure: Tenure) -> None:
+async def finish(work: DurableWork, units: UnitStore, tenure: Tenure) -> None:
     """Nobody goes on with it any more: its rows go, all at once. It is tried until they are gone, or the seat is."""
     await work.insist(lambda: units.end(UnitEnd(tenure.claim, work.unit, "done")))
 
 
 @asynccontextmanager
 async def unit(
-    ground: Ground, tenure: Tenure, *, singleton: str, key: str, works: dict[str, DurableWork]
+    ground: DurableHost, tenure: Tenure, *, singleton: str, key: str, works: dict[str, DurableWork]
 ) -> AsyncIterator[Steps]:
     """A unit of a leader: it ends when the block ends well; otherwise the next run of the block goes on with it.
 

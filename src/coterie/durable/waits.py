@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from coterie.durable import failure
-from coterie.durable.journal import AWAY_S, StoredWork
+from coterie.durable.journal import AWAY_S, Journal
 from coterie.durable.position import named
 from coterie.errors import DeferredRejected, DeferredTimeout, MalformedMessage, StepDiverged
 from coterie.kernel.durations import seconds_or_none, to_seconds
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coterie.kernel.durations import Duration
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import DeferredRow, Loaded, StepRow, Units
+    from coterie.storage.contracts.units import DeferredRow, StepRow, UnitSnapshot, UnitStore
 
 T = TypeVar("T")
 
@@ -49,20 +49,20 @@ _TURNS = 100
 """Of the loop, in which branches come to where they were: several for each group of tasks inside of another."""
 
 
-class WaitingWork(StoredWork):
+class WaitingWork(Journal):
     """The branches of one unit: what they wait for, and which of them are at work.
 
     Args:
-        tokens: Makes the tokens of its deferreds. For the others see `StoredWork`.
+        tokens: Makes the tokens of its deferreds. For the others see `Journal`.
     """
 
     def __init__(
         self,
         unit: str,
         *,
-        open: Callable[[], Awaitable[Loaded]],
+        open: Callable[[], Awaitable[UnitSnapshot]],
         tenure: Tenure,
-        units: Callable[[], Units],
+        units: Callable[[], UnitStore],
         tokens: Callable[[], Tokens],
         dial: Dial,
         tasks: Tasks,
@@ -72,7 +72,7 @@ class WaitingWork(StoredWork):
         self.waits: dict[Wait, None] = {}
         self.busy = 0
         """Steps that run, or are being stored."""
-        self.at_work = AtWork(self)
+        self.at_work = ActiveBlock(self)
         self.on_quiet: Callable[[], None] | None = None
         """Called when there is something to wait for, and nothing else to do."""
         self.stop_at_frontier = False
@@ -283,7 +283,7 @@ class Wait:
         self.due_at = due_at
 
 
-class AtWork:
+class ActiveBlock:
     """A block in which something runs, or is being stored: its unit does not only wait."""
 
     __slots__ = ("_work",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from coterie.entities.calls.by_name_server import Inquiries
+from coterie.entities.calls.by_name_server import ByNameServer
 from coterie.entities.calls.spans import facts_of, read, sent
 from coterie.entities.definition import define
 from coterie.entities.host.host import Host
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.cluster import Cluster
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.definition import EntityOptions, EntityType
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from coterie.runner import Runner
 
 
-class Entities:
-    """The entity types of one program, and the room for the seats of shards (`runner.Room`).
+class EntityRegistry:
+    """The entity types of one program, and the room for the seats of shards (`runner.Workplace`).
 
     Args:
         cluster: What entities have as `self.cluster`.
@@ -39,7 +39,7 @@ class Entities:
 
     kind = "shard"
 
-    def __init__(self, cluster: Cluster, acting: Callable[[], Connection]) -> None:
+    def __init__(self, cluster: Cluster, acting: Callable[[], Client]) -> None:
         self.types: dict[str, EntityType[Any]] = {}
         self._by_class: dict[type, EntityType[Any]] = {}
         self._senders: dict[str, TypedSender] = {}
@@ -181,7 +181,7 @@ class Entities:
             hand_over=calling.posting.hand_over,
             supervisor=runner.supervisor,
         )
-        inquiries = Inquiries(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
+        inquiries = ByNameServer(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
         calling.serve(host, self.types, inquiries)
         return host.occupy
 
@@ -191,7 +191,7 @@ class TypedSender:
 
     __slots__ = ("_acting", "_type")
 
-    def __init__(self, entity_type: EntityType[Any], acting: Callable[[], Connection]) -> None:
+    def __init__(self, entity_type: EntityType[Any], acting: Callable[[], Client]) -> None:
         self._type = entity_type
         self._acting = acting
 

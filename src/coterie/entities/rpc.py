@@ -114,7 +114,7 @@ def _has_own_reduce(kind: type[BaseException]) -> bool:
     return inspect.isfunction(kind.__reduce__)
 
 
-class Counted:
+class RpcMetrics:
     """The numbers of one rpc: how its calls ended, and how long its handler took; of its messages the usual ones.
 
     Args:
@@ -147,7 +147,7 @@ _MARK = "__coterie_rpc__"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RpcOptions:
     """What was written in `@rpc(…)`."""
 
     persisted: bool = False
@@ -189,18 +189,18 @@ def rpc(fn: Any = None, /, **options: Any) -> Any:
     Raises:
         ConfigurationError: It is no `async def`, or an option cannot be used.
     """
-    refuse_unknown(options, Options.__dataclass_fields__, what="@rpc")
-    declared = Options(**options)
+    refuse_unknown(options, RpcOptions.__dataclass_fields__, what="@rpc")
+    declared = RpcOptions(**options)
     return _mark(fn, declared) if fn is not None else lambda fn: _mark(fn, declared)
 
 
-def options_of(member: object) -> Options | None:
+def options_of(member: object) -> RpcOptions | None:
     """The options of a method that was marked with `@rpc`; None for anything else."""
-    found: Options | None = getattr(getattr(member, "__func__", member), _MARK, None)  # also of a static method
+    found: RpcOptions | None = getattr(getattr(member, "__func__", member), _MARK, None)  # also of a static method
     return found
 
 
-def _mark(fn: Any, options: Options) -> Any:
+def _mark(fn: Any, options: RpcOptions) -> Any:
     if not inspect.isfunction(fn):
         raise refusal(
             f"@rpc stands before {fn!r}, which is no method",
@@ -239,7 +239,7 @@ class Rpc:
     is_stream: bool
     result_what: str
     """How errors call the result."""
-    counted: Counted
+    counted: RpcMetrics
 
     def encode_result(self, value: Any) -> bytes:
         """A result, or an item of a stream, known to decode: a handler's mistake is found where it was made."""
@@ -250,7 +250,7 @@ class Rpc:
         return self.result.decode(data, what=self.result_what)
 
 
-def make_rpc(fn: Callable[..., Any], options: Options, cls: type, *, name: str, what: str) -> Rpc:
+def make_rpc(fn: Callable[..., Any], options: RpcOptions, cls: type, *, name: str, what: str) -> Rpc:
     """What is known of a marked method.
 
     Args:
@@ -283,11 +283,11 @@ def make_rpc(fn: Callable[..., Any], options: Options, cls: type, *, name: str, 
         timeout_s=seconds_or_none(options.timeout, what=f"timeout of {what}"),
         is_stream=is_stream,
         result_what=f"result of {what}",
-        counted=Counted(what.rpartition(".")[0], name, persisted=options.persisted),
+        counted=RpcMetrics(what.rpartition(".")[0], name, persisted=options.persisted),
     )
 
 
-def _key(options: Options, names: tuple[str, ...], hints: dict[str, Any], *, what: str) -> tuple[str, ...]:
+def _key(options: RpcOptions, names: tuple[str, ...], hints: dict[str, Any], *, what: str) -> tuple[str, ...]:
     if options.key is None:
         return ()
     key = tuple(options.key) if isinstance(options.key, list | tuple) else (options.key,)

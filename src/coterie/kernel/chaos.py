@@ -21,7 +21,7 @@ from typing import Protocol
 on = False
 
 
-class Source(Protocol):
+class ChaosSource(Protocol):
     """Who decides what happens at a point."""
 
     async def point(self, name: str, /) -> None:
@@ -41,7 +41,7 @@ class Source(Protocol):
         ...
 
 
-_source: Source | None = None
+_source: ChaosSource | None = None
 
 
 async def point(name: str) -> None:
@@ -66,12 +66,12 @@ def saw(what: str, name: str) -> None:
         _source.saw(what, name)
 
 
-def source() -> Source | None:
+def source() -> ChaosSource | None:
     """Who decides at the moment."""
     return _source
 
 
-def install(source: Source | None) -> None:
+def install(source: ChaosSource | None) -> None:
     """Turn chaos on with a source, or off with None."""
     global _source, on
     _source = source

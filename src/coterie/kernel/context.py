@@ -69,13 +69,13 @@ class ContextFields(TypedDict, total=False):
     trace_id: str | None
 
 
-class Source(Protocol):
+class ContextSource(Protocol):
     """Work that knows its context, and makes it when asked for: most handlers never ask, and it costs microseconds."""
 
     def cluster_context(self) -> ClusterContext: ...
 
 
-_current: ContextVar[ClusterContext | Source] = ContextVar("coterie_context")
+_current: ContextVar[ClusterContext | ContextSource] = ContextVar("coterie_context")
 
 
 class OpenTransaction(NamedTuple):

@@ -15,7 +15,7 @@ _here = os.getpid()
 """This process: kept, since asking costs a system call and each call of an entity would ask."""
 
 
-class Origin:
+class ProcessOrigin:
     """The process, and if it was opened there the event loop, in which `what` was made or opened.
 
     A child has the memory of its parent, but not its threads, nor its file locks, and its sockets are the same
@@ -50,7 +50,7 @@ class Origin:
             raise WrongLoop(what=self._what, owner=self._thread, here=threading.current_thread().name)
 
 
-class Plugged(Protocol):
+class ForkClosed(Protocol):
     """Something with a descriptor."""
 
     def fileno(self) -> int:
@@ -58,10 +58,10 @@ class Plugged(Protocol):
         ...
 
 
-_plugged: weakref.WeakSet[Plugged] = weakref.WeakSet()
+_plugged: weakref.WeakSet[ForkClosed] = weakref.WeakSet()
 
 
-def watch(plugged: Plugged) -> None:
+def watch(plugged: ForkClosed) -> None:
     """Take its descriptor away in forked children, for as long as the object lives."""
     _plugged.add(plugged)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
 
     T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)
 else:
@@ -140,7 +140,7 @@ class MessageIds:
         An order between senders, nor the exact time after a clock went back. Not for several threads.
     """
 
-    def __init__(self, clock: Clock, chance: Chance) -> None:
+    def __init__(self, clock: Clock, chance: Random) -> None:
         self._wall_ns = clock.wall_ns
         self._chance = chance
         self._last = -1  # milliseconds and sequence as one number, so that carrying over is plain addition
@@ -167,7 +167,7 @@ def drawn_at(message_id: str) -> datetime:
         raise ValueError(f"message id {message_id!r} names a time after the year 9999") from None
 
 
-def new_incarnation(chance: Chance) -> str:
+def new_incarnation(chance: Random) -> str:
     """A runner's identity for one life: 128 random bits, so no restart is taken for its predecessor."""
     return f"{chance.bits(128):032x}"
 

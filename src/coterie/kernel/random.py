@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 
-class Chance:
+class Random:
     """A source of randomness: the operating system's, or one that a seed repeats."""
 
     def __init__(self, seed: int | None = None) -> None:

@@ -12,7 +12,7 @@ from coterie.errors import ConfigurationError
 from coterie.kernel.durations import Duration, format_duration, to_timedelta
 
 if TYPE_CHECKING:
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -67,7 +67,7 @@ class Retry:
                 hint=f'shorten base, or write max="{longer}" or more',
             )
 
-    def delay_s(self, attempt: int, chance: Chance) -> float | None:
+    def delay_s(self, attempt: int, chance: Random) -> float | None:
         """Seconds to wait after attempt number `attempt` (from 1) has failed; None: that was the last."""
         if attempt < 1:
             raise ValueError(f"attempts are counted from 1, not {attempt}")

@@ -23,7 +23,7 @@ import msgspec
 
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos, metrics
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.retry import Retry
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Supervisor:
         chance: For the jitter of pauses.
     """
 
-    def __init__(self, chance: Chance | None = None) -> None:
-        self.chance = chance or Chance()
+    def __init__(self, chance: Random | None = None) -> None:
+        self.chance = chance or Random()
         self._standing: dict[StandingTask, None] = {}
         self._hopeless: Callable[[FailingTask], object] | None = None
         self._loop: asyncio.AbstractEventLoop

@@ -22,7 +22,7 @@ from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.storage.interface import Claim, Kv
 
     Apply = Callable[[bytes | None], bytes | None]
@@ -47,7 +47,7 @@ class _Change:
 class KeyValues(Service):
     """Keys and encoded values of one process on one storage."""
 
-    def __init__(self, kv: Kv, *, chance: Chance) -> None:
+    def __init__(self, kv: Kv, *, chance: Random) -> None:
         super().__init__(what="key-value store")
         self._kv = kv
         self._chance = chance

@@ -22,7 +22,7 @@ from coterie.transport.routes import Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.cron.api import CronInfo
     from coterie.kernel.clock import Clock
     from coterie.observe.health import Bounds, Health, Reason
@@ -39,7 +39,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LocalFacts).decode
 
 
-class Answering:
+class FactsServer:
     """The handler of the route: it tells whoever asks. Needs nobody, so that it answers as long as the loop turns.
 
     Args:
@@ -90,7 +90,7 @@ class Recent(NamedTuple):
     age_s: float
 
 
-class Gathering:
+class Collector:
     """Gathers the facts for one process, and remembers the last ones.
 
     Args:
@@ -99,7 +99,7 @@ class Gathering:
         bounds: From where on something is wrong.
     """
 
-    def __init__(self, here: Connection, clock: Clock, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, here: Client, clock: Clock, bounds: Bounds = BOUNDS) -> None:
         self._here = here
         self._clock = clock
         self._bounds = bounds

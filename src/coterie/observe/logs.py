@@ -34,7 +34,7 @@ _OURS: Final = "coterie"
 _OWN = ("time", "level", "logger", "msg", "runner", "service.name", "trace_id", "exc")
 
 
-def handler(*, as_json: bool, runner: str, clock: Clock | None = None, stream: TextIO | None = None) -> Handler:
+def handler(*, as_json: bool, runner: str, clock: Clock | None = None, stream: TextIO | None = None) -> LogHandler:
     """Coterie's own handler.
 
     Args:
@@ -43,13 +43,13 @@ def handler(*, as_json: bool, runner: str, clock: Clock | None = None, stream: T
         clock: By which equal warnings are counted.
         stream: Where lines go; stderr if left out.
     """
-    made = Handler(stream)
+    made = LogHandler(stream)
     made.setFormatter(JsonLine(runner) if as_json else TextLine())
     made.addFilter(Repeats(made, clock or SystemClock()))
     return made
 
 
-class Handler(logging.StreamHandler["TextIO"]):
+class LogHandler(logging.StreamHandler["TextIO"]):
     """Writes lines; the last counts when it is closed."""
 
     def close(self) -> None:

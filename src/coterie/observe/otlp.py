@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.metrics import Meter
     from coterie.kernel.service import Tasks
-    from coterie.observe.collect import Gathering
+    from coterie.observe.collect import Collector
     from coterie.observe.facts import LocalFacts
     from coterie.observe.health import Health
 
@@ -52,7 +52,7 @@ class Gauges:
     """
 
     def __init__(
-        self, facts: Callable[[], LocalFacts], gathering: Gathering, *, loop: AbstractEventLoop, tasks: Tasks
+        self, facts: Callable[[], LocalFacts], gathering: Collector, *, loop: AbstractEventLoop, tasks: Tasks
     ) -> None:
         self._facts = facts
         self._gathering = gathering

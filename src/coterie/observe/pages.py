@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Literal
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.cron.api import CronInfo
     from coterie.entities.persisted.api import MessageInfo
     from coterie.observe.facts import ClusterFacts, LocalFacts
@@ -253,14 +253,14 @@ _OVERDUE_MOST = 20
 _WORKFLOWS_MOST = 100
 
 
-class Viewing:
+class ViewReader:
     """Looks at a cluster for those who show it, and remembers the look before, for what happens in a second.
 
     Args:
         here: The process that looks: a runner or a client.
     """
 
-    def __init__(self, here: Connection) -> None:
+    def __init__(self, here: Client) -> None:
         self._here = here
         self._revision = 0
         self._facts: ClusterFacts | None = None

@@ -10,14 +10,14 @@ from coterie.errors import ConfigurationError
 from coterie.kernel.durations import format_duration
 from coterie.kernel.ids import Seat, ShardId
 from coterie.ownership.liveness import Look, Rule
-from coterie.storage.interface import Declaration
+from coterie.storage.interface import SeatDeclaration
 from coterie.transport.credentials import Holder, differs, require_common
 from coterie.transport.identity import Member, is_apart, require_reachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from coterie.ownership.lease_thread import Keeping
+    from coterie.ownership.lease_thread import LeaseKeeper
     from coterie.settings import Settings
     from coterie.storage.interface import Registration, RunnerRow
 
@@ -40,12 +40,12 @@ class Definition:
     takeover_delay_s: float = 0.0
 
     @property
-    def declaration(self) -> Declaration:
+    def declaration(self) -> SeatDeclaration:
         """As it is stored."""
-        return Declaration(self.seat, self.group, self.fingerprint)
+        return SeatDeclaration(self.seat, self.group, self.fingerprint)
 
 
-async def agree(settings: Settings, keeping: Keeping) -> None:
+async def agree(settings: Settings, keeping: LeaseKeeper) -> None:
     """Refuse to join a cluster whose shared settings are others [INV-F6]. The first one decides."""
     mine = {"lease_ttl": format_duration(settings.lease_ttl), "shards": str(settings.shards)}
     stored = await keeping.ask(lambda session: session.agree(mine))
@@ -60,7 +60,7 @@ async def agree(settings: Settings, keeping: Keeping) -> None:
 async def register(
     me: Registration,
     settings: Settings,
-    keeping: Keeping,
+    keeping: LeaseKeeper,
     definitions: Iterable[Definition],
     now_ns: Callable[[], int],
 ) -> None:
@@ -82,7 +82,9 @@ def rule(settings: Settings) -> Rule:
     return Rule(pause_ns=pause_ns, ttl_s=settings.lease_ttl.total_seconds())
 
 
-async def _living(runners: Collection[str], rule: Rule, keeping: Keeping, now_ns: Callable[[], int]) -> Collection[str]:
+async def _living(
+    runners: Collection[str], rule: Rule, keeping: LeaseKeeper, now_ns: Callable[[], int]
+) -> Collection[str]:
     """One of some runners that may be alive, if there is any: what a crash has left in the tables refuses nobody."""
     first: dict[str, Look] = {}
     while runners:
@@ -96,7 +98,7 @@ async def _living(runners: Collection[str], rule: Rule, keeping: Keeping, now_ns
     return ()
 
 
-async def _look(runners: Sequence[str], keeping: Keeping, *, at_ns: int) -> dict[str, Look]:
+async def _look(runners: Sequence[str], keeping: LeaseKeeper, *, at_ns: int) -> dict[str, Look]:
     found = await keeping.ask(lambda session: session.presences(runners))
     looks = {each: Look.of(each, found, at_ns=at_ns) for each in runners}
     return {each: look for each, look in looks.items() if look is not None}
@@ -110,9 +112,9 @@ def _member(runner: RunnerRow) -> Member:
     return Member(runner.name, runner.address, runner.host_id)
 
 
-def _shards(settings: Settings) -> list[Declaration]:
+def _shards(settings: Settings) -> list[SeatDeclaration]:
     return [
-        Declaration(Seat.shard(ShardId(group, number)), group)
+        SeatDeclaration(Seat.shard(ShardId(group, number)), group)
         for group in settings.groups
         for number in range(settings.shards)
     ]

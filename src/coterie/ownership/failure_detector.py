@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from coterie.ownership.directory import Directory
-    from coterie.ownership.lease_thread import Keeping
+    from coterie.ownership.lease_thread import LeaseKeeper
     from coterie.ownership.liveness import Rule
     from coterie.storage.interface import RunnerRow, Sighting
     from coterie.transport.interface import PeerAddress, Presence, Transport
@@ -49,7 +49,7 @@ class Suspect:
     """Whether the eviction must find it expired. False: it stood still for so long that no clock matters."""
 
 
-class Watch:
+class LeaseWatch:
     """What one runner has seen of the others' leases, over its own successful renewals.
 
     Args:
@@ -121,7 +121,7 @@ _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0)
 """Pauses before each look at a suspect: the server takes some milliseconds to notice that a session is gone."""
 
 
-class Evicting:
+class FailureDetector:
     """Watches the other runners. All methods belong to the runner's loop.
 
     Args:
@@ -140,8 +140,8 @@ class Evicting:
         host_id: str,
         transport: Transport,
         directory: Directory,
-        keeping: Keeping,
-        watch: Watch,
+        keeping: LeaseKeeper,
+        watch: LeaseWatch,
         rule: Rule,
         now_ns: Callable[[], int],
         reached: Callable[[PeerAddress], None],

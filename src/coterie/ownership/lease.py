@@ -35,7 +35,7 @@ _TURN_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class LeaseTimes:
     """The lease, and how long the runner's loop may be blocked: until its stack is logged, until we give up."""
 
     ttl_ns: int
@@ -46,14 +46,14 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LeaseStep:
     """What to do now, and when to ask again."""
 
     action: Action
     wake_ns: int
 
 
-class Keeper:
+class LeasePolicy:
     """The lease of one incarnation. All times are of one steady clock.
 
     Promise:
@@ -62,7 +62,7 @@ class Keeper:
         longer than that, renewals are asked for at most `renew_ns` apart.
     """
 
-    def __init__(self, times: Times) -> None:
+    def __init__(self, times: LeaseTimes) -> None:
         self.state: State = "new"
         self.trusted_until_ns = 0
         self._times = times
@@ -78,17 +78,17 @@ class Keeper:
         self._trust(sent_ns)
         self._due_ns = sent_ns + self._times.renew_ns
 
-    def step(self, now_ns: int, pulse_ns: int) -> Step:
+    def step(self, now_ns: int, pulse_ns: int) -> LeaseStep:
         """What to do now. The runner's loop has last turned at `pulse_ns`."""
         if self.state in ("new", "ended"):
-            return Step("wait", now_ns + self._times.renew_ns)
+            return LeaseStep("wait", now_ns + self._times.renew_ns)
         self._loop.look(now_ns, pulse_ns)
         action = self._act(now_ns)
         wake_ns = max(now_ns, self._loop.next_ns(now_ns))
         if self._asked_ns is None:
             wake_ns = min(wake_ns, max(now_ns, self._due_ns))
         self._loop.wake_ns = wake_ns
-        return Step(action, wake_ns)
+        return LeaseStep(action, wake_ns)
 
     def renewed(self, sent_ns: int, now_ns: int) -> None:
         """A renewal, sent no earlier than that, has succeeded."""
@@ -142,7 +142,7 @@ class _Loop:
     and the loop may turn first, since it was no more able to than we were.
     """
 
-    def __init__(self, times: Times) -> None:
+    def __init__(self, times: LeaseTimes) -> None:
         self._stall_ns = times.stall_ns
         self._stack_ns = times.stack_ns
         self._often_ns = min(times.stack_ns, times.stall_ns) // 2

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.kernel.supervisor import Supervisor
-    from coterie.ownership.lease import Keeper
-    from coterie.ownership.runner_health import Vitals
+    from coterie.ownership.lease import LeasePolicy
+    from coterie.ownership.runner_health import RunnerHealth
     from coterie.ownership.seats import Trust
-    from coterie.storage.interface import Declaration, Ownership, Registration, Renewal
+    from coterie.storage.interface import Ownership, Registration, Renewal, SeatDeclaration
 
 
 T = TypeVar("T")
 
 
-class Aside(Protocol):
+class SideLoop(Protocol):
     """Somewhere else to run coroutines, which goes on while the runner's loop is blocked."""
 
     async def start(self) -> None: ...
@@ -62,7 +62,7 @@ class Aside(Protocol):
         ...
 
 
-class ThreadAside(Service):
+class ThreadSideLoop(Service):
     """A daemon thread that runs an event loop."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ async def insist(work: Callable[[], Awaitable[T]], *, what: str) -> T:
         await asyncio.sleep(_AGAIN_S)
 
 
-class Keeping:
+class LeaseKeeper:
     """The dedicated session and the lease that lives on it. Made and asked on the runner's loop.
 
     Args:
@@ -152,15 +152,15 @@ class Keeping:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: LeasePolicy,
         *,
         open: Callable[[], AbstractAsyncContextManager[Ownership]],
         presence: Callable[[], AbstractAsyncContextManager[object]],
-        aside: Aside,
+        aside: SideLoop,
         trust: Trust,
         clock: Clock,
         ttl_s: float,
-        vitals: Vitals,
+        vitals: RunnerHealth,
         on_renewed: Callable[[Renewal, int], None],
         on_ended: Callable[[str | StorageReplaced], None],
         supervisor: Supervisor,
@@ -195,7 +195,7 @@ class Keeping:
         """
         return await self._aside.run(lambda: self._use(work))
 
-    async def register(self, me: Registration, seats: list[Declaration]) -> None:
+    async def register(self, me: Registration, seats: list[SeatDeclaration]) -> None:
         """Appear in the cluster; trust begins."""
         self._pulse_ns = self._now_ns()
 

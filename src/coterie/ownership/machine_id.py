@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError, ShuttingDown
-from coterie.kernel.fork_guard import Origin
+from coterie.kernel.fork_guard import ProcessOrigin
 from coterie.kernel.ids import MACHINES, SnowflakeGenerator
 from coterie.kernel.service import Service
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.kernel.clock import Clock
-    from coterie.storage.interface import Machines
+    from coterie.storage.interface import MachineIds
 
 LEASE_S = 60.0
 """How long a machine id stays taken after its holder was killed: long enough that the mark has passed by then."""
@@ -31,7 +31,7 @@ PAUSE_NS = 1_000_000_000
 """Between two tries to raise the mark ahead of need, when the database does not answer."""
 
 
-class Ids(Service):
+class IdGenerator(Service):
     """Draws snowflakes.
 
     Args:
@@ -46,14 +46,14 @@ class Ids(Service):
     """
 
     def __init__(
-        self, machines: Machines, *, holder: str, clock: Clock, trust: Callable[[], bool] | None = None
+        self, machines: MachineIds, *, holder: str, clock: Clock, trust: Callable[[], bool] | None = None
     ) -> None:
         super().__init__(what="id generator")
         self._machines = machines
         self._holder = holder
         self._clock = clock
         self._trust = trust
-        self._origin = Origin(self.what)
+        self._origin = ProcessOrigin(self.what)
         self._generator: SnowflakeGenerator | None = None
         self._after_ms = 0
         self._raising: asyncio.Task[PersistenceError | None] | None = None

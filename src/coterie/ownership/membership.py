@@ -16,13 +16,13 @@ from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Service
 from coterie.ownership import admission
 from coterie.ownership.directory import peer_of
-from coterie.ownership.failure_detector import Evicting, Watch
-from coterie.ownership.lease import Keeper, Times
-from coterie.ownership.lease_thread import Keeping, insist
-from coterie.ownership.peer_notices import Talk
-from coterie.ownership.rebalance import Plans
-from coterie.ownership.runner_health import Vitals
-from coterie.ownership.seats import Holdings, Trust
+from coterie.ownership.failure_detector import FailureDetector, LeaseWatch
+from coterie.ownership.lease import LeasePolicy, LeaseTimes
+from coterie.ownership.lease_thread import LeaseKeeper, insist
+from coterie.ownership.peer_notices import PeerNotices
+from coterie.ownership.rebalance import Rebalance
+from coterie.ownership.runner_health import RunnerHealth
+from coterie.ownership.seats import HeldSeats, Trust
 from coterie.storage.interface import Registration
 from coterie.transport.routes import Route
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coterie.ownership.admission import Definition
     from coterie.ownership.directory import Directory
     from coterie.ownership.exclusion import Cause, Exclusion
-    from coterie.ownership.lease_thread import Aside
+    from coterie.ownership.lease_thread import SideLoop
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.settings import Settings
     from coterie.storage.interface import ClusterSnapshot, Renewal, Storage
@@ -91,7 +91,7 @@ class Membership(Service):
         storage: Storage,
         transport: Transport,
         routes: Routes,
-        aside: Aside,
+        aside: SideLoop,
         clock: Clock,
         directory: Directory,
         definitions: Sequence[Definition],
@@ -107,7 +107,7 @@ class Membership(Service):
         self.incarnation = incarnation
         self.name = name
         self.trust = Trust(clock)
-        self.vitals = Vitals(clock, silence_s=_SILENT_RENEWALS * settings.lease_renew.total_seconds())
+        self.vitals = RunnerHealth(clock, silence_s=_SILENT_RENEWALS * settings.lease_renew.total_seconds())
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why it is over; with an exception if no other life can follow."""
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # asked for or not
@@ -121,8 +121,8 @@ class Membership(Service):
         self._now_ns = clock.steady_ns
         self._directory = directory
         self._definitions = {definition.seat: definition for definition in definitions}
-        self._keeping = Keeping(
-            Keeper(_times(settings)),
+        self._keeping = LeaseKeeper(
+            LeasePolicy(_times(settings)),
             open=lambda: storage.ownership(incarnation),
             presence=lambda: storage.presence(incarnation),
             aside=aside,
@@ -134,7 +134,7 @@ class Membership(Service):
             on_ended=self._over,
             supervisor=supervisor,
         )
-        self._holdings = Holdings(
+        self._holdings = HeldSeats(
             incarnation,
             address=lambda: transport.address,
             keeping=self._keeping,
@@ -143,8 +143,8 @@ class Membership(Service):
             released=self._released,
             refused=self._not_occupied,
         )
-        self._watch = Watch(ttl_ns=_ns(settings.lease_ttl), gap_ns=3 * _ns(settings.lease_renew))
-        self._evicting = Evicting(
+        self._watch = LeaseWatch(ttl_ns=_ns(settings.lease_ttl), gap_ns=3 * _ns(settings.lease_renew))
+        self._evicting = FailureDetector(
             incarnation,
             host_id=self._host,
             transport=transport,
@@ -157,8 +157,8 @@ class Membership(Service):
             gone=self._removed,
         )
         delays = {seat: round(each.takeover_delay_s * 1e9) for seat, each in self._definitions.items()}
-        self._plans = Plans(incarnation, delays=delays)
-        self._talk = Talk(
+        self._plans = Rebalance(incarnation, delays=delays)
+        self._talk = PeerNotices(
             incarnation,
             transport=transport,
             directory=directory,
@@ -495,8 +495,8 @@ class Membership(Service):
                 self._holdings.give_up("the lease could not be renewed in time")
 
 
-def _times(settings: Settings) -> Times:
-    return Times(
+def _times(settings: Settings) -> LeaseTimes:
+    return LeaseTimes(
         ttl_ns=_ns(settings.lease_ttl),
         renew_ns=_ns(settings.lease_renew),
         margin_ns=_ns(settings.lease_margin),

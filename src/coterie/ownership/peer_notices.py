@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Kind = Literal["offer", "granted", "look", "wake", "resign"]
 
 
-class Notice(msgspec.Struct, array_like=True, frozen=True):
+class PeerNotice(msgspec.Struct, array_like=True, frozen=True):
     """One notice. Fields are only ever added at the end."""
 
     kind: str
@@ -38,15 +38,15 @@ class Notice(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Notice)
+_decoder = msgspec.msgpack.Decoder(PeerNotice)
 
 
 def encode(kind: Kind, seats: list[tuple[str, int]] | None = None) -> bytes:
     """A notice as it is sent."""
-    return _encoder.encode(Notice(kind, seats or []))
+    return _encoder.encode(PeerNotice(kind, seats or []))
 
 
-def decode(body: bytes) -> Notice | None:
+def decode(body: bytes) -> PeerNotice | None:
     """The notice that arrived; None if it cannot be read: it was only a hint."""
     try:
         return _decoder.decode(body)
@@ -54,7 +54,7 @@ def decode(body: bytes) -> Notice | None:
         return None
 
 
-class Talk:
+class PeerNotices:
     """The handler of the route for notices.
 
     Args:

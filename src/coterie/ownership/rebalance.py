@@ -36,7 +36,7 @@ _START_NS = 10_000_000_000
 """For so long after its first look a runner shares what it leads with those that start together with it."""
 
 
-class Plans:
+class Rebalance:
     """The plans of one runner. Nothing here asks or tells anybody.
 
     Args:

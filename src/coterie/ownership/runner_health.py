@@ -19,14 +19,14 @@ _WINDOW_NS = 10_000_000_000
 """For so long a delay of the loop is remembered."""
 
 
-class Answer(NamedTuple):
+class LastAnswer(NamedTuple):
     """Of the database, the last one."""
 
     at_ns: int
     took_s: float
 
 
-class Vitals:
+class RunnerHealth:
     """Of one life of a runner.
 
     Args:
@@ -39,7 +39,7 @@ class Vitals:
         self._silence_s = silence_s
         self._dial = Dial(lambda: clock.steady_ns() / 1e9, clock.wall_ns() / 1e9)
         self._lags: deque[tuple[int, int]] = deque()  # later ones are smaller: the first is the longest
-        self._answer: Answer | None = None
+        self._answer: LastAnswer | None = None
         self._heard = False
         self._problem = ""
         self._failed_over_ns: int | None = None
@@ -61,7 +61,7 @@ class Vitals:
         if now is not None:
             self._dial.hear(now)
             self._heard = True
-        self._answer, self._problem = Answer(at_ns, (at_ns - sent_ns) / 1e9), ""
+        self._answer, self._problem = LastAnswer(at_ns, (at_ns - sent_ns) / 1e9), ""
 
     def failed(self, problem: str) -> None:
         """The database could not be asked, or has not answered."""

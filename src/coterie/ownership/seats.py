@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from coterie.kernel.clock import Clock
-    from coterie.ownership.lease_thread import Keeping
+    from coterie.ownership.lease_thread import LeaseKeeper
     from coterie.storage.interface import Grant, Ownership
 
 
@@ -154,7 +154,7 @@ _RELEASING_S = 0.2
 order: behind thousands of releases a renewal came too late, and the lease was lost while the runner left."""
 
 
-class Holding:
+class HeldSeat:
     """One seat that is held, with whoever sits on it."""
 
     def __init__(self, tenure: Tenure, occupant: Occupant) -> None:
@@ -169,7 +169,7 @@ class Holding:
         self.occupant.abandon()
 
 
-class Holdings:
+class HeldSeats:
     """What this runner believes to hold. All methods belong to its loop.
 
     Args:
@@ -184,7 +184,7 @@ class Holdings:
         me: str,
         *,
         address: Callable[[], str | None],
-        keeping: Keeping,
+        keeping: LeaseKeeper,
         trust: Trust,
         occupy: Occupy,
         released: Callable[[str, int, str | None], None],
@@ -197,7 +197,7 @@ class Holdings:
         self._occupy = occupy
         self._released = released
         self._refused = refused
-        self._held: dict[str, Holding] = {}
+        self._held: dict[str, HeldSeat] = {}
         self._owed: dict[str, int] = {}
         self._unreleased: dict[str, int] = {}  # those that wait for their turn on the session
         self._releasing = asyncio.Lock()
@@ -242,7 +242,7 @@ class Holdings:
                 self._owed[grant.name] = grant.epoch
                 self._refused(grant.name)
                 continue
-            self._held[grant.name] = Holding(tenure, occupant)
+            self._held[grant.name] = HeldSeat(tenure, occupant)
             taken.append((grant.name, grant.epoch))
             kind, _ = Seat.split(grant.name)
             metrics.SEATS_ACQUIRED.of(kind).value += 1
@@ -362,7 +362,7 @@ async def _release_each(session: Ownership, seats: Mapping[str, int]) -> dict[st
     return outcomes
 
 
-def _abandon(seat: str, holding: Holding) -> None:
+def _abandon(seat: str, holding: HeldSeat) -> None:
     """Stop what sits on a seat; whatever that raises must not keep the others from being stopped."""
     try:
         holding.abandon()

@@ -20,8 +20,8 @@ from coterie.kernel.durations import Duration, format_duration
 from coterie.kernel.retry import Retry
 from coterie.settings import parsers
 from coterie.settings.fields import (
-    Given,
-    Row,
+    GivenValue,
+    SettingRow,
     declarations,
     env_lines,
     gather,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
-    "Row",
     "Secret",
+    "SettingRow",
     "Settings",
     "SettingsOverrides",
     "env_example",
@@ -326,7 +326,7 @@ class Settings:
     def but(self, **given: Any) -> Self:
         """The same with other values for some; of the rest it stays known where they came from."""
         origins: dict[str, str] = self.__dict__["_origins"]
-        return type(self)(**{name: Given(getattr(self, name), origin) for name, origin in origins.items()} | given)
+        return type(self)(**{name: GivenValue(getattr(self, name), origin) for name, origin in origins.items()} | given)
 
     def origin(self, name: str) -> str:
         """Where a value came from: "argument", the name of the variable, or "default"."""
@@ -390,7 +390,7 @@ class SettingsOverrides(TypedDict, total=False):
     log_format: LogFormat
 
 
-def help_rows(settings: Settings | None = None) -> list[Row]:
+def help_rows(settings: Settings | None = None) -> list[SettingRow]:
     """Every setting with its value and origin, for `coterie config`; the defaults if none are given."""
     values = settings or Settings()
     return rows(Settings, values, {name: values.origin(name) for name in declarations(Settings)})

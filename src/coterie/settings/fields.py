@@ -1,7 +1,7 @@
 """Settings declared once: what is said about each, where its value came from, and the pages made of that.
 
 A frozen dataclass declares its fields with `setting(…)` and calls `take_values` in `__post_init__`. The
-fields then hold values that were read by their `Kind`, and each knows its origin.
+fields then hold values that were read by their `Parser`, and each knows its origin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coterie.errors import ConfigurationError, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from coterie.settings.parsers import Kind
+    from coterie.settings.parsers import Parser
 
 Scope = Literal["process", "cluster"]
 
@@ -30,7 +30,7 @@ _SERVICE_PORT = re.compile(rf"{PREFIX}(\w+_)?PORT")  # a URL such as tcp://10.0.
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     """A value on its way into a field, and its origin: "argument", a variable's name, or "default"."""
 
     value: Any
@@ -38,10 +38,10 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Declaration:
+class Setting:
     """All that is said about one setting. `why` is the reason for the default."""
 
-    kind: Kind
+    kind: Parser
     default: Any
     about: str
     why: str
@@ -49,7 +49,7 @@ class Declaration:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingRow:
     """One setting as help, documentation and `coterie config` show it. Secrets and passwords are hidden."""
 
     name: str
@@ -63,13 +63,13 @@ class Row:
     origin: str
 
 
-def setting(kind: Kind, default: Any, about: str, *, why: str, scope: Scope = "process") -> Any:
+def setting(kind: Parser, default: Any, about: str, *, why: str, scope: Scope = "process") -> Any:
     """A field of a dataclass, with all that is to be said about it."""
-    declared = Declaration(kind, default, about, why, scope)
-    return field(default_factory=lambda: Given(default, "default"), metadata={"setting": declared})
+    declared = Setting(kind, default, about, why, scope)
+    return field(default_factory=lambda: GivenValue(default, "default"), metadata={"setting": declared})
 
 
-def declarations(kind: type) -> Mapping[str, Declaration]:
+def declarations(kind: type) -> Mapping[str, Setting]:
     """What a dataclass declares, by the name of the field."""
     return {one.name: one.metadata["setting"] for one in fields(kind)}
 
@@ -84,13 +84,15 @@ def take_values(target: Any) -> dict[str, str]:
     origins = {}
     for name, declared in declarations(type(target)).items():
         given = getattr(target, name)
-        given = given if isinstance(given, Given) else Given(given, "argument")
+        given = given if isinstance(given, GivenValue) else GivenValue(given, "argument")
         object.__setattr__(target, name, _read(name, declared, given))
         origins[name] = given.origin
     return origins
 
 
-def gather(kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str], *, where: str) -> dict[str, Given]:
+def gather(
+    kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str], *, where: str
+) -> dict[str, GivenValue]:
     """What was given for which field: the argument, else the variable. Unknown ones are refused.
 
     An empty variable counts as not set. So does an argument of None where None is no value.
@@ -100,10 +102,10 @@ def gather(kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str],
     variables = {variable(name): name for name in known}
     ours = [key for key in environ if key in variables or _is_meant(key, environ[key])]
     _refuse_unknown(ours, variables, "the environment")
-    given = {variables[key]: Given(environ[key], key) for key in ours if environ[key].strip()}
+    given = {variables[key]: GivenValue(environ[key], key) for key in ours if environ[key].strip()}
     for name, value in arguments.items():
         if value is not None or known[name].kind.optional:
-            given[name] = Given(value, "argument")
+            given[name] = GivenValue(value, "argument")
     return given
 
 
@@ -114,10 +116,10 @@ def _is_meant(key: str, value: str) -> bool:
     return not _SERVICE_LINK.fullmatch(key) and not (_SERVICE_PORT.fullmatch(key) and "://" in value)
 
 
-def rows(kind: type, values: object, origins: Mapping[str, str]) -> list[Row]:
+def rows(kind: type, values: object, origins: Mapping[str, str]) -> list[SettingRow]:
     """Everything about every setting, with the values of `values`."""
     return [
-        Row(
+        SettingRow(
             name=name,
             variable=variable(name),
             default=_default_text(declared),
@@ -132,7 +134,7 @@ def rows(kind: type, values: object, origins: Mapping[str, str]) -> list[Row]:
     ]
 
 
-def markdown_table(table: Iterable[Row]) -> str:
+def markdown_table(table: Iterable[SettingRow]) -> str:
     """The settings as a table of a documentation page."""
     lines = [
         "| setting | variable | default | what it is | why this default | accepted |",
@@ -145,12 +147,12 @@ def markdown_table(table: Iterable[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def env_lines(table: Iterable[Row]) -> str:
+def env_lines(table: Iterable[SettingRow]) -> str:
     """The settings as a file of variables, all commented out."""
     return "\n".join(f"# {row.about}\n# {row.why}\n#{row.variable}={row.default}\n" for row in table)
 
 
-def _read(name: str, declared: Declaration, given: Given) -> Any:
+def _read(name: str, declared: Setting, given: GivenValue) -> Any:
     what = given.origin if given.origin.startswith(PREFIX) else name
     try:
         return declared.kind.read(given.value, what=what)
@@ -159,7 +161,7 @@ def _read(name: str, declared: Declaration, given: Given) -> Any:
         raise ConfigurationError(problem=error.problem, hint=hint) from None
 
 
-def _default_text(declared: Declaration) -> str:
+def _default_text(declared: Setting) -> str:
     return declared.kind.text(declared.kind.read(declared.default, what="the default"))
 
 

@@ -1,6 +1,6 @@
 """How a setting's value is read, from Python or from the text of a variable, and shown again.
 
-A `Kind` is one way to read. Each constructor below makes one: `duration("1s", "5m")`, `whole(1, 100)`, …
+A `Parser` is one way to read. Each constructor below makes one: `duration("1s", "5m")`, `whole(1, 100)`, …
 They take both what a program passes and what a variable holds: `8MiB` means the same in either place.
 """
 
@@ -33,7 +33,7 @@ _SHOWN_MOST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Parser:
     """One way to read a value and to show it.
 
     Args:
@@ -75,12 +75,12 @@ def refuse(what: str, shown: str, problem: str, *, hint: str = "") -> NoReturn:
     raise ConfigurationError(problem=f"{what} is {shown}: {problem}", hint=hint) from None
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: Parser) -> Parser:
     """The same, or none at all: None, `off` in a variable."""
     return replace(kind, optional=True)
 
 
-def duration(least: str, most: str) -> Kind:
+def duration(least: str, most: str) -> Parser:
     """A length of time within bounds."""
     low, high = to_timedelta(least, what="", allow_zero=True), to_timedelta(most, what="")
 
@@ -88,24 +88,24 @@ def duration(least: str, most: str) -> Kind:
         length = to_timedelta(value, what=what, allow_zero=True)
         return length if low <= length <= high else _fail()
 
-    return Kind(parse, f"a duration from {least} to {most}", format_duration)
+    return Parser(parse, f"a duration from {least} to {most}", format_duration)
 
 
-def whole(least: int, most: int) -> Kind:
+def whole(least: int, most: int) -> Parser:
     """A whole number within bounds."""
-    return Kind(lambda value, _: _number(value, int, least, most), f"a whole number from {least} to {most}")
+    return Parser(lambda value, _: _number(value, int, least, most), f"a whole number from {least} to {most}")
 
 
-def number(least: float, most: float) -> Kind:
+def number(least: float, most: float) -> Parser:
     """A number within bounds."""
-    return Kind(
+    return Parser(
         lambda value, _: _number(value, float, least, most),
         f"a number from {least:g} to {most:g}",
         "{:g}".format,
     )
 
 
-def size(least: int, most: int) -> Kind:
+def size(least: int, most: int) -> Parser:
     """A number of bytes within bounds: 8388608, or `8MiB`."""
 
     def parse(value: Any, _: str) -> int:
@@ -114,10 +114,10 @@ def size(least: int, most: int) -> Kind:
             value = int(match["count"]) * _SIZE_UNITS[match["unit"] or "B"]
         return int(_number(value, int, least, most))
 
-    return Kind(parse, f'a size from {format_size(least)} to {format_size(most)}, such as "8MiB"', format_size)
+    return Parser(parse, f'a size from {format_size(least)} to {format_size(most)}, such as "8MiB"', format_size)
 
 
-def flag() -> Kind:
+def flag() -> Parser:
     """True or false; `on` or `off` in a variable."""
 
     def parse(value: Any, _: str) -> bool:
@@ -126,10 +126,10 @@ def flag() -> Kind:
         word = value.lower() if isinstance(value, str) else _fail()
         return word in _ON if word in _ON + _OFF else _fail()
 
-    return Kind(parse, "on or off", lambda value: "on" if value else "off")
+    return Parser(parse, "on or off", lambda value: "on" if value else "off")
 
 
-def choice(*words: str, unset: str | None = None) -> Kind:
+def choice(*words: str, unset: str | None = None) -> Parser:
     """One of a few words. `unset` is how "none of them was chosen" is written, if that is possible."""
 
     def parse(value: Any, _: str) -> str | None:
@@ -137,32 +137,34 @@ def choice(*words: str, unset: str | None = None) -> Kind:
             return None
         return value if isinstance(value, str) and value in words else _fail()
 
-    return Kind(parse, _either([*words, *([unset] if unset else [])]), lambda value: str(value or unset))
+    return Parser(parse, _either([*words, *([unset] if unset else [])]), lambda value: str(value or unset))
 
 
-def name() -> Kind:
+def name() -> Parser:
     """A name that can be part of keys, file names and `group:number`."""
-    return Kind(lambda value, _: _match(_NAME, value)[0], '1-64 of letters, digits, "_", "." and "-"')
+    return Parser(lambda value, _: _match(_NAME, value)[0], '1-64 of letters, digits, "_", "." and "-"')
 
 
-def names() -> Kind:
+def names() -> Parser:
     """One or several names: a sequence, or `a,b`."""
 
     def parse(value: Any, _: str) -> tuple[str, ...]:
         found = tuple(_match(_NAME, one)[0] for one in _several(value))
         return found if found and len(set(found)) == len(found) else _fail()
 
-    return Kind(parse, 'names apart by commas, no two alike, each 1-64 of letters, digits, "_", "." and "-"', ",".join)
+    return Parser(
+        parse, 'names apart by commas, no two alike, each 1-64 of letters, digits, "_", "." and "-"', ",".join
+    )
 
 
-def address(*, port_least: int = 0) -> Kind:
+def address(*, port_least: int = 0) -> Parser:
     """Where to listen or to connect: `host:port`."""
 
     def parse(value: Any, _: str) -> str:
         _, port = split_address(value if isinstance(value, str) else _fail())
         return str(value) if port >= port_least else _fail()
 
-    return Kind(parse, f'host:port with a port from {port_least} to 65535, such as "127.0.0.1:7650" or "[::1]:7650"')
+    return Parser(parse, f'host:port with a port from {port_least} to 65535, such as "127.0.0.1:7650" or "[::1]:7650"')
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -172,15 +174,15 @@ def split_address(text: str) -> tuple[str, int]:
     return match["host"].strip("[]"), port if port <= 65535 else _fail()
 
 
-def file_path() -> Kind:
+def file_path() -> Parser:
     """The path of a file. Whether it is there is found out by who opens it."""
-    return Kind(
+    return Parser(
         lambda value, _: str(value) if isinstance(value, str | Path) and str(value) else _fail(),
         "the path of a file",
     )
 
 
-def url() -> Kind:
+def url() -> Parser:
     """The database's address. Which ones exist is the business of the storage."""
     accepts = "a URL: sqlite:///file.db, sqlite:// (memory) or postgresql://user@host/database"
 
@@ -192,7 +194,7 @@ def url() -> Kind:
         safe = isinstance(value, str) and not set(value) & set(":@=")  # else there may be a password in it
         refuse(what, _shown(value) if safe else "(hidden)", f"expected {accepts}")
 
-    return Kind(parse, accepts, redacted_url)
+    return Parser(parse, accepts, redacted_url)
 
 
 def _is_whole(url: str) -> bool:
@@ -208,16 +210,16 @@ def _is_whole(url: str) -> bool:
     )
 
 
-def retry() -> Kind:
+def retry() -> Parser:
     """A `Retry`, or its arguments: `attempts=5,base=100ms`, or `never`."""
-    return Kind(
+    return Parser(
         _retry,
         '"never", or some of attempts, base, factor, max and jitter as in "attempts=5,base=100ms"',
         _retry_text,
     )
 
 
-def secrets(*, most: int) -> Kind:
+def secrets(*, most: int) -> Parser:
     """Up to `most` secrets: `a,b`, a sequence, `file:` and a path, or a function that gives them."""
 
     def parse(value: Any, what: str) -> tuple[Secret, ...]:
@@ -230,14 +232,14 @@ def secrets(*, most: int) -> Kind:
     count = "one text" if most == 1 else f"up to {most} texts apart by commas, each"
     least = f"of at least {_SECRET_LEAST} characters, {_DISTINCT_LEAST} of them different"
     accepts = f'{count} {least}, or "file:" and the path of a file with that'
-    return Kind(parse, accepts, lambda value: ",".join(map(str, value)) or "off", hidden=True)
+    return Parser(parse, accepts, lambda value: ",".join(map(str, value)) or "off", hidden=True)
 
 
 def _is_strong(text: str) -> bool:
     return len(text) >= _SECRET_LEAST and len(set(text)) >= _DISTINCT_LEAST
 
 
-def secret() -> Kind:
+def secret() -> Parser:
     """One secret, or none."""
     several = secrets(most=1)
     return optional(replace(several, parse=lambda value, what: several.parse(value, what)[0], show=str))

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.kernel.durations import Duration
     from coterie.singletons.definition import Singleton
-    from coterie.storage.contracts.executions import Execution
+    from coterie.storage.contracts.executions import ExecutionRecord
     from coterie.storage.interface import ClusterSnapshot, SeatRow, StateRow
 
 T = TypeVar("T")
@@ -90,12 +90,12 @@ class Singletons:
 
     def __init__(
         self,
-        acting: Callable[[], Connection],
+        acting: Callable[[], Client],
         known: Mapping[str, Singleton[Any]],
         *,
         heartbeat_s: float,
         staleness: float,
-        writing: Callable[[str], Connection] | None = None,
+        writing: Callable[[str], Client] | None = None,
     ) -> None:
         self._acting = acting
         self._writing = writing or (lambda _: acting())
@@ -172,7 +172,7 @@ class Singletons:
                     return next((row.name for row in view.runners if row.id == now.holder), None)
                 await asyncio.sleep(_LOOK_S)
 
-    def _info(self, seat: SeatRow, names: Mapping[str, str], said: Execution | None) -> SingletonInfo:
+    def _info(self, seat: SeatRow, names: Mapping[str, str], said: ExecutionRecord | None) -> SingletonInfo:
         _, name = Seat.split(seat.name)
         leader = None if seat.holder is None else names.get(seat.holder)
         expected_s = None if said is None else said.expected_s
@@ -195,7 +195,7 @@ class Singletons:
             problem=self._problem(leader, said),
         )
 
-    def _problem(self, leader: str | None, said: Execution | None) -> str:
+    def _problem(self, leader: str | None, said: ExecutionRecord | None) -> str:
         if leader is None:
             return "nobody leads it"
         stale = None if said is None else judge(said, heartbeat_s=self._heartbeat_s, factor=self._staleness)

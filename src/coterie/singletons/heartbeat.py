@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.executions import Execution, Executions
+    from coterie.storage.contracts.executions import ExecutionRecord, Executions
 
 
 Sign = Literal["progress", "heartbeat", "execution"]
@@ -51,7 +51,7 @@ class Stale:
         return f"no {self.sign} for {self.silent_s:.0f}s (expected every {self.expected_s:g}s)"
 
 
-def judge(execution: Execution, *, heartbeat_s: float, factor: float) -> Stale | None:
+def judge(execution: ExecutionRecord, *, heartbeat_s: float, factor: float) -> Stale | None:
     """What is wrong with it, if anything: more than `factor` intervals have passed without a sign (S10).
 
     A takeover proves that a leader is alive, not that there was progress: where progress is expected it gives no
@@ -97,7 +97,7 @@ class ExecutionMeta:
     epoch: int
 
 
-class Stamps:
+class Heartbeats:
     """What one leadership has to say.
 
     Args:
@@ -262,7 +262,7 @@ class Stamps:
         return to_datetime(self._clock.wall_ns() - (self._clock.steady_ns() - at_ns))
 
 
-def _since(at: datetime | None, found: Execution, now_ns: int) -> int | None:
+def _since(at: datetime | None, found: ExecutionRecord, now_ns: int) -> int | None:
     return None if at is None else now_ns - round((found.now - at).total_seconds() * 1e9)
 
 

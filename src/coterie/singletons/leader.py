@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.entities.persisted.transaction import Transaction
     from coterie.kernel.durations import Duration
     from coterie.ownership.seats import Tenure
-    from coterie.singletons.heartbeat import ExecutionMeta, Stamps
+    from coterie.singletons.heartbeat import ExecutionMeta, Heartbeats
     from coterie.singletons.state import LeaderState
     from coterie.storage.interface import Storage
 
@@ -57,7 +57,7 @@ class Leader(Generic[S]):
         tenure: Tenure,
         storage: Storage,
         state: LeaderState[Any],
-        stamps: Stamps,
+        stamps: Heartbeats,
         transaction_limit_s: float,
         open_unit: Callable[[str], AbstractAsyncContextManager[Durable]],
     ) -> None:

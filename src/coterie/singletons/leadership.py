@@ -27,10 +27,10 @@ from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.retry import Retry
 from coterie.kernel.supervisor import Seated
 from coterie.kernel.text import said
-from coterie.singletons.heartbeat import Stamps
+from coterie.singletons.heartbeat import Heartbeats
 from coterie.singletons.leader import Leader
 from coterie.singletons.state import LeaderState
-from coterie.singletons.state_row import KeptRow
+from coterie.singletons.state_row import StateRowWriter
 from coterie.work.limits import settled
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from coterie.ownership.exclusion import Cause
     from coterie.ownership.seats import Tenure
     from coterie.singletons.definition import Hook, Singleton
-    from coterie.singletons.registry import Post
+    from coterie.singletons.registry import SingletonServices
 
 log = logging.getLogger("coterie.singletons")
 
@@ -75,7 +75,12 @@ class Leadership:
     """
 
     def __init__(
-        self, singleton: Singleton[Any], tenure: Tenure, post: Post, context: Context, former: Leadership | None
+        self,
+        singleton: Singleton[Any],
+        tenure: Tenure,
+        post: SingletonServices,
+        context: Context,
+        former: Leadership | None,
     ) -> None:
         self.singleton = singleton
         self.tenure = tenure
@@ -83,7 +88,7 @@ class Leadership:
         self._former = former
         self._context = context
         context.run(enter, self._cluster_context())
-        self.stamps = Stamps(
+        self.stamps = Heartbeats(
             tenure,
             post.storage.executions,
             clock=post.clock,
@@ -91,7 +96,7 @@ class Leadership:
             heartbeat_s=post.settings.heartbeat.total_seconds(),
             expected_s=singleton.expected_s,
         )
-        row = KeptRow(
+        row = StateRowWriter(
             singleton.name,
             singleton.key,
             tenure,

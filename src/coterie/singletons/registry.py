@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.durable.token import Tokens
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.admission import Definition
     from coterie.ownership.exclusion import Cause
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coterie.runner import Runner
     from coterie.settings import Settings
     from coterie.singletons.definition import Singleton, SingletonBody, SingletonOptions
-    from coterie.storage.contracts.units import Units
+    from coterie.storage.contracts.units import UnitStore
     from coterie.storage.interface import Storage
 
 
@@ -43,14 +43,14 @@ class Resign(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Post:
+class SingletonServices:
     """What leaderships share on one runner."""
 
     cluster: Cluster
     settings: Settings
     storage: Storage
     clock: Clock
-    chance: Chance
+    chance: Random
     name: str
     """The runner's."""
     tasks: Tasks
@@ -60,7 +60,7 @@ class Post:
     supervisor: Supervisor
 
     @property
-    def units(self) -> Units:
+    def units(self) -> UnitStore:
         """Where steps are stored."""
         return self.storage.units
 
@@ -73,8 +73,8 @@ class Post:
 log = logging.getLogger("coterie.singletons")
 
 
-class SingletonRoom:
-    """The singletons of one program, and the room for their seats (`runner.Room`).
+class SingletonRegistry:
+    """The singletons of one program, and the room for their seats (`runner.Workplace`).
 
     Args:
         cluster: What bodies have as `leader.cluster`.
@@ -105,12 +105,12 @@ class SingletonRoom:
 
     def occupants(self, runner: Runner) -> Occupy:
         """Lead what a runner is given to lead."""
-        leaderships = Leaderships(self.known, self._cluster, runner)
+        leaderships = HeldSingletons(self.known, self._cluster, runner)
         runner.on_wake(self.kind, leaderships.wake)
         return leaderships.occupy
 
 
-class Leaderships:
+class HeldSingletons:
     """What one runner leads."""
 
     def __init__(self, known: dict[str, Singleton[Any]], cluster: Cluster, runner: Runner) -> None:
@@ -120,7 +120,7 @@ class Leaderships:
         self._ours = Tasks("singletons/ours")
         self._latest: dict[str, Leadership] = {}
         clock = runner.calling.clock
-        self._post = Post(
+        self._post = SingletonServices(
             cluster=cluster,
             settings=runner.settings,
             storage=runner.storage,

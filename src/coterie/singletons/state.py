@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
     from coterie.singletons.definition import Singleton
-    from coterie.singletons.state_row import KeptRow
+    from coterie.singletons.state_row import StateRowWriter
     from coterie.storage.contracts.messages import Transaction
     from coterie.storage.interface import Storage
 
@@ -90,7 +90,7 @@ class LeaderState(Generic[S]):
         self,
         singleton: Singleton[S],
         tenure: Tenure,
-        row: KeptRow,
+        row: StateRowWriter,
         storage: Storage,
         *,
         tasks: Tasks,

@@ -17,10 +17,10 @@ from coterie.storage.interface import StateSave
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.retry import Retry
     from coterie.ownership.seats import Tenure
-    from coterie.storage.interface import StateLoaded, States
+    from coterie.storage.interface import StateLoaded, StateStore
 
 log = logging.getLogger("coterie.singletons")
 
@@ -30,7 +30,7 @@ _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 """Between two tries while the database is away."""
 
 
-class KeptRow:
+class StateRowWriter:
     """What one leadership knows of its row.
 
     Args:
@@ -49,11 +49,11 @@ class KeptRow:
         name: str,
         key: str,
         tenure: Tenure,
-        states: States,
+        states: StateStore,
         *,
         ttl_s: float | None,
         retry: Retry,
-        chance: Chance,
+        chance: Random,
         failed: Callable[[Exception], None],
     ) -> None:
         self._name = name

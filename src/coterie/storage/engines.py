@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
@@ -21,7 +21,7 @@ def open_storage(
     *,
     incarnation: str,
     clock: Clock,
-    chance: Chance,
+    chance: Random,
     check_schema: bool = True,
     supervisor: Supervisor | None = None,
 ) -> Storage:

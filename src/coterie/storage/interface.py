@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from coterie.errors import PersistenceError
     from coterie.storage.contracts.executions import Executions
     from coterie.storage.contracts.inspection import Inspection
-    from coterie.storage.contracts.messages import Messages, Transaction
-    from coterie.storage.contracts.ticks import Ticks
-    from coterie.storage.contracts.units import Units
+    from coterie.storage.contracts.messages import MessageStore, Transaction
+    from coterie.storage.contracts.ticks import TickStore
+    from coterie.storage.contracts.units import UnitStore
     from coterie.storage.migrations import Migration, Phase
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ class Kv(Protocol):
         ...
 
 
-class States(Protocol):
+class StateStore(Protocol):
     """State written in the name of seats, one row a key."""
 
     async def save(self, write: StateSave) -> Written:
@@ -257,7 +257,7 @@ class Machine(msgspec.Struct, frozen=True, gc=False):
     after_ms: int
 
 
-class Machines(Protocol):
+class MachineIds(Protocol):
     """The machine ids of snowflakes, 0-1023, each leased to one process with a mark up to which it may draw."""
 
     async def lease(self, holder: str, *, ttl_s: float, until_ms: int) -> Machine | None:
@@ -273,7 +273,7 @@ class Machines(Protocol):
         ...
 
 
-class Declaration(msgspec.Struct, frozen=True, gc=False):
+class SeatDeclaration(msgspec.Struct, frozen=True, gc=False):
     """A seat that a runner knows. A shard has no fingerprint: its definition never changes."""
 
     name: str
@@ -409,7 +409,7 @@ class Ownership(Protocol):
 
     async def view(self) -> ClusterSnapshot: ...
 
-    async def register(self, me: Registration, seats: Sequence[Declaration], *, ttl_s: float) -> None:
+    async def register(self, me: Registration, seats: Sequence[SeatDeclaration], *, ttl_s: float) -> None:
         """Appear in the cluster, with a lease, and declare seats, in one transaction.
 
         A fingerprint never seen before for its seat becomes the current one; one seen before does so only if no
@@ -417,11 +417,11 @@ class Ownership(Protocol):
         """
         ...
 
-    async def declare(self, seats: Sequence[Declaration]) -> None:
+    async def declare(self, seats: Sequence[SeatDeclaration]) -> None:
         """As `register` does, later: an older definition comes back when the last runner with the current is gone."""
         ...
 
-    async def define(self, seats: Sequence[Declaration]) -> bool:
+    async def define(self, seats: Sequence[SeatDeclaration]) -> bool:
         """Declare seats that one's program has defined since `register`, and be a candidate for them, in one
         transaction. False: one was evicted, and nothing was written."""
         ...
@@ -479,12 +479,12 @@ class Storage(Service):
     """One cluster's database: start connects, checks and refuses what would break promises; stop lets go."""
 
     kv: Kv
-    states: States
+    states: StateStore
     executions: Executions
-    ticks: Ticks
-    units: Units
-    machines: Machines
-    messages: Messages
+    ticks: TickStore
+    units: UnitStore
+    machines: MachineIds
+    messages: MessageStore
     inspection: Inspection
     schema: Schema
 

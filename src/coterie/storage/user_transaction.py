@@ -33,7 +33,7 @@ UNDONE = "the transaction is rolled back, nothing of it is written"
 """The hint of an error that has ended a transaction."""
 
 
-class Ground(Protocol):
+class TransactionEngine(Protocol):
     """What an engine does for one transaction. The calls come one after another, `close` after all others."""
 
     async def begin(self, *, over: float) -> None:
@@ -62,7 +62,7 @@ class Ground(Protocol):
         ...
 
 
-class Undertaking:
+class UserTransaction:
     """SQL of the user's own, committed with what a handler leaves behind. See `storage.messages.Transaction`.
 
     Args:
@@ -79,7 +79,7 @@ class Undertaking:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: TransactionEngine,
         *,
         what: str,
         limit_s: float,

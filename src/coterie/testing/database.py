@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import apsw
 
 from coterie.errors import CoterieError, PersistenceError
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.storage.sqlite.database import desk_in_memory
 from coterie.storage.sqlite.write_lock import Patience
 from coterie.testing.loop.clocks import SimClock
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.errors import Outcome
-    from coterie.storage.sqlite.database import Desk
+    from coterie.storage.sqlite.database import SqliteConnections
     from coterie.storage.sqlite.executor import Role
     from coterie.testing.loop.loop import SimLoop
 
@@ -63,7 +63,7 @@ class SimulatedDatabase:
         self.weather = Weather()
         self.node = loop.nodes.add("database")
         self.clock = SimClock(loop, self.node)
-        never_busy = Patience(chance=Chance(loop.seed), limit_s=0, pause_s=0, holder=lambda: None)
+        never_busy = Patience(chance=Random(loop.seed), limit_s=0, pause_s=0, holder=lambda: None)
         self.desk = desk_in_memory(patience=never_busy, clock=self.clock)
         self.main = self.desk.main
         self.leases = self.desk.leases
@@ -132,7 +132,9 @@ class SimulatedDatabase:
 
     # The way of a request
 
-    def send(self, executor: SimulatedExecutor, work: Callable[[Desk], T], done: asyncio.Future[T]) -> None:
+    def send(
+        self, executor: SimulatedExecutor, work: Callable[[SqliteConnections], T], done: asyncio.Future[T]
+    ) -> None:
         """Put a request on its way."""
         request = _Request(executor, work, done, self._restarts)
         if self._down:
@@ -217,7 +219,7 @@ class SimulatedExecutor:
     async def stop(self) -> None:
         """Nothing to close."""
 
-    async def run(self, work: Callable[[Desk], T]) -> T:
+    async def run(self, work: Callable[[SqliteConnections], T]) -> T:
         """The result of `work`, executed at some later instant."""
         loop = self._database._loop
         if loop.over or not current_node.get(loop.test).alive:
@@ -242,7 +244,7 @@ class SimulatedExecutor:
 @dataclass(slots=True)
 class _Request:
     executor: SimulatedExecutor
-    work: Callable[[Desk], Any]
+    work: Callable[[SqliteConnections], Any]
     done: asyncio.Future[Any]
     restarts: int
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SimAside(Service):
+class SimSideLoop(Service):
     """Runs coroutines on a thread of a node. Fulfils `ownership.aside.Aside`."""
 
     def __init__(self, loop: SimLoop, node: Node) -> None:

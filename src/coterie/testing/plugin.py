@@ -80,9 +80,9 @@ def _in_simulation(item: pytest.Function, test: Callable[..., Any]) -> Callable[
 
 
 def _run(item: pytest.Function, main: Callable[[], Any]) -> None:
-    from coterie.testing.run import Run
+    from coterie.testing.run import SeedRun
 
-    run = Run(int(str(item.callspec.params[_PARAMETER])))
+    run = SeedRun(int(str(item.callspec.params[_PARAMETER])))
     try:
         run(main)
         if faultless := run.faultless():

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.entities.calls.local import NearbyCall, NearbyStream, Pipe, call_nearby
+from coterie.entities.calls.local import LocalCall, LocalPipe, LocalStream, call_nearby
 from coterie.entities.calls.wire import MARK, NOT_MINE, read_failure, read_marked
 from coterie.entities.definition import define
 from coterie.entities.entity import state_type_of
@@ -19,7 +19,7 @@ from coterie.errors import ShuttingDown
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.context import trace_here
 from coterie.kernel.ids import Seat, ShardId
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.serialization.codec import codec_for
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
@@ -71,7 +71,7 @@ async def probe(entity: type[E], id: str = "probe", *, state: Any = None) -> Asy
         cluster=None,
         settings=dataclasses.replace(Settings(), shards=1),
         clock=clock,
-        chance=Chance(0),
+        chance=Random(0),
         name="probe",
     )
     # An empty context: handlers see nothing of what is set where the probe is made (ROUTE-06).
@@ -91,12 +91,12 @@ class _Sender:
         self._ids = itertools.count(1)
 
     async def call(self, call: Call[Any], /) -> Any:
-        work = NearbyCall(**self._facts(call), key=call.key)
+        work = LocalCall(**self._facts(call), key=call.key)
         return _read(await call_nearby(self._host, work), call.rpc)
 
     async def stream(self, stream: Stream[Any], /) -> AsyncGenerator[Any, None]:
-        work = NearbyStream(**self._facts(stream))
-        async with aclosing(Pipe(self._host, work)) as items:
+        work = LocalStream(**self._facts(stream))
+        async with aclosing(LocalPipe(self._host, work)) as items:
             async for body in items:
                 yield _read(body, stream.rpc)
 

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.kernel import chaos
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.testing.chaos import SeededChaos
 from coterie.testing.loop.guards import guarded
 from coterie.testing.loop.loop import SimLoop
@@ -18,7 +18,7 @@ from coterie.testing.loop.trace import moment
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    Watch = Callable[["Run"], contextlib.AbstractContextManager[None]]
+    Watch = Callable[["SeedRun"], contextlib.AbstractContextManager[None]]
 
 T = TypeVar("T")
 
@@ -50,10 +50,10 @@ def run_simulation(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int | No
     Raises:
         RuntimeError: Called inside a running loop.
     """
-    chosen = Chance().bits(_SEED_BITS) if seed is None else seed
+    chosen = Random().bits(_SEED_BITS) if seed is None else seed
     name = getattr(main, "__qualname__", "…")
     again = f"run_simulation({'…' if '<' in name else name}, seed={chosen})"
-    run = Run(chosen)
+    run = SeedRun(chosen)
     try:
         result = run(main)
         if faultless := run.faultless():
@@ -78,12 +78,12 @@ def current_loop() -> SimLoop:
     return loop
 
 
-def unwatched(_: Run) -> contextlib.AbstractContextManager[None]:
+def unwatched(_: SeedRun) -> contextlib.AbstractContextManager[None]:
     """A run without limits."""
     return contextlib.nullcontext()
 
 
-class Run:
+class SeedRun:
     """One run of one seed. Called once, with what to run.
 
     Args:

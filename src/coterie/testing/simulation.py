@@ -16,18 +16,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
-from coterie.client import Connection, Doors
+from coterie.client import Client, ClientParts
 from coterie.entities.reference import address_of
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.durations import to_seconds, to_timedelta
 from coterie.kernel.ids import Seat, ShardId
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.runner import nobody
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.faults import Nemesis
-from coterie.testing.lease_thread import SimAside
+from coterie.testing.lease_thread import SimSideLoop
 from coterie.testing.loop.clocks import LocalTime, SimClock
 from coterie.testing.loop.idle import IdleTime
 from coterie.testing.loop.seeds import stream
@@ -166,12 +166,12 @@ class Simulation:
             self._doors(node), settings=runner.settings, definitions=runner.definitions, occupy=self.occupy
         )
 
-    def new_client(self) -> Connection:
+    def new_client(self) -> Client:
         """The client for which the cluster acts outside of runners."""
-        return Connection(self._settings, self._doors(self.loop.test))
+        return Client(self._settings, self._doors(self.loop.test))
 
-    def _doors(self, node: Node) -> Doors:
-        chance = Chance(self._random.getrandbits(64))
+    def _doors(self, node: Node) -> ClientParts:
+        chance = Random(self._random.getrandbits(64))
         supervisor = Supervisor(chance)
         executors = self.database.executors(node.name)
 
@@ -186,12 +186,12 @@ class Simulation:
                 supervisor=supervisor,
             )
 
-        return Doors(
+        return ClientParts(
             clock=SimClock(self.loop, node),
             chance=chance,
             open_storage=open_storage,
             new_wire=lambda: SimWire(self.network, node),
-            new_aside=lambda: SimAside(self.loop, node),
+            new_aside=lambda: SimSideLoop(self.loop, node),
             host=node.name,
             supervisor=supervisor,
         )

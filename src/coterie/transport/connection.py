@@ -22,28 +22,28 @@ from typing import TYPE_CHECKING, Any, cast
 from coterie.errors import CoterieError, ShuttingDown
 from coterie.kernel import metrics
 from coterie.transport import protocol
-from coterie.transport.in_flight import Calls, unavailable
+from coterie.transport.in_flight import OutgoingRequests, unavailable
 from coterie.transport.outbox import Outbox
 from coterie.transport.protocol import (
     AROUND_BODY_BYTES,
     Frames,
-    Goodbye,
-    Notice,
-    Ping,
-    Pong,
+    GoodbyeFrame,
+    NoticeFrame,
+    PingFrame,
+    PongFrame,
     ProtocolError,
     Refused,
-    Terms,
+    TermsFrame,
 )
-from coterie.transport.requests import Answers
-from coterie.transport.streams import Reading
+from coterie.transport.requests import PendingRequests
+from coterie.transport.streams import ReadStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.transport.handshake import Established, Handshake
-    from coterie.transport.interface import Handler, Limits
-    from coterie.transport.listener import Door
+    from coterie.transport.interface import RequestHandler, TransportLimits
+    from coterie.transport.listener import Listener
     from coterie.transport.sealed_records import Opener
 
 
@@ -61,7 +61,7 @@ class Pulse:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        limits: Limits,
+        limits: TransportLimits,
         *,
         ping: Callable[[], None],
         moves: Callable[[], bool],
@@ -110,13 +110,13 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         *,
-        handler: Handler,
-        limits: Limits,
+        handler: RequestHandler,
+        limits: TransportLimits,
         greet: Callable[[asyncio.BaseTransport], Handshake],
         on_open: Callable[[Connection], None],
         on_lost: Callable[[Connection, Exception], None],
         on_gone: Callable[[asyncio.BaseTransport], None],
-        enter: Callable[[Connection, asyncio.BaseTransport], Door] | None = None,
+        enter: Callable[[Connection, asyncio.BaseTransport], Listener] | None = None,
     ) -> None:
         self.is_ours = enter is None
         self.peer = ""
@@ -125,13 +125,13 @@ class Connection(asyncio.Protocol):
         self._time = self._loop.time
         self.opened: asyncio.Future[Exception | None] = self._loop.create_future()  # what kept it from opening, or None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # the socket is closed
-        self.calls: Calls
-        self._answers: Answers
+        self.calls: OutgoingRequests
+        self._answers: PendingRequests
         self._out: Outbox
         self._handler, self._limits = handler, limits
         self._greet, self._enter = greet, enter
         self._on_open, self._on_lost, self._on_gone = on_open, on_lost, on_gone
-        self._door: Door | None = None
+        self._door: Listener | None = None
         self._transport: asyncio.Transport | None = None
         self._handshake: Handshake
         self._established: Established | None = None
@@ -156,33 +156,33 @@ class Connection(asyncio.Protocol):
         """Send a notice; false if it was dropped."""
         if self._out.is_full or not self.is_usable or len(body) > self._terms.body_most_bytes:
             return False
-        self._out.send(Notice(route, body, headers))
+        self._out.send(NoticeFrame(route, body, headers))
         return True
 
     async def stream(
         self, route: int, body: bytes, within_s: float, headers: bytes = b"", target: object = None
-    ) -> Reading:
+    ) -> ReadStream:
         """Open a stream."""
         await self.calls.enter(len(body), within_s, target)
         left_ms = int(max(within_s, 0.0) * 1000)
-        request = protocol.Request(0, route, body, left_ms, headers, self._limits.window_bytes)
-        return Reading(self.calls, self._out.send, request, peer=self.peer, within_s=within_s, target=target)
+        request = protocol.RequestFrame(0, route, body, left_ms, headers, self._limits.window_bytes)
+        return ReadStream(self.calls, self._out.send, request, peer=self.peer, within_s=within_s, target=target)
 
     def ping(self) -> None:
         """Ask for a sign of life; a connection that the peer knows nothing of breaks by it."""
-        self._out.send(Ping())
+        self._out.send(PingFrame())
         self._close_if_done()
 
     def retire(self, reason: str) -> None:
         """Send no new requests, let both sides finish what is under way, then close."""
         if self.is_open and not (self._is_retired or self.is_lost):
             self._is_retired = self.is_leaving = True
-            self._out.send(Goodbye(reason))
+            self._out.send(GoodbyeFrame(reason))
 
     def close(self, reason: str) -> None:
         """Say goodbye and end everything that is under way. The peer closes then, or we do after a while."""
         if self.is_open and not self.is_lost and self._transport is not None:
-            self._out.send(Goodbye(reason, is_final=True, taken_id=self._answers.last_id))
+            self._out.send(GoodbyeFrame(reason, is_final=True, taken_id=self._answers.last_id))
             self._out.flush()
             self._lose(ShuttingDown(what="the transport"))
             self._closing = self._loop.call_later(self._limits.goodbye_s, self._transport.abort)
@@ -263,30 +263,30 @@ class Connection(asyncio.Protocol):
         self._read = self._take if self._opener is None else self._open
         if self._door is not None:
             self._door.admitted()
-        self._answers = Answers(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
+        self._answers = PendingRequests(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
         self._dispatch = dict.fromkeys(protocol.KINDS, _too_soon)
-        self._dispatch |= {Terms: self._agreed, Ping: self._pinged, Pong: _ignore}
-        self._out.send(Terms(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
+        self._dispatch |= {TermsFrame: self._agreed, PingFrame: self._pinged, PongFrame: _ignore}
+        self._out.send(TermsFrame(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
 
-    def _agreed(self, theirs: Terms) -> None:
+    def _agreed(self, theirs: TermsFrame) -> None:
         """The peer's terms come first: from here on requests flow."""
         if self.is_open:
             raise ProtocolError("terms are said once")
         answers = self._answers
         self._terms = self._limits.agreed(theirs)
         answers.agree(self._terms.body_most_bytes)
-        self.calls = Calls(self._loop, peer=self.peer, send=self._out.send, limits=self._terms)
+        self.calls = OutgoingRequests(self._loop, peer=self.peer, send=self._out.send, limits=self._terms)
         self._out.calls = self.calls
         self._dispatch |= {
-            protocol.Request: answers.asked,
-            protocol.Reply: self.calls.replied,
-            protocol.Failure: self.calls.failed,
-            protocol.Cancel: answers.cancelled,
-            protocol.Notice: answers.noticed,
-            protocol.Item: self.calls.item,
-            protocol.End: self.calls.ended,
-            protocol.Credit: answers.credited,
-            Goodbye: self._parted,
+            protocol.RequestFrame: answers.asked,
+            protocol.ReplyFrame: self.calls.replied,
+            protocol.FailureFrame: self.calls.failed,
+            protocol.CancelFrame: answers.cancelled,
+            protocol.NoticeFrame: answers.noticed,
+            protocol.ItemFrame: self.calls.item,
+            protocol.EndFrame: self.calls.ended,
+            protocol.CreditFrame: answers.credited,
+            GoodbyeFrame: self._parted,
         }
         self.is_open = True
         _open.value += 1
@@ -317,10 +317,10 @@ class Connection(asyncio.Protocol):
         _frames.value += count
         _bytes.value += len(data)
 
-    def _pinged(self, frame: Ping) -> None:
-        self._out.send(Pong(frame.number))
+    def _pinged(self, frame: PingFrame) -> None:
+        self._out.send(PongFrame(frame.number))
 
-    def _parted(self, frame: Goodbye) -> None:
+    def _parted(self, frame: GoodbyeFrame) -> None:
         """The peer sends no new requests; neither do we, and say so."""
         self._is_left = True
         if frame.is_final and self._transport is not None:
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         elif not self._is_retired:
             self._is_retired = self.is_leaving = True
-            self._out.send(Goodbye(frame.reason))
+            self._out.send(GoodbyeFrame(frame.reason))
 
     def _close_if_done(self) -> None:
         """When both have said goodbye and nothing is under way, the side that opened it closes."""

@@ -35,7 +35,7 @@ from coterie.transport.sealed_records import Opener, Sealer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.transport.identity import Identity
 
 
@@ -148,7 +148,7 @@ class Handshake:
         role: Role,
         me: Identity,
         secrets: Sequence[bytes],
-        chance: Chance,
+        chance: Random,
         expects: str | None = None,
         seal: bool,
     ) -> None:

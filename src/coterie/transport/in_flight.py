@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel.deadlines import Deadlines
-from coterie.transport.protocol import Cancel, Failure, ProtocolError, Reply, Request, read_error
+from coterie.transport.protocol import CancelFrame, FailureFrame, ProtocolError, ReplyFrame, RequestFrame, read_error
 
 if TYPE_CHECKING:
-    from coterie.transport.interface import Limits
-    from coterie.transport.protocol import End, Item
-    from coterie.transport.streams import Reading
+    from coterie.transport.interface import TransportLimits
+    from coterie.transport.protocol import EndFrame, ItemFrame
+    from coterie.transport.streams import ReadStream
 
 
 def unavailable(peer: str, problem: str, *, sent: bool, target: object = None) -> RunnerUnavailable:
@@ -46,13 +46,13 @@ SMALL_BYTES = 512
 """Bodies up to this are not weighed one by one: the bound on their number bounds them too."""
 
 
-class Sends(Protocol):
+class FrameSender(Protocol):
     """How frames leave: see `Connection.send`."""
 
     def __call__(self, frame: object, lone: bool = False) -> None: ...
 
 
-class Asked(Struct, eq=False, gc=False):
+class PendingReply(Struct, eq=False, gc=False):
     """A request under way."""
 
     calls: Any  # the Calls of its connection
@@ -63,24 +63,26 @@ class Asked(Struct, eq=False, gc=False):
         self.calls.leave(self.number)
 
 
-class Calls:
+class OutgoingRequests:
     """Requests that wait for their reply.
 
     Args:
         loop: Whose clock counts.
         peer: The other end's incarnation, for errors.
         send: Queues a frame.
-        limits: What the peer takes: see `Terms`.
+        limits: What the peer takes: see `TermsFrame`.
 
     Promise:
         Each request ends once: reply, failure, expiry, cancellation or loss, whichever comes first.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, peer: str, send: Sends, limits: Limits) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, peer: str, send: FrameSender, limits: TransportLimits
+    ) -> None:
         self.last_id = 0
         self.left_id = 0  # the last one that was given to the socket
         self.dropped = 0
-        self.streams: dict[int, Reading] = {}
+        self.streams: dict[int, ReadStream] = {}
         self.deadlines = Deadlines(loop, self._sweep)
         self._loop, self._time, self._create_future = loop, loop.time, loop.create_future
         self._peer = peer
@@ -113,11 +115,11 @@ class Calls:
 
     def ask(
         self, answer: asyncio.Future[bytes], route: int, body: bytes, within_s: float, target: object
-    ) -> Asked | None:
+    ) -> PendingReply | None:
         """Send a small request at once, whose outcome `answer` gets; None: there is no room, and nothing was sent."""
         if len(self._waiting) >= self._most or len(body) > SMALL_BYTES:
             return None
-        return Asked(self, self._put(answer, route, body, within_s, b"", target))
+        return PendingReply(self, self._put(answer, route, body, within_s, b"", target))
 
     def _put(
         self,
@@ -137,10 +139,10 @@ class Calls:
         lone = not waiting
         waiting[number] = (answer, until_s, within_s, target)
         left_ms = int(within_s * 1000) if within_s > 0 else 0  # its time may be over by now: it expires
-        send(Request(number, route, body, left_ms, headers), lone)
+        send(RequestFrame(number, route, body, left_ms, headers), lone)
         return number
 
-    def opened(self, reading: Reading) -> int:
+    def opened(self, reading: ReadStream) -> int:
         """A stream is about to be asked for, and has entered before; its id."""
         number = self.last_id = self.last_id + 1
         self.streams[number] = reading
@@ -149,7 +151,7 @@ class Calls:
             self.deadlines.arm(reading.until_s)
         return number
 
-    def closed(self, number: int) -> Reading | None:
+    def closed(self, number: int) -> ReadStream | None:
         """A stream is over for this side; None if it was already."""
         reading = self.streams.pop(number, None)
         if reading is not None:
@@ -159,7 +161,7 @@ class Calls:
 
     # What arrives
 
-    def replied(self, frame: Reply) -> None:
+    def replied(self, frame: ReplyFrame) -> None:
         """A reply came."""
         try:
             self._waiting.pop(frame.id)[0].set_result(frame.body)
@@ -171,14 +173,14 @@ class Calls:
         if self._sizes or self._queue:
             self._settle(frame.id)
 
-    def failed(self, frame: Failure) -> None:
+    def failed(self, frame: FailureFrame) -> None:
         """A request or a stream failed at the peer."""
         if frame.id in self._waiting:
             self._end(frame.id, read_error(frame))
         else:
             self._finish(frame.id, read_error(frame))
 
-    def item(self, frame: Item) -> None:
+    def item(self, frame: ItemFrame) -> None:
         """An item of a stream came."""
         reading = self.streams.get(frame.id)
         if reading is None:
@@ -186,7 +188,7 @@ class Calls:
         else:
             reading.take(frame)
 
-    def ended(self, frame: End) -> None:
+    def ended(self, frame: EndFrame) -> None:
         """A stream came to its end."""
         self._finish(frame.id, None)
 
@@ -228,13 +230,13 @@ class Calls:
         if number in self._waiting:  # unless one that expired before it has cost the connection
             _, _, within_s, target = self._waiting[number]
             self._end(number, late(self._peer, within_s, target))
-            self._send(Cancel(number))
+            self._send(CancelFrame(number))
 
     def leave(self, number: int) -> None:
         """Nobody waits for its reply any more."""
         if number in self._waiting:
             self._end(number, None)
-            self._send(Cancel(number))
+            self._send(CancelFrame(number))
 
     def _end(self, number: int, error: CoterieError | None) -> None:
         future = self._waiting.pop(number)[0]

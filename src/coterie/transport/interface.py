@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from coterie.transport.in_flight import Asked
-    from coterie.transport.protocol import Terms
+    from coterie.transport.in_flight import PendingReply
+    from coterie.transport.protocol import TermsFrame
 
 Presence = Literal["present", "other", "refused", "stranger", "silent"]
 """What answers at an address: the runner; another incarnation; nobody; somebody without our secret; no answer."""
@@ -41,7 +41,7 @@ class PeerAddress(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TransportLimits:
     """The bounds of a transport, with their reasons."""
 
     body_most_bytes: int = FRAME_LIMIT_BYTES
@@ -69,7 +69,7 @@ class Limits:
     goodbye_s: float = 1.0
     """How long whoever says goodbye waits for the other end to close."""
 
-    def agreed(self, theirs: Terms) -> Limits:
+    def agreed(self, theirs: TermsFrame) -> TransportLimits:
         """What may be sent to a peer with such terms."""
         return replace(
             self,
@@ -129,7 +129,7 @@ class Request(Protocol):
     def end(self) -> None: ...
 
 
-class Handler(Protocol):
+class RequestHandler(Protocol):
     """Whoever answers. Called straight from the socket: no task per request, so it must neither block nor await."""
 
     def on_request(self, request: Request) -> None:
@@ -143,7 +143,7 @@ class Handler(Protocol):
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None: ...
 
 
-class Stream(Protocol):
+class ItemStream(Protocol):
     """The items of a stream: `async for`, once. Whoever leaves before its end calls `aclose`."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
@@ -227,7 +227,7 @@ class Transport(Service, abc.ABC):
     @abc.abstractmethod
     def ask(
         self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Future[bytes]
-    ) -> Asked | None:
+    ) -> PendingReply | None:
         """The same without a coroutine, if it can leave at once: `answer` gets what `request` returns or raises.
 
         Returns:
@@ -244,7 +244,7 @@ class Transport(Service, abc.ABC):
         within_s: float,
         headers: Mapping[str, str] | None = None,
         target: object = None,
-    ) -> Stream:
+    ) -> ItemStream:
         """Ask a peer for items. `within_s` is the longest silence, of the sender or of the reader.
 
         Raises what `request` does, at the first item or later.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from coterie.settings import Settings
 
-__all__ = ["Door", "Gate", "Plug", "in_the_clear", "is_loopback", "tune", "warn_in_the_clear"]
+__all__ = ["Gate", "Listener", "Plug", "in_the_clear", "is_loopback", "tune", "warn_in_the_clear"]
 
 log = logging.getLogger("coterie")
 
@@ -68,7 +68,7 @@ class Gate:
         self.counts: Counter[End] = Counter()
         self._most = most
         self._within_s = within_s
-        self._waiting: dict[Door, None] = {}  # in the order of their coming
+        self._waiting: dict[Listener, None] = {}  # in the order of their coming
         self._refusals = Refusals(every_s)
 
     @property
@@ -76,8 +76,8 @@ class Gate:
         """Sockets that have not proved themselves yet."""
         return len(self._waiting)
 
-    def enter(self, peer: str, abort: Callable[[], object]) -> Door:
-        """A socket has come; tell its `Door` how it ends.
+    def enter(self, peer: str, abort: Callable[[], object]) -> Listener:
+        """A socket has come; tell its `Listener` how it ends.
 
         Args:
             peer: Its address, for the log.
@@ -85,7 +85,7 @@ class Gate:
         """
         if len(self._waiting) >= self._most:
             next(iter(self._waiting))._drop("crowded", f"{self._most} others wait at the door")  # noqa: SLF001 a part of this class
-        door = Door(self, peer, abort, within_s=self._within_s)
+        door = Listener(self, peer, abort, within_s=self._within_s)
         self._waiting[door] = None
         return door
 
@@ -95,14 +95,14 @@ class Gate:
             door._drop("left", None)  # noqa: SLF001 a part of this class
         self._refusals.flush()
 
-    def _ended(self, door: Door, end: End, reason: str | None) -> None:
+    def _ended(self, door: Listener, end: End, reason: str | None) -> None:
         del self._waiting[door]
         self.counts[end] += 1
         if reason is not None:
             self._refusals.tell(door.peer, reason)
 
 
-class Door:
+class Listener:
     """One socket on its way in. Exactly one of its ends counts, the first."""
 
     def __init__(self, gate: Gate, peer: str, abort: Callable[[], object], *, within_s: float) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from coterie.transport.in_flight import Calls
+    from coterie.transport.in_flight import OutgoingRequests
     from coterie.transport.sealed_records import Sealer
 
 HIGH_BYTES = 1024 * 1024
@@ -58,7 +58,7 @@ class Outbox:
         most_bytes: int,
         give_up: Callable[[str], None],
     ) -> None:
-        self.calls: Calls | None = None  # told up to which request everything may have left
+        self.calls: OutgoingRequests | None = None  # told up to which request everything may have left
         self.sealer: Sealer | None = None
         self.frames: list[bytes] = []  # what waits, two pieces for each: its length and its body
         self.held_bytes = 0  # small frames of this turn are left out while the socket takes everything

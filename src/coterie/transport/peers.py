@@ -22,24 +22,24 @@ from coterie.errors import ShuttingDown
 from coterie.transport.connection import Connection
 from coterie.transport.handshake import Handshake, OtherIncarnation
 from coterie.transport.in_flight import late, unavailable
-from coterie.transport.interface import Limits, Transport
+from coterie.transport.interface import Transport, TransportLimits
 from coterie.transport.listener import Gate
 from coterie.transport.protocol import Refused, pack_headers
-from coterie.transport.streams import Items
+from coterie.transport.streams import StreamItems
 
 if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.transport.identity import Identity
-    from coterie.transport.in_flight import Asked
-    from coterie.transport.interface import Handler, PeerAddress, Presence, Stream, Wire
-    from coterie.transport.listener import Door
-    from coterie.transport.streams import Reading
+    from coterie.transport.in_flight import PendingReply
+    from coterie.transport.interface import ItemStream, PeerAddress, Presence, RequestHandler, Wire
+    from coterie.transport.listener import Listener
+    from coterie.transport.streams import ReadStream
 
 
-class Roster:
+class KnownPeers:
     """The connections.
 
     Args:
@@ -129,10 +129,10 @@ def problem_of(error: Exception, address: str) -> str:
     return f"{address}: {str(error) or type(error).__name__}"
 
 
-class Troubles:
+class PeerErrors:
     """Peers that could not be reached lately: not tried again for a while, which doubles each time, with jitter."""
 
-    def __init__(self, chance: Chance, *, first_s: float, most_s: float) -> None:
+    def __init__(self, chance: Random, *, first_s: float, most_s: float) -> None:
         self._chance = chance
         self._first_s, self._most_s = first_s, most_s
         self._peers: dict[str, tuple[float, float, str]] = {}  # until when, how long that was, why
@@ -179,24 +179,24 @@ class Peers(Transport):
         *,
         me: Identity,
         wire: Wire,
-        handler: Handler,
+        handler: RequestHandler,
         secrets: Callable[[], Awaitable[Sequence[bytes]]],
-        chance: Chance,
-        limits: Limits | None = None,
+        chance: Random,
+        limits: TransportLimits | None = None,
         listens: bool = True,
     ) -> None:
         super().__init__(what="the transport")
         self._me, self._wire, self._handler, self._chance = me, wire, handler, chance
-        self._limits = limits or Limits()
+        self._limits = limits or TransportLimits()
         self._ask_secrets = secrets
         self._secrets: Sequence[bytes] = ()
         self._listens = listens
         self._address: str | None = None
         self._gate = Gate()
-        self._roster = Roster(me.incarnation, self._gone)
+        self._roster = KnownPeers(me.incarnation, self._gone)
         self._current = self._roster.current
         self._openings: dict[str, asyncio.Future[str | None]] = {}
-        self._troubles = Troubles(chance, first_s=self._limits.backoff_s, most_s=self._limits.backoff_most_s)
+        self._troubles = PeerErrors(chance, first_s=self._limits.backoff_s, most_s=self._limits.backoff_most_s)
         self._callbacks: list[Callable[[str, str], None]] = []
 
     @property
@@ -221,7 +221,7 @@ class Peers(Transport):
 
     def ask(
         self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Future[bytes]
-    ) -> Asked | None:
+    ) -> PendingReply | None:
         connection = self._current.get(peer.incarnation)
         if connection is None or connection.is_leaving:
             return None
@@ -236,14 +236,14 @@ class Peers(Transport):
         within_s: float,
         headers: Mapping[str, str] | None = None,
         target: object = None,
-    ) -> Stream:
+    ) -> ItemStream:
         packed = pack_headers(headers) if headers else b""
 
-        async def opening() -> Reading:
+        async def opening() -> ReadStream:
             connection, _ = await self._reach(peer, within_s, target)
             return await connection.stream(route, body, within_s, packed, target)
 
-        return Items(opening)
+        return StreamItems(opening)
 
     def notify(self, peer: PeerAddress, route: int, body: bytes, *, headers: Mapping[str, str] | None = None) -> bool:
         connection = self._current.get(peer.incarnation)
@@ -383,7 +383,7 @@ class Peers(Transport):
         greet: Callable[[asyncio.BaseTransport], Handshake],
         *,
         on_open: Callable[[Connection], None],
-        enter: Callable[[Connection, asyncio.BaseTransport], Door] | None = None,
+        enter: Callable[[Connection, asyncio.BaseTransport], Listener] | None = None,
     ) -> Connection:
         connection = Connection(
             handler=self._handler,
@@ -403,7 +403,7 @@ class Peers(Transport):
         make = partial(Handshake, role=role, me=self._me, secrets=self._secrets, chance=self._chance, expects=expects)
         return lambda transport: make(seal=self._wire.made(transport))
 
-    def _enter(self, connection: Connection, transport: asyncio.BaseTransport) -> Door:
+    def _enter(self, connection: Connection, transport: asyncio.BaseTransport) -> Listener:
         shown = str(transport.get_extra_info("peername"))
         return self._gate.enter(shown, lambda: connection.abort(Refused("it was not proved in time")))
 

@@ -148,7 +148,7 @@ RawFacts = Annotated[bytes, Meta(max_length=FACTS_MOST_BYTES)]
 Count = Annotated[int, Meta(ge=0)]
 
 
-class Request(Struct, array_like=True, tag=1, gc=False):
+class RequestFrame(Struct, array_like=True, tag=1, gc=False):
     """Asks for one reply, or for a stream of items if there is a window."""
 
     id: Count
@@ -159,14 +159,14 @@ class Request(Struct, array_like=True, tag=1, gc=False):
     window_bytes: Count = 0
 
 
-class Reply(Struct, array_like=True, tag=2, gc=False):
+class ReplyFrame(Struct, array_like=True, tag=2, gc=False):
     """The one reply to a request."""
 
     id: Count
     body: bytes
 
 
-class Failure(Struct, array_like=True, tag=3, gc=False):
+class FailureFrame(Struct, array_like=True, tag=3, gc=False):
     """The end of a request without a reply, or of a stream before its end: an error of ours, by code and facts."""
 
     id: Count
@@ -174,13 +174,13 @@ class Failure(Struct, array_like=True, tag=3, gc=False):
     facts: RawFacts = b""
 
 
-class Cancel(Struct, array_like=True, tag=4, gc=False):
+class CancelFrame(Struct, array_like=True, tag=4, gc=False):
     """Nobody waits for this request any more."""
 
     id: Count
 
 
-class Notice(Struct, array_like=True, tag=5, gc=False):
+class NoticeFrame(Struct, array_like=True, tag=5, gc=False):
     """Something that has no reply."""
 
     route: Count
@@ -188,39 +188,39 @@ class Notice(Struct, array_like=True, tag=5, gc=False):
     headers: RawHeaders = b""
 
 
-class Item(Struct, array_like=True, tag=6, gc=False):
+class ItemFrame(Struct, array_like=True, tag=6, gc=False):
     """One item of a stream."""
 
     id: Count
     body: bytes
 
 
-class End(Struct, array_like=True, tag=7, gc=False):
+class EndFrame(Struct, array_like=True, tag=7, gc=False):
     """The end of a stream, all items sent."""
 
     id: Count
 
 
-class Credit(Struct, array_like=True, tag=8, gc=False):
+class CreditFrame(Struct, array_like=True, tag=8, gc=False):
     """The reader of a stream has room for so much more."""
 
     id: Count
     more_bytes: Count
 
 
-class Ping(Struct, array_like=True, tag=9, gc=False):
+class PingFrame(Struct, array_like=True, tag=9, gc=False):
     """Are you there?"""
 
     number: Count = 0
 
 
-class Pong(Struct, array_like=True, tag=10, gc=False):
+class PongFrame(Struct, array_like=True, tag=10, gc=False):
     """Yes."""
 
     number: Count = 0
 
 
-class Goodbye(Struct, array_like=True, tag=11, gc=False):
+class GoodbyeFrame(Struct, array_like=True, tag=11, gc=False):
     """No request will follow on this connection, and none should be sent; those under way are finished.
 
     A final one ends those too: whoever gets it closes. So the side that says it never closes over unread bytes,
@@ -233,7 +233,7 @@ class Goodbye(Struct, array_like=True, tag=11, gc=False):
     """With a final one: the last request that was taken. Later ones were never read, and so can be sent elsewhere."""
 
 
-class Terms(Struct, array_like=True, tag=12, gc=False):
+class TermsFrame(Struct, array_like=True, tag=12, gc=False):
     """The first frame of each side: what it takes."""
 
     body_most_bytes: Count
@@ -241,7 +241,20 @@ class Terms(Struct, array_like=True, tag=12, gc=False):
     in_flight_bytes: Count
 
 
-Envelope = Request | Reply | Failure | Cancel | Notice | Item | End | Credit | Ping | Pong | Goodbye | Terms
+Envelope = (
+    RequestFrame
+    | ReplyFrame
+    | FailureFrame
+    | CancelFrame
+    | NoticeFrame
+    | ItemFrame
+    | EndFrame
+    | CreditFrame
+    | PingFrame
+    | PongFrame
+    | GoodbyeFrame
+    | TermsFrame
+)
 
 
 KINDS: Final = get_args(Envelope)
@@ -310,7 +323,7 @@ def pack_error(error: CoterieError) -> tuple[str, bytes]:
     return code, packed
 
 
-def read_error(frame: Failure) -> CoterieError:
+def read_error(frame: FailureFrame) -> CoterieError:
     """The error that a peer sent. Never raises, whatever arrived."""
     try:
         facts = _facts.decode(frame.facts) if frame.facts else {}

@@ -1,4 +1,4 @@
-"""A request of a peer, as its handler sees it: see `interface.Request`.
+"""A request of a peer, as its handler sees it: see `interface.IncomingRequest`.
 
 The requests of the other side on one connection: handed to the handler at once, answered when it likes.
 """
@@ -14,28 +14,36 @@ from msgspec import Struct
 
 from coterie.errors import CoterieError, MalformedMessage, RemoteError
 from coterie.transport.in_flight import SMALL_BYTES, unavailable
-from coterie.transport.protocol import End, Failure, Item, ProtocolError, Reply, pack_error, read_headers
-from coterie.transport.streams import Sending
+from coterie.transport.protocol import (
+    EndFrame,
+    FailureFrame,
+    ItemFrame,
+    ProtocolError,
+    ReplyFrame,
+    pack_error,
+    read_headers,
+)
+from coterie.transport.streams import WriteStream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from coterie.errors import RunnerUnavailable
     from coterie.transport import protocol
-    from coterie.transport.in_flight import Sends
-    from coterie.transport.interface import Handler, Limits
-    from coterie.transport.protocol import Cancel, Credit, Notice
+    from coterie.transport.in_flight import FrameSender
+    from coterie.transport.interface import RequestHandler, TransportLimits
+    from coterie.transport.protocol import CancelFrame, CreditFrame, NoticeFrame
 
 
 OPEN, WEIGHED, LEFT, ANSWERED = range(4)
 """Of a request: somebody waits for the answer; the same, and it is a stream or large; nobody does; it was answered."""
 
 
-class Request(Struct, eq=False, gc=False):
-    """A request of a peer; see `interface.Request`. A Struct, since those are made in half a class's time.
+class IncomingRequest(Struct, eq=False, gc=False):
+    """A request of a peer; see `interface.IncomingRequest`. A Struct, since those are made in half a class's time.
 
     Thousands may wait, so the garbage collector is told not to look at them. Therefore none may refer to what refers
-    to it: to its `Answers` only weakly, to its `Sending` not at all.
+    to it: to its `PendingRequests` only weakly, to its `WriteStream` not at all.
     """
 
     answers: Callable[[], Any]  # a weak reference to an Answers; Any, since msgspec would look for the name
@@ -63,10 +71,10 @@ class Request(Struct, eq=False, gc=False):
         if self.state or answers is None or len(body) > answers.small_bytes:
             self._reply(body)
             return
-        self.state = ANSWERED  # the hot path: what `Answers.reply` comes to
+        self.state = ANSWERED  # the hot path: what `PendingRequests.reply` comes to
         waiting, queue, number = answers.waiting, answers.queue, self.id
         del waiting[number]
-        queue(Reply(number, body), not waiting)
+        queue(ReplyFrame(number, body), not waiting)
 
     def _reply(self, body: bytes) -> None:
         assert not self.is_stream, "a stream is answered by send and end"
@@ -105,7 +113,7 @@ def left(peer: str) -> RunnerUnavailable:
 log = logging.getLogger("coterie")
 
 
-class Answers:
+class PendingRequests:
     """Requests that wait for our answer.
 
     Args:
@@ -115,14 +123,14 @@ class Answers:
         limits: What this side takes, as it told the peer: a peer that keeps to it is never refused.
     """
 
-    def __init__(self, *, peer: str, send: Sends, handler: Handler, limits: Limits) -> None:
+    def __init__(self, *, peer: str, send: FrameSender, handler: RequestHandler, limits: TransportLimits) -> None:
         self.peer = peer
         self.now_s = 0.0  # set by the connection once for each read
         self.agree(limits.body_most_bytes)
-        self.waiting: dict[int, Request] = {}
+        self.waiting: dict[int, IncomingRequest] = {}
         self.queue = send
         self._me = ref(self)
-        self._sendings: dict[int, Sending] = {}
+        self._sendings: dict[int, WriteStream] = {}
         self._on_request = handler.on_request
         self._handler = handler
         self._limits = limits
@@ -141,14 +149,14 @@ class Answers:
 
     # What arrives
 
-    def asked(self, frame: protocol.Request) -> None:
+    def asked(self, frame: protocol.RequestFrame) -> None:
         """A request came."""
         number, body, waiting, now_s = frame.id, frame.body, self.waiting, self.now_s
         if number <= self.last_id:
             raise ProtocolError(f"request {number} after request {self.last_id}: ids are never used again")
         self.last_id = number
         until_s, is_stream = now_s + frame.left_ms / 1000, frame.window_bytes > 0
-        waiting[number] = request = Request(
+        waiting[number] = request = IncomingRequest(
             self._me, self.peer, frame, number, frame.route, body, now_s, until_s, is_stream
         )
         if (len(waiting) > self._most or len(body) > SMALL_BYTES or is_stream) and not self._weighed(request):
@@ -162,20 +170,20 @@ class Answers:
                 told = RemoteError(type_name=type(error).__name__, problem=str(error), remote_traceback="")
                 request.fail(*told.to_wire())
 
-    def cancelled(self, frame: Cancel) -> None:
+    def cancelled(self, frame: CancelFrame) -> None:
         """The caller has left. Unknown: our answer and its cancellation have crossed."""
         request = self.waiting.get(frame.id)
         if request is not None:
             self._leave(request)
 
-    def credited(self, frame: Credit) -> None:
+    def credited(self, frame: CreditFrame) -> None:
         """The reader of a stream has consumed."""
         if frame.id in self._sendings:
             self._sendings[frame.id].add(frame.more_bytes)
         elif frame.id in self.waiting:
             raise ProtocolError(f"credit for request {frame.id}, which is no stream")
 
-    def noticed(self, frame: Notice) -> None:
+    def noticed(self, frame: NoticeFrame) -> None:
         """A notice came."""
         if not self._over:
             try:
@@ -185,20 +193,20 @@ class Answers:
 
     # Answers
 
-    def reply(self, request: Request, body: bytes) -> None:
+    def reply(self, request: IncomingRequest, body: bytes) -> None:
         """Answer by a reply."""
         self._close(request)
         if len(body) > self._body_most_bytes:
-            self.queue(Failure(request.id, *pack_error(self._too_large("the reply to", request, body))))
+            self.queue(FailureFrame(request.id, *pack_error(self._too_large("the reply to", request, body))))
         else:
-            self.queue(Reply(request.id, body), not self.waiting)
+            self.queue(ReplyFrame(request.id, body), not self.waiting)
 
-    def fail(self, request: Request, error: CoterieError) -> None:
+    def fail(self, request: IncomingRequest, error: CoterieError) -> None:
         """Answer by an error."""
         self._close(request)
-        self.queue(Failure(request.id, *pack_error(error)))
+        self.queue(FailureFrame(request.id, *pack_error(error)))
 
-    async def send(self, request: Request, item: bytes) -> None:
+    async def send(self, request: IncomingRequest, item: bytes) -> None:
         """Send an item when there is credit."""
         if len(item) > self._body_most_bytes:
             raise self._too_large("an item of the stream from", request, item)
@@ -206,12 +214,12 @@ class Answers:
         if not await sending.room():
             raise left(self.peer)
         sending.spend(item)
-        self.queue(Item(request.id, item))
+        self.queue(ItemFrame(request.id, item))
 
-    def end(self, request: Request) -> None:
+    def end(self, request: IncomingRequest) -> None:
         """End a stream."""
         self._close(request)
-        self.queue(End(request.id))
+        self.queue(EndFrame(request.id))
 
     def lost(self) -> None:
         """The connection is gone, or about to be: nobody waits for any of these."""
@@ -221,7 +229,7 @@ class Answers:
             self._leave(request)
         assert self._bytes == 0, "what is counted in is counted out"
 
-    def _close(self, request: Request) -> None:
+    def _close(self, request: IncomingRequest) -> None:
         """It is over for this side, by an answer or without."""
         del self.waiting[request.id]
         if len(request.body) > SMALL_BYTES:
@@ -229,7 +237,7 @@ class Answers:
         if request.is_stream:
             self._sendings.pop(request.id).stop()
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: IncomingRequest) -> None:
         """Nobody waits for it any more."""
         self._close(request)
         request.state = LEFT
@@ -238,7 +246,7 @@ class Answers:
         except Exception:  # as above
             log.exception("the handler failed on the cancellation of a request on route %d", request.route)
 
-    def _weighed(self, request: Request) -> bool:
+    def _weighed(self, request: IncomingRequest) -> bool:
         """Count in a request that is a stream or large; refuse it if it is beyond what we said we take."""
         size = len(request.body)
         weight = size if size > SMALL_BYTES else 0
@@ -250,7 +258,7 @@ class Answers:
         self._bytes += weight
         request.state = WEIGHED
         if request.is_stream:
-            self._sendings[request.id] = Sending(request.frame.window_bytes)
+            self._sendings[request.id] = WriteStream(request.frame.window_bytes)
         return True
 
     def _has_room(self, size: int) -> bool:
@@ -258,9 +266,9 @@ class Answers:
 
     def _refuse(self, number: int) -> None:
         problem = "it is stopping" if self._over else "more is in flight than it takes"
-        self.queue(Failure(number, *pack_error(unavailable("at the other end", problem, sent=False))))
+        self.queue(FailureFrame(number, *pack_error(unavailable("at the other end", problem, sent=False))))
 
-    def _too_large(self, what: str, request: Request, body: bytes) -> MalformedMessage:
+    def _too_large(self, what: str, request: IncomingRequest, body: bytes) -> MalformedMessage:
         return MalformedMessage(
             what=f"{what} route {request.route}",
             problem=f"{len(body)} bytes, runner {self.peer} takes {self._body_most_bytes}",

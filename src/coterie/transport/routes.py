@@ -10,7 +10,7 @@ from coterie.errors import MalformedMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from coterie.transport.interface import Handler, Request
+    from coterie.transport.interface import Request, RequestHandler
 
 
 class Route(IntEnum):
@@ -34,10 +34,10 @@ class Routes:
     """The handler of a transport: it passes everything on to the room that took the route."""
 
     def __init__(self) -> None:
-        self._rooms: dict[int, Handler] = {}
+        self._rooms: dict[int, RequestHandler] = {}
         self._asked: dict[int, Callable[[Request], None]] = {}
 
-    def take(self, route: Route, handler: Handler) -> None:
+    def take(self, route: Route, handler: RequestHandler) -> None:
         """Have what arrives on a route handled by `handler`, from now on."""
         assert route not in self._rooms, f"{route!r} is taken"
         self._rooms[route] = handler

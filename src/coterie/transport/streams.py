@@ -14,15 +14,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from coterie.transport.in_flight import late
-from coterie.transport.protocol import Cancel, Credit, ProtocolError
+from coterie.transport.protocol import CancelFrame, CreditFrame, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any, Self
 
     from coterie.errors import CoterieError
-    from coterie.transport.in_flight import Calls, Sends
-    from coterie.transport.protocol import Item, Request
+    from coterie.transport.in_flight import FrameSender, OutgoingRequests
+    from coterie.transport.protocol import ItemFrame, RequestFrame
 
 ITEM_BYTES = 64
 
@@ -32,11 +32,18 @@ def weight(item: bytes) -> int:
     return len(item) + ITEM_BYTES
 
 
-class Reading:
-    """The reader's end, while it is open: fed by the connection, emptied by `Items`."""
+class ReadStream:
+    """The reader's end, while it is open: fed by the connection, emptied by `StreamItems`."""
 
     def __init__(
-        self, calls: Calls, send: Sends, request: Request, *, peer: str, within_s: float, target: object
+        self,
+        calls: OutgoingRequests,
+        send: FrameSender,
+        request: RequestFrame,
+        *,
+        peer: str,
+        within_s: float,
+        target: object,
     ) -> None:
         self.target = target
         self._loop = asyncio.get_running_loop()
@@ -77,12 +84,12 @@ class Reading:
         """The reader leaves."""
         self._items.clear()
         if self._calls.closed(self._number) is not None:
-            self._send(Cancel(self._number))
+            self._send(CancelFrame(self._number))
             self.finish(None)
 
     # Called by the connection
 
-    def take(self, frame: Item) -> None:
+    def take(self, frame: ItemFrame) -> None:
         """An item came."""
         self.until_s = self._loop.time() + self._within_s
         if self._owed_bytes >= self._window_bytes:
@@ -100,14 +107,14 @@ class Reading:
     def expired(self) -> None:
         """Too long a silence."""
         if self._calls.closed(self._number) is not None:  # unless another has cost the connection
-            self._send(Cancel(self._number))
+            self._send(CancelFrame(self._number))
             self.finish(late(self._peer, self._within_s, "a stream" if self.target is None else self.target))
 
     def _give_back(self, size: int) -> None:
         self._given_bytes += size
         if not self._over and self._given_bytes * 2 >= self._window_bytes:
             self._owed_bytes -= self._given_bytes
-            self._send(Credit(self._number, self._given_bytes))
+            self._send(CreditFrame(self._number, self._given_bytes))
             self._given_bytes = 0
 
     def _wake(self) -> None:
@@ -115,12 +122,12 @@ class Reading:
             self._waiter.set_result(None)
 
 
-class Items:
+class StreamItems:
     """What `Transport.stream` gives: opens at the first item, ends at the last, at an error, or by `aclose`."""
 
-    def __init__(self, opening: Callable[[], Coroutine[Any, Any, Reading]]) -> None:
+    def __init__(self, opening: Callable[[], Coroutine[Any, Any, ReadStream]]) -> None:
         self._opening = opening
-        self._reading: Reading | None = None
+        self._reading: ReadStream | None = None
         self._closed = False
 
     def __aiter__(self) -> Self:
@@ -148,7 +155,7 @@ class Items:
             self._reading.close()
 
 
-class Sending:
+class WriteStream:
     """The sender's end: how much it may send, and who waits for more."""
 
     __slots__ = ("_credit_bytes", "_over", "_waiter")

@@ -39,7 +39,7 @@ _AGAIN_S = 1.0
 """The pause after a failed accept: most often there is no descriptor left, and some will be freed."""
 
 
-class Lobby:
+class Handshakes:
     """Accepts the sockets of one listener and secures them.
 
     Args:
@@ -131,7 +131,7 @@ class TcpWire:
         self._listener: socket.socket | None = None
         self._plug: Plug | None = None
         self._server: asyncio.Server | None = None
-        self._lobby: Lobby | None = None
+        self._lobby: Handshakes | None = None
         self._plugs: dict[asyncio.BaseTransport, Plug] = {}
 
     async def listen(self, factory: Callable[[], asyncio.Protocol]) -> str:
@@ -146,7 +146,7 @@ class TcpWire:
         if certificates is None:
             self._server = await asyncio.get_running_loop().create_server(factory, sock=listener, backlog=_BACKLOG)
         else:
-            self._lobby = Lobby(lambda: certificates.server, factory, supervisor=self._supervisor)
+            self._lobby = Handshakes(lambda: certificates.server, factory, supervisor=self._supervisor)
             self._lobby.open(listener)
             self._tasks.supervise(certificates.watch, name="watch certificates", supervisor=self._supervisor)
         address = advertised_address(self._settings, listener.getsockname()[:2])

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.web.application import build
-from coterie.web.cluster_view import ClusterSight
+from coterie.web.cluster_view import ClusterView
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -44,4 +44,4 @@ def app(cluster: Cluster) -> Starlette:
         Where it is mounted the same rules hold: from other machines, and everywhere if `http_token` is set, nothing but
         the words of the probes is seen without it.
     """
-    return build(ClusterSight(cluster.settings, cluster._present))  # noqa: SLF001 this house's own
+    return build(ClusterView(cluster.settings, cluster._present))  # noqa: SLF001 this house's own

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from coterie.settings.secret import Secret
-    from coterie.web.cluster_view import Sight
+    from coterie.web.cluster_view import WebView
 
 
 Access = Literal["all", "words", "none"]
@@ -112,9 +112,9 @@ _TOKEN_HINT = "this needs http_token, in the header Authorization: Bearer …"  
 _HOST_HINT = "on this machine the Host header has to be localhost, 127.0.0.1, [::1] or the address that was bound"
 
 
-def build(sight: Sight) -> Starlette:
+def build(sight: WebView) -> Starlette:
     """The application over what can be seen of a cluster."""
-    pages = Pages(sight)
+    pages = Endpoints(sight)
     made = Starlette(
         routes=[
             Route("/live", pages.live),
@@ -125,17 +125,17 @@ def build(sight: Sight) -> Starlette:
             Route("/api/view", pages.view),
             Route("/openapi.json", pages.openapi),
         ],
-        middleware=[Middleware(Guard, token=sight.token)],
+        middleware=[Middleware(RequestGuard, token=sight.token)],
         exception_handlers={HTTPException: _refused},
     )
     made.router.redirect_slashes = False  # it would send people wherever their Host header says
     return made
 
 
-class Pages:
+class Endpoints:
     """What is answered at each path."""
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: WebView) -> None:
         self._sight = sight
 
     async def live(self, request: Request) -> Response:
@@ -196,7 +196,7 @@ class Pages:
         return JSONResponse(document(self._sight.version))
 
 
-class Guard:
+class RequestGuard:
     """Lets in who may come in, and puts on every answer the headers that keep browsers from mischief.
 
     Args:

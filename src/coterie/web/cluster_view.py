@@ -12,9 +12,9 @@ from coterie.observe.health import BOUNDS, Reason, judge, liveness
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.observe.health import Health
-    from coterie.observe.pages import Viewing
+    from coterie.observe.pages import ViewReader
     from coterie.observe.view import View
     from coterie.settings import Settings
     from coterie.settings.secret import Secret
@@ -27,7 +27,7 @@ FRESH_S = 1.0
 """The same for whoever looks at the whole: a dozen who look at once do not ask a dozen times."""
 
 
-class Sight(Protocol):
+class WebView(Protocol):
     """What the application needs to know."""
 
     @property
@@ -65,7 +65,7 @@ class Sight(Protocol):
         ...
 
 
-class ClusterSight:
+class ClusterView:
     """What is seen of a cluster through the runner or client of this process.
 
     Args:
@@ -73,10 +73,10 @@ class ClusterSight:
         present: What it acts through just now, or has until it stopped; None: it was not started.
     """
 
-    def __init__(self, settings: Settings, present: Callable[[], Connection | None]) -> None:
+    def __init__(self, settings: Settings, present: Callable[[], Client | None]) -> None:
         self._settings = settings
         self._present = present
-        self._viewing: tuple[Connection, Viewing] | None = None
+        self._viewing: tuple[Client, ViewReader] | None = None
 
     @property
     def token(self) -> Secret | None:
@@ -119,11 +119,11 @@ class ClusterSight:
 
     async def view(self, pages: Collection[str]) -> View:
         """For many who ask at once, too: they share one gathering."""
-        from coterie.observe.pages import Viewing  # for those who look
+        from coterie.observe.pages import ViewReader  # for those who look
 
         here = self._here()
         if self._viewing is None or self._viewing[0] is not here:
-            self._viewing = here, Viewing(here)
+            self._viewing = here, ViewReader(here)
         return await self._viewing[1].look(pages, within_s=FRESH_S, texts=False)
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
@@ -139,21 +139,21 @@ class ClusterSight:
             sample(local, await self._known(here))
         return text(accept)
 
-    async def _known(self, here: Connection) -> Health | None:
+    async def _known(self, here: Client) -> Health | None:
         """How the cluster stands, unless that is not known just now: a scrape does not wait for it."""
         if here.state is not State.RUNNING:
             return None
         recent = await here.gathering.recent(within_s=FRESH_S)
         return judge(recent.facts) if recent.facts is not None and recent.age_s <= BOUNDS.age_s else None
 
-    def _here(self) -> Connection:
+    def _here(self) -> Client:
         here = self._present()
         if here is None:
             raise NotStarted(what=f"cluster {self._settings.name!r}")
         here.require_running()
         return here
 
-    def _not_yet(self, here: Connection | None) -> Reason:
+    def _not_yet(self, here: Client | None) -> Reason:
         if here is None:
             return _wrong(f"cluster {self._settings.name}", "it is not started")
         return _wrong(here.what, f"it is not ready: {here.missing}")

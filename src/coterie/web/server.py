@@ -40,7 +40,7 @@ TRIED_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundSocket:
     """A socket that listens on its port; nobody accepts yet."""
 
     socket: socket.socket
@@ -60,7 +60,7 @@ class Bound:
         return self.wanted not in (0, self.port)
 
 
-def bind(settings: Settings, *, number: int = 1) -> Bound:
+def bind(settings: Settings, *, number: int = 1) -> BoundSocket:
     """Take the port of `http_listen`, or the next free one if nobody has chosen it.
 
     Args:
@@ -84,7 +84,7 @@ def bind(settings: Settings, *, number: int = 1) -> Bound:
                 raise _refusal(settings, f"it cannot be bound, {error.strerror or error}") from None
         else:
             name, bound = opened.getsockname()[:2]
-            return Bound(opened, host=name, port=bound, wanted=wanted)
+            return BoundSocket(opened, host=name, port=bound, wanted=wanted)
     raise _refusal(settings, "this port is taken" + (f", and {len(ports) - 1} after it, too" if len(ports) > 1 else ""))
 
 
@@ -118,7 +118,7 @@ CLOSED_WITHIN_S = 1
 _SPARE_S = 1
 
 
-class Serving(Service):
+class HttpServer(Service):
     """Serves an application at `http_listen`.
 
     Args:
@@ -155,7 +155,7 @@ class Serving(Service):
             supervisor or Supervisor(),
         )
         self._apart = Tasks(self.what)  # `stop` cancels the service's own tasks at once, and this one ends in order
-        self._bound: Bound | None = None
+        self._bound: BoundSocket | None = None
         self._plug: Plug | None = None
         self._serving: asyncio.Task[None] | None = None
 

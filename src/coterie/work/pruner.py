@@ -19,7 +19,7 @@ from coterie.kernel.service import Tasks
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
@@ -52,7 +52,7 @@ class Pruner:
         storage: Storage,
         settings: Settings,
         *,
-        chance: Chance,
+        chance: Random,
         supervisor: Supervisor,
         tables: Sequence[Table] = TABLES,
     ) -> None:

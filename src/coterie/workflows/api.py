@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.durable.token import TokenParts
     from coterie.kernel.durations import Duration
     from coterie.storage.contracts.messages import Transaction
-    from coterie.storage.contracts.units import Started, UnitRow, UnitStatus
+    from coterie.storage.contracts.units import UnitRow, UnitStartResult, UnitStatus
     from coterie.workflows.definition import WorkflowType
 
 T_co = TypeVar("T_co", covariant=True)
@@ -79,7 +79,7 @@ class WorkflowHandle(Generic[T_co]):
     """A run of a workflow, from anywhere."""
 
     def __init__(
-        self, id: str, kind: WorkflowType, acting: Callable[[], Connection], writing: Callable[[str], Connection]
+        self, id: str, kind: WorkflowType, acting: Callable[[], Client], writing: Callable[[str], Client]
     ) -> None:
         self.id = id
         self._kind = kind
@@ -189,7 +189,7 @@ class Workflows:
         acting: For whom it is asked.
     """
 
-    def __init__(self, acting: Callable[[], Connection]) -> None:
+    def __init__(self, acting: Callable[[], Client]) -> None:
         self._acting = acting
 
     async def list(
@@ -218,19 +218,19 @@ class Workflows:
 
 
 async def start(
-    here: Connection, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
-) -> Started:
+    here: Client, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
+) -> UnitStartResult:
     """Store a run, and tell whoever will run it.
 
     Raises:
         KeyConflict: There is a run of this id with another payload.
         MalformedMessage: The payload does not fit, or is too large.
     """
-    started: Started = await _in_span(_start, here, kind, payload, id, parent, waited_as)
+    started: UnitStartResult = await _in_span(_start, here, kind, payload, id, parent, waited_as)
     return started
 
 
-async def start_within(transaction: Transaction, here: Connection, kind: WorkflowType, payload: Any, id: str) -> None:
+async def start_within(transaction: Transaction, here: Client, kind: WorkflowType, payload: Any, id: str) -> None:
     """Have a run stored by the commit of a transaction, and then tell whoever will run it.
 
     Raises:
@@ -239,7 +239,7 @@ async def start_within(transaction: Transaction, here: Connection, kind: Workflo
         MalformedMessage: The payload does not fit, or is too large.
     """
 
-    async def enlist(here: Connection, kind: WorkflowType, payload: Any, id: str) -> None:
+    async def enlist(here: Client, kind: WorkflowType, payload: Any, id: str) -> None:
         unit = _new(here, kind, payload, id, None, "")
         there = await here.storage.units.get(unit.unit)
         if there is not None:
@@ -251,9 +251,7 @@ async def start_within(transaction: Transaction, here: Connection, kind: Workflo
     await _in_span(enlist, here, kind, payload, id)
 
 
-async def _in_span(
-    work: Callable[..., Coroutine[Any, Any, Any]], here: Connection, kind: WorkflowType, *told: Any
-) -> Any:
+async def _in_span(work: Callable[..., Coroutine[Any, Any, Any]], here: Client, kind: WorkflowType, *told: Any) -> Any:
     """Await it, in a span where there are some. The first that it is told is the payload, the second the id."""
     if not spans.on:
         return await work(here, kind, *told)
@@ -262,8 +260,8 @@ async def _in_span(
 
 
 async def _start(
-    here: Connection, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str
-) -> Started:
+    here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str
+) -> UnitStartResult:
     unit = _new(here, kind, payload, id, parent, waited_as)
     started = await here.storage.units.start(unit)
     require_same(unit, started.row.digest)
@@ -272,7 +270,7 @@ async def _start(
     return started
 
 
-def _new(here: Connection, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str) -> UnitStart:
+def _new(here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str) -> UnitStart:
     what = f"payload of workflow {kind.name!r}"
     data = kind.payload.checked(payload, what=what)
     require_small(data, what=what, most_bytes=here.settings.frame_limit)
@@ -291,7 +289,7 @@ def _new(here: Connection, kind: WorkflowType, payload: Any, id: str, parent: st
     )
 
 
-async def settle(here: Connection, token: str, *, value: Any = None, error: str | None = None) -> None:
+async def settle(here: Client, token: str, *, value: Any = None, error: str | None = None) -> None:
     """Resolve or reject a deferred.
 
     Raises:
@@ -341,7 +339,7 @@ def _info(row: UnitRow) -> WorkflowInfo:
 
 
 def handle_of(
-    kind: WorkflowType, id: str, acting: Callable[[], Connection], writing: Callable[[str], Connection]
+    kind: WorkflowType, id: str, acting: Callable[[], Client], writing: Callable[[str], Client]
 ) -> WorkflowHandle[Any]:
     """The handle of a run, whether there is one or not."""
     return WorkflowHandle(require_id(id), kind, acting, writing)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import Loaded, Started, UnitEnding, UnitRow
+    from coterie.storage.contracts.units import UnitEnding, UnitRow, UnitSnapshot, UnitStartResult
     from coterie.workflows.definition import WorkflowType
-    from coterie.workflows.registry import Desk
+    from coterie.workflows.registry import WorkflowServices
 
 log = logging.getLogger("coterie.workflows")
 
@@ -65,7 +65,9 @@ class Execution:
         Its end is written once, under the fence. Whatever else stops it leaves it to be run again, from what is stored.
     """
 
-    def __init__(self, kind: WorkflowType, row: UnitRow, tenure: Tenure, desk: Desk, context: Context) -> None:
+    def __init__(
+        self, kind: WorkflowType, row: UnitRow, tenure: Tenure, desk: WorkflowServices, context: Context
+    ) -> None:
         self._kind = kind
         self._row = row
         self._payload, self._trace = spans.unstamped(row.payload)
@@ -153,7 +155,7 @@ class Execution:
             if row is not None and row.interrupting:
                 self.interrupt()
 
-    async def _load(self) -> Loaded:
+    async def _load(self) -> UnitSnapshot:
         loaded = await self._desk.storage.units.load(self._tenure.claim, self._row.unit)
         if loaded is None:
             raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
@@ -204,7 +206,7 @@ class Execution:
         )
         return await self._kind.body(workflow, payload)
 
-    async def _start_child(self, workflow: Any, payload: Any, id: str, waited_as: str) -> Started:
+    async def _start_child(self, workflow: Any, payload: Any, id: str, waited_as: str) -> UnitStartResult:
         """Start it, unless it is there; its end is told here."""
         parent = self._row.unit
         while True:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from coterie.cluster import Cluster
     from coterie.durable.token import Tokens
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
     from coterie.settings import Settings
-    from coterie.storage.contracts.units import Started, Taken, UnitRow
+    from coterie.storage.contracts.units import TakenUnits, UnitRow, UnitStartResult
     from coterie.storage.interface import Storage
     from coterie.workflows.definition import WorkflowOptions, WorkflowType
 
@@ -43,17 +43,17 @@ class StartChild(Protocol):
 
     def __call__(
         self, workflow: object, payload: object, id: str, *, parent: str, waited_as: str
-    ) -> Awaitable[Started]: ...
+    ) -> Awaitable[UnitStartResult]: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Desk:
+class WorkflowServices:
     """What all workflows of one runner share."""
 
     cluster: Cluster
     settings: Settings
     storage: Storage
-    chance: Chance
+    chance: Random
     dial: Dial
     tasks: Tasks
     tokens: Callable[[], Tokens]
@@ -80,8 +80,8 @@ _CHILDREN = 500
 _AWAY_S = 0.2
 
 
-class WorkflowRoom:
-    """The workflows of one program, and a room for the seats of shards (`runner.Room`)."""
+class WorkflowRegistry:
+    """The workflows of one program, and a room for the seats of shards (`runner.Workplace`)."""
 
     kind = "shard"
 
@@ -123,15 +123,15 @@ class WorkflowRoom:
 
     def occupants(self, runner: Runner) -> Occupy:
         """Run the workflows of the shards that a runner is given."""
-        holdings = Holdings(self, self._cluster, runner, self._start_child)
+        holdings = HeldWorkflows(self, self._cluster, runner, self._start_child)
         runner.on_wake(self.kind, holdings.wake)
         return holdings.occupy
 
 
-class Holdings:
+class HeldWorkflows:
     """The workflows of all shards that one runner holds."""
 
-    def __init__(self, room: WorkflowRoom, cluster: Cluster, runner: Runner, start_child: StartChild) -> None:
+    def __init__(self, room: WorkflowRegistry, cluster: Cluster, runner: Runner, start_child: StartChild) -> None:
         self._room = room
         self._known = room.known
         self._cluster = cluster
@@ -140,7 +140,7 @@ class Holdings:
         self._tasks = Tasks("workflows")
         self._ours = Tasks("workflows/ours")
         self._latest: dict[str, ShardWorkflows] = {}
-        self._desk: Desk | None = None
+        self._desk: WorkflowServices | None = None
         runner.at_end(self.stop)
 
     def occupy(self, tenure: Tenure) -> ShardWorkflows:
@@ -162,10 +162,10 @@ class Holdings:
         await self._ours.stop()
         await asyncio.gather(*(each.end() for each in self._latest.values()), return_exceptions=True)
 
-    def _new_desk(self) -> Desk:
+    def _new_desk(self) -> WorkflowServices:
         runner = self._runner
         time = asyncio.get_running_loop().time
-        return Desk(
+        return WorkflowServices(
             cluster=self._cluster,
             settings=runner.settings,
             storage=runner.storage,
@@ -196,7 +196,7 @@ class Holdings:
             for unit, seat in found:
                 self._desk.wake(seat, unit)
 
-    async def _sweep(self, desk: Desk) -> None:
+    async def _sweep(self, desk: WorkflowServices) -> None:
         while True:
             await asyncio.sleep(desk.chance.between(_SWEEP_S / 2, _SWEEP_S))
             holdings = [each for each in self._latest.values() if each.is_open]
@@ -222,7 +222,9 @@ class ShardWorkflows:
         given the time of the setting `drain`; what has not ended then runs again elsewhere, from what is stored.
     """
 
-    def __init__(self, known: dict[str, WorkflowType], tenure: Tenure, desk: Desk, context: Context) -> None:
+    def __init__(
+        self, known: dict[str, WorkflowType], tenure: Tenure, desk: WorkflowServices, context: Context
+    ) -> None:
         self.tenure = tenure
         self.runs: dict[str, tuple[Execution, asyncio.Task[None]]] = {}
         self._known = known
@@ -292,7 +294,7 @@ class ShardWorkflows:
         else:
             self._wake.set()
 
-    def hear(self, taken: Taken) -> None:
+    def hear(self, taken: TakenUnits) -> None:
         """What is to be run."""
         self._desk.dial.hear(taken.now)
         if not self.is_open:

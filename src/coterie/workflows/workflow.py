@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coterie.durable.steps import DurableWork
     from coterie.kernel.durations import Duration
     from coterie.kernel.retry import Retry
-    from coterie.storage.contracts.units import Started, UnitRow
+    from coterie.storage.contracts.units import UnitRow, UnitStartResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Workflow(Steps):
         *,
         cluster: Cluster,
         work: DurableWork,
-        start_child: Callable[[Any, Any, str, str], Awaitable[Started]],
+        start_child: Callable[[Any, Any, str, str], Awaitable[UnitStartResult]],
         name_of: Callable[[Any], str],
         undo: list[Compensation],
         retry: Retry | None = None,

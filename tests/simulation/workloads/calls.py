@@ -44,7 +44,7 @@ from tests.support.history.ownership import (
 from .fenced import HISTORY, history
 
 if TYPE_CHECKING:
-    from coterie.storage.interface import States
+    from coterie.storage.interface import StateStore
     from coterie.testing.loop.seeds import Stream
     from tests.support.history.ownership import Event
 
@@ -103,7 +103,7 @@ def new_stage() -> Stage:
             return await cluster.ref(Account, to).append(inner, 0.01)
 
         async def add(self, number: int, think_s: float) -> list[int]:
-            states: States = cluster._acting().storage.states
+            states: StateStore = cluster._acting().storage.states
             claim = claim_here()
             loaded = await states.load(claim, self.id)
             if loaded is None:

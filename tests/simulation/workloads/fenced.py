@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from coterie import Cluster, PersistenceError, ShuttingDown
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import State
 from coterie.settings import Settings
-from coterie.storage.interface import Claim, Declaration, Registration, StateSave
+from coterie.storage.interface import Claim, Registration, SeatDeclaration, StateSave
 from coterie.storage.sqlite import SqliteStorage, seats
 from coterie.storage.sqlite.kv import Scope
 from coterie.testing import faults
@@ -240,7 +240,7 @@ class Owner:
             Settings.load({"url": "sqlite://", "name": CLUSTER}, environ={}),
             incarnation=self._me,
             clock=database.clock,
-            chance=Chance(self._random.getrandbits(64)),
+            chance=Random(self._random.getrandbits(64)),
             executors=database.executors(self._runner.name),
             witness=database.witness,
         )
@@ -280,7 +280,7 @@ class Owner:
 def prepare(sim: Simulation) -> None:
     """The seats, and triggers that write the history."""
     main = sim.database.main
-    seats.declare(main, Scope(CLUSTER, 0), [Declaration(seat, "default") for seat in SEATS])
+    seats.declare(main, Scope(CLUSTER, 0), [SeatDeclaration(seat, "default") for seat in SEATS])
     main.create_scalar_function("virtual_ns", lambda *_: sim.loop.now_ns, 0)
     main.execute(HISTORY)
 

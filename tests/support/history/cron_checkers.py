@@ -39,7 +39,7 @@ from tests.support.history.ownership import Event, Grant, Violation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from coterie.cron.decide import Policy
+    from coterie.cron.decide import TickPolicy
 
 
 INSTANT = timedelta(microseconds=1)
@@ -321,7 +321,7 @@ class CatchUpBounded:
         """Nothing is left to judge."""
 
 
-def _most(policy: Policy) -> int:
+def _most(policy: TickPolicy) -> int:
     """How many ticks may begin at once."""
     is_each = policy.overlap == "allow" and (policy.catch_up == "all" or policy.from_previous)
     return policy.most if is_each else 1

@@ -14,7 +14,7 @@ from tests.support.history.ownership import Event
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from coterie.cron.decide import Policy
+    from coterie.cron.decide import TickPolicy
     from coterie.cron.schedule import Schedule
 
 
@@ -36,7 +36,7 @@ class Plan:
     """What a cron says of itself."""
 
     schedule: Schedule
-    policy: Policy
+    policy: TickPolicy
     attempts: int = 1
     has_timeout: bool = False
 

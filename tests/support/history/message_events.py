@@ -16,7 +16,7 @@ but for `due_ns` and `by_clock_ns`, which are the database's.
     Gauge(what, value, most)                how much there was of something that has a bound
 
 What was committed comes in commit order, best from triggers inside the database; `Began` and `Over` in the order of
-instants; `Left` last.
+instants; `RunnerLeft` last.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,7 +61,7 @@ async def explore(
         seed: Another seed, another sample.
         until: Stop after a run for which this holds.
     """
-    count, chance = Count(), Chance(seed)
+    count, chance = Count(), Random(seed)
     open_ends, seen = [""], {""}
     while open_ends and (most is None or count.runs < most):
         prefix = open_ends.pop(chance.bits(32) % len(open_ends) if most is not None else -1)

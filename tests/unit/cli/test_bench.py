@@ -11,7 +11,7 @@ import pytest
 
 from coterie import Cluster
 from coterie.cli.commands.bench import NAME, SCENARIOS, TOGETHER
-from coterie.storage.contracts.messages import Filter
+from coterie.storage.contracts.messages import MessageFilter
 from tests.unit.cli.running import coterie, require_golden, transcript
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ async def _left(url: str) -> tuple[int, int]:
     cluster = Cluster(url, name=NAME, http_listen=None)
     async with cluster.connect():
         storage = cluster._acting().storage
-        return await storage.kv.count(""), len(await storage.messages.list(Filter()))
+        return await storage.kv.count(""), len(await storage.messages.list(MessageFilter()))
 
 
 def test_messages_are_removed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str], served: Served) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import pytest
 
-from coterie.cli.commands.check import Audit, Fence, Holders, Messages, States, Ticks
+from coterie.cli.commands.check import Audit, FenceCheck, HolderCheck, MessageCheck, StateCheck, TickCheck
 from coterie.storage import unreadable_rows
-from coterie.storage.contracts.inspection import AuditRow, Ending, StateMark
+from coterie.storage.contracts.inspection import AuditRow, EndedMessage, StateMark
 from coterie.storage.contracts.ticks import TickRow
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 from tests.unit.cli.running import Served, coterie, require_golden, serving, transcript
@@ -252,9 +252,9 @@ def test_seats_are_where_their_grants_have_left_them(seat: tuple[str, int, str |
 )
 def test_nothing_is_written_after_a_newer_grant(epoch: int, at_s: float, is_broken: bool) -> None:
     """INV-F2: for whatever has an epoch and an instant."""
-    fence = Fence(audit=granted((SHARD, 1, "a", 0), (SHARD, 2, "b", 10), (SHARD, 3, "a", 20)))
+    fence = FenceCheck(audit=granted((SHARD, 1, "a", 0), (SHARD, 2, "b", 10), (SHARD, 3, "a", 20)))
     at = T0 + timedelta(seconds=at_s)
-    Messages(fence=fence).see([Ending("7", "Account", "alice", "charge", SHARD, epoch, at, False, True, 1)])
+    MessageCheck(fence=fence).see([EndedMessage("7", "Account", "alice", "charge", SHARD, epoch, at, False, True, 1)])
     assert [promise for promise, _ in fence.broken] == ["INV-F2"] * is_broken
     assert all("Account/alice.charge" in problem for _, problem in fence.broken)
 
@@ -267,8 +267,8 @@ def test_instants_are_not_compared_once_the_clock_was_set_back() -> None:
 
 def test_nothing_is_written_at_an_epoch_that_was_never_granted() -> None:
     """INV-F2: without any audit."""
-    fence = Fence()
-    States(fence=fence).see([StateMark("importer", SHARD, 1, 3, None)])
+    fence = FenceCheck()
+    StateCheck(fence=fence).see([StateMark("importer", SHARD, 1, 3, None)])
     fence.compare(view((SHARD, 3, "a")))
     assert fence.broken == []
     fence.compare(view((SHARD, 2, "a")))
@@ -277,7 +277,7 @@ def test_nothing_is_written_at_an_epoch_that_was_never_granted() -> None:
 
 def test_no_version_of_an_older_epoch_follows_a_newer_one() -> None:
     """INV-F3."""
-    states = States()
+    states = StateCheck()
     states.see([StateMark("a", SHARD, 1, 4, T0), StateMark("a", SHARD, 2, 5, T0), StateMark("b", SHARD, 1, 2, T0)])
     assert states.broken == []
     states.see([StateMark("c", SHARD, 1, 5, T0), StateMark("c", SHARD, 2, 4, T0)])
@@ -285,7 +285,7 @@ def test_no_version_of_an_older_epoch_follows_a_newer_one() -> None:
 
 
 def test_a_seat_is_held_by_somebody_who_takes_part() -> None:
-    holders = Holders()
+    holders = HolderCheck()
     holders.see(view((SHARD, 1, "a"), ("shard:default:2", 1, None)))
     assert holders.broken == []
     holders.see(view((SHARD, 1, "gone")))
@@ -319,7 +319,7 @@ def tick(at_s: float, *, until_s: float | None = None, outcome: Any = "ran", rea
 
 def test_no_instant_of_a_schedule_is_decided_twice() -> None:
     """INV-C1: neighbours that were skipped share a row, and nothing in between has another."""
-    ticks = Ticks()
+    ticks = TickCheck()
     ticks.see("nightly", [tick(60), tick(0), tick(120, until_s=240, outcome="skipped", reason="paused"), tick(300)])
     assert ticks.broken == []
     ticks.see("nightly", [tick(120, until_s=240, outcome="skipped", reason="paused"), tick(180)])
@@ -327,15 +327,15 @@ def test_no_instant_of_a_schedule_is_decided_twice() -> None:
 
 
 def test_ticks_that_are_not_over_are_counted() -> None:
-    ticks = Ticks()
+    ticks = TickCheck()
     ticks.see("nightly", [tick(0), tick(60, outcome=None)])
     assert (ticks.broken, ticks.rows, ticks.open) == ([], 2, 1)
 
 
 def test_a_message_that_is_done_has_its_reply() -> None:
     """INV-D2: one that was given up has none."""
-    messages = Messages()
-    messages.see([Ending("7", "Account", "alice", "charge", SHARD, 1, T0, True, False, 5)])
+    messages = MessageCheck()
+    messages.see([EndedMessage("7", "Account", "alice", "charge", SHARD, 1, T0, True, False, 5)])
     assert (messages.broken, messages.dead) == ([], 1)
-    messages.see([Ending("8", "Account", "alice", "charge", SHARD, 1, T0, False, False, 1)])
+    messages.see([EndedMessage("8", "Account", "alice", "charge", SHARD, 1, T0, False, False, 1)])
     assert [promise for promise, _ in messages.broken] == ["INV-D2"]

@@ -16,7 +16,7 @@ from coterie.cli.output import Finding, concluded, shown
 from coterie.observe.facts import LocalFacts
 from coterie.settings import Settings
 from coterie.settings.secret import redacted_url
-from coterie.storage.contracts.inspection import Server
+from coterie.storage.contracts.inspection import ServerInfo
 from coterie.storage.interface import RunnerRow
 from coterie.storage.migrations import Migration
 from tests.unit.cli.running import coterie, require_golden, screen, transcript
@@ -94,7 +94,7 @@ def test_problems_and_remarks_look_as_promised() -> None:
     settings = Settings.load({}, environ={"COTERIE_DRAIN": "20s", "COTERIE_NAME": "default"})
     findings = [
         *doctor.settings_of(settings),
-        *doctor.database(Server("PostgreSQL 16.3", ours=2, taken=9, most=100), SCHEMA, []),
+        *doctor.database(ServerInfo("PostgreSQL 16.3", ours=2, taken=9, most=100), SCHEMA, []),
         *doctor.clocks(rows, facts),
         *doctor.versions(rows, facts),
         *doctor.kubernetes(settings, {doctor.GRACE: "15"}),
@@ -178,12 +178,12 @@ def only(findings: Iterator[Finding]) -> list[tuple[str, str]]:
 def test_a_schema_that_runners_refuse_is_a_problem(
     applied: list[Migration], pending: list[Migration], expected: list[tuple[str, str]]
 ) -> None:
-    found = only(doctor.database(Server("SQLite 3"), applied, pending))
+    found = only(doctor.database(ServerInfo("SQLite 3"), applied, pending))
     assert found == [("database", "good"), *expected]
 
 
 def test_a_server_that_is_nearly_full_is_worth_a_remark() -> None:
-    full, free = (Server("PostgreSQL 16.3", ours=20, taken=taken, most=100) for taken in (90, 89))
+    full, free = (ServerInfo("PostgreSQL 16.3", ours=20, taken=taken, most=100) for taken in (90, 89))
     assert only(doctor.database(full, SCHEMA, []))[1:] == [("connections", "warn")]
     assert only(doctor.database(free, SCHEMA, []))[1:] == []
 

@@ -13,7 +13,7 @@ import pytest
 
 from coterie import Cluster, Entity, Leader, Retry, Tick, Workflow, rpc
 from coterie.cli.output import Screen, as_json, safe
-from coterie.cli.run.console import Shown, Voice
+from coterie.cli.run.console import Console, ConsoleOptions
 from coterie.observe import logs
 from tests.unit.cli.running import SHARDS, coterie
 from tests.unit.cli.stored import Stored
@@ -165,7 +165,7 @@ def test_glyphs_keep_their_colour_and_nothing_else_does() -> None:
 
 
 def test_what_coterie_run_says_is_safe_too(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Shown(Voice(workers=2))
+    shown = ConsoleOptions(Console(workers=2))
     try:
         raise ValueError(HOSTILE)
     except ValueError:

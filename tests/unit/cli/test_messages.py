@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from coterie.cli.client import Asking
-from coterie.cli.commands.messages import Chosen, Filter, Purge, parse, shown, talk_of_silence
+from coterie.cli.client import ClientCommand
+from coterie.cli.commands.messages import ChosenMessages, MessageOptions, Purge, parse, shown, talk_of_silence
 from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
@@ -112,7 +112,7 @@ def test_a_filter_that_cannot_be_read_is_exit_2(ask: Ask, name: str, text: str) 
 
 def test_a_filter_reads_back_what_it_shows() -> None:
     read = parse('type:Account error:"connection refused" older:30d', state="dead")
-    assert read == Filter(type="Account", error="connection refused", older="30d", state="dead")
+    assert read == MessageOptions(type="Account", error="connection refused", older="30d", state="dead")
     assert parse(str(read)) == read
 
 
@@ -234,7 +234,7 @@ def test_a_purge_that_is_interrupted_says_what_remains(capsys: pytest.CaptureFix
     class Cluster:
         messages = Mail()
 
-    purge = Purge(Asking(cast("Any", Cluster()), screen(), as_json=False), parse("state:dead older:30d"))
+    purge = Purge(ClientCommand(cast("Any", Cluster()), screen(), as_json=False), parse("state:dead older:30d"))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(purge.run())
     rest = 'coterie messages purge --filter "state:dead older:30d"'
@@ -242,5 +242,5 @@ def test_a_purge_that_is_interrupted_says_what_remains(capsys: pytest.CaptureFix
 
 
 def test_a_runner_that_is_silent_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    talk_of_silence(Chosen([], datetime(2026, 3, 27, tzinfo=UTC), {}, ["web-2"]))
+    talk_of_silence(ChosenMessages([], datetime(2026, 3, 27, tzinfo=UTC), {}, ["web-2"]))
     assert capsys.readouterr().err == "no answer from web-2: what runs there is taken for waiting\n"

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from coterie.cli.progress import Progress
+from coterie.cli.progress import ProgressLine
 
 
 class Clock:
@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 
 def test_what_is_over_soon_says_nothing(clock: Clock) -> None:
-    with redirect_stderr(Terminal()) as terminal, Progress("purging", total=10, now_s=clock) as progress:
+    with redirect_stderr(Terminal()) as terminal, ProgressLine("purging", total=10, now_s=clock) as progress:
         clock.now_s += 0.29
         progress.at(9)
         progress.phase("last")
@@ -47,7 +47,7 @@ def test_what_is_over_soon_says_nothing(clock: Clock) -> None:
 def test_a_terminal_has_one_line_that_is_drawn_again(clock: Clock) -> None:
     with (
         redirect_stderr(Terminal()) as terminal,
-        Progress("purging", total=1_000, note="in batches of 10", now_s=clock) as progress,
+        ProgressLine("purging", total=1_000, note="in batches of 10", now_s=clock) as progress,
     ):
         clock.now_s += 1
         progress.at(100)
@@ -65,7 +65,7 @@ def test_a_terminal_has_one_line_that_is_drawn_again(clock: Clock) -> None:
 
 
 def test_the_last_line_stays(clock: Clock) -> None:
-    with redirect_stderr(Terminal()) as terminal, Progress("purging", now_s=clock) as progress:
+    with redirect_stderr(Terminal()) as terminal, ProgressLine("purging", now_s=clock) as progress:
         clock.now_s += 1
         progress.at(100)
         progress.end("purged 100")
@@ -73,7 +73,7 @@ def test_the_last_line_stays(clock: Clock) -> None:
 
 
 def test_it_is_never_all_before_it_is_over(clock: Clock) -> None:
-    progress = Progress("purging", total=3, now_s=clock)
+    progress = ProgressLine("purging", total=3, now_s=clock)
     clock.now_s += 1
     for done in (3, 4):
         progress.at(done)
@@ -82,18 +82,18 @@ def test_it_is_never_all_before_it_is_over(clock: Clock) -> None:
 
 
 def test_without_a_total_there_is_no_share(clock: Clock) -> None:
-    progress = Progress("purging", now_s=clock)
+    progress = ProgressLine("purging", now_s=clock)
     clock.now_s += 2
     progress.at(4_000)
     assert progress.line() == "purging   4,000   2,000/s"
-    guessed = Progress("purging", total=10_000, about=True, now_s=clock)
+    guessed = ProgressLine("purging", total=10_000, about=True, now_s=clock)
     clock.now_s += 2
     guessed.at(4_000)
     assert guessed.line() == "purging   4,000 of about 10,000   2,000/s   3s left"
 
 
 def test_elsewhere_there_is_a_line_each_5s_and_at_each_phase(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress("migrating  7 → 9", now_s=clock)
+    progress = ProgressLine("migrating  7 → 9", now_s=clock)
     for second in range(1, 12):
         clock.now_s = 100.0 + second
         progress.at(second)
@@ -103,7 +103,7 @@ def test_elsewhere_there_is_a_line_each_5s_and_at_each_phase(clock: Clock, capsy
 
 
 def test_a_program_gets_objects(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("purging", total=100, json=True, now_s=clock) as progress:
+    with ProgressLine("purging", total=100, json=True, now_s=clock) as progress:
         clock.now_s += 5
         progress.at(50)
         progress.end("purged")
@@ -116,7 +116,7 @@ def test_a_program_gets_objects(clock: Clock, capsys: pytest.CaptureFixture[str]
 
 def test_what_does_not_tell_how_far_it_is_shows_that_it_goes_on() -> None:
     async def wait(terminal: Terminal) -> None:
-        with Progress("migrating") as progress:
+        with ProgressLine("migrating") as progress:
             async with asyncio.timeout(30), progress.ticking():
                 while terminal.getvalue().count("migrating") < 2:
                     await asyncio.sleep(0.01)

@@ -13,11 +13,11 @@ from coterie import Cluster
 from coterie.cli.demo import load as demo_ledger
 from coterie.cli.demo.cluster_view import moved
 from coterie.cli.demo.demo import write_program
-from coterie.cli.demo.load import Count, Ledger
+from coterie.cli.demo.load import DepositCount, DepositLoad
 from coterie.cli.demo.program import Account
 from coterie.cli.run import console
-from coterie.cli.run.console import Voice, announcement, drain_line, left_line
-from coterie.cli.run.events import Draining, Found, Left, decode, encode
+from coterie.cli.run.console import Console, announcement, drain_line, left_line
+from coterie.cli.run.events import ProgramLoaded, RunnerDraining, RunnerLeft, decode, encode
 from coterie.cli.run.load import load, parse
 from coterie.cli.run.reload import Watched
 from coterie.cli.run.reporter import counted
@@ -116,7 +116,7 @@ def test_refusals_say_what_to_write(folder: Path, capsys: pytest.CaptureFixture[
 
 # What is said
 
-FOUND = Found(
+FOUND = ProgramLoaded(
     runner="laptop-4711",
     cluster="default",
     app="app.py: cluster",
@@ -127,8 +127,8 @@ FOUND = Found(
     moved_from=None,
     drain_s=20.0,
 )
-DRAINING = Draining(runner="laptop-4711", shards=34, given=21, calls=12, oldest_s=4.1, left_s=12.4)
-LEFT = Left(runner="laptop-4711", shards=34, given=34, took_s=8.3, returned=0)
+DRAINING = RunnerDraining(runner="laptop-4711", shards=34, given=21, calls=12, oldest_s=4.1, left_s=12.4)
+LEFT = RunnerLeft(runner="laptop-4711", shards=34, given=34, took_s=8.3, returned=0)
 
 
 def test_the_announcement_and_the_drain() -> None:
@@ -156,7 +156,7 @@ def test_a_drain_of_several_is_one_line_that_redraws(
 ) -> None:
     """A drain: said once, then how far all of them are together, then one line that stays."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    voice = Voice(workers=2)
+    voice = Console(workers=2)
     voice.begin_drain(20.0)
     voice.begin_drain(20.0)
     voice.hear(DRAINING)
@@ -178,7 +178,7 @@ def test_without_a_terminal_a_drain_says_how_far_it_is_each_five_seconds(
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(console, "_now_s", lambda: now_s)
-    voice = Voice()
+    voice = Console()
     for now_s in (0.0, 1.0, 5.0, 6.0, 9.0, 10.0):  # noqa: B007 the clock that is read above
         voice.hear(DRAINING)
     voice.hear(LEFT)
@@ -192,7 +192,7 @@ def test_what_a_program_defines_is_counted() -> None:
 
 
 @pytest.mark.parametrize("event", [FOUND, DRAINING, LEFT], ids=lambda event: type(event).__name__)
-def test_events_survive_the_line(event: Found | Draining | Left) -> None:
+def test_events_survive_the_line(event: ProgramLoaded | RunnerDraining | RunnerLeft) -> None:
     line = encode(event)
     assert line.count(b"\n") == 1
     assert decode(line) == event
@@ -248,7 +248,7 @@ async def test_the_books_notice_what_is_lost_and_what_is_doubled(folder: Path) -
     cluster.entity(Account)
     async with cluster:
         await cluster.ready(timeout="30s")
-        ledger = Ledger(cluster, run="r")
+        ledger = DepositLoad(cluster, run="r")
         ledger.start()
         try:
             async with asyncio.timeout(30):
@@ -265,7 +265,7 @@ async def test_the_books_notice_what_is_lost_and_what_is_doubled(folder: Path) -
             assert str(count) == "1 message lost, 2 doubled"
         finally:
             await ledger.stop()
-    assert not Count(5, 0, 0, unanswered=1).is_right
+    assert not DepositCount(5, 0, 0, unanswered=1).is_right
 
 
 async def test_checks_that_follow_each_other_at_once_do_not_see_deposits_that_are_under_way(
@@ -278,7 +278,7 @@ async def test_checks_that_follow_each_other_at_once_do_not_see_deposits_that_ar
     cluster.entity(Account)
     async with cluster:
         await cluster.ready(timeout="30s")
-        ledger = Ledger(cluster, run="r")
+        ledger = DepositLoad(cluster, run="r")
         ledger.start()
         try:
             async with asyncio.timeout(30):

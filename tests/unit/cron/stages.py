@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.cron.definition import define
-from coterie.cron.registry import Desk
-from coterie.cron.run import Running
-from coterie.cron.seat import Holding
+from coterie.cron.registry import CronServices
+from coterie.cron.run import TickRun
+from coterie.cron.seat import CronSeat
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos
 from coterie.kernel.clock import Dial, ManualClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
-from coterie.storage.contracts.ticks import Book, Claimed, PauseRow, TickRow
+from coterie.storage.contracts.ticks import ClaimResult, CronBook, PauseRow, TickRow
 from coterie.storage.interface import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from coterie.cron.definition import Cron
-    from coterie.storage.contracts.ticks import Take, TickClaim, TickNote
+    from coterie.storage.contracts.ticks import CronTakeover, TickClaim, TickNote
     from coterie.storage.interface import Written
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -115,7 +115,7 @@ class FakeTicks:
         seq = 1 + sum(1 for _, when, _ in self.rows if when == at)
         self.rows["manual", at, seq] = row(at, kind="manual", seq=seq, epoch=0, attempt=0)
 
-    async def take(self, takes: Sequence[Take]) -> Mapping[str, Book]:
+    async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
         await self._passing("take")
         (take,) = takes
         if not self.held:
@@ -123,7 +123,7 @@ class FakeTicks:
         for key, each in self.rows.items():
             if each.outcome is None and each.epoch < take.claim.epoch:
                 self.rows[key] = msgspec.structs.replace(each, epoch=take.claim.epoch, attempt=each.attempt + 1)
-        book = Book(
+        book = CronBook(
             fingerprint=self.fingerprint,
             effective_from=self.effective_from,
             last=self.last,
@@ -136,7 +136,7 @@ class FakeTicks:
         await self._answering("take")
         return {take.name: book}
 
-    async def claim(self, write: TickClaim) -> Claimed:
+    async def claim(self, write: TickClaim) -> ClaimResult:
         await self._passing("claim")
         told: Any = self._judge(write)
         if told == "written":
@@ -147,7 +147,7 @@ class FakeTicks:
                     self.skipped.append((each.at, each.until, each.count, each.reason))
                 else:
                     self.rows["scheduled", each.at, 0] = row(each.at, claimed_at=self.now, epoch=write.claim.epoch)
-        answer = Claimed(told, self.now)
+        answer = ClaimResult(told, self.now)
         await self._answering("claim")
         return answer
 
@@ -254,20 +254,20 @@ class Stage:
         anything: Any = None
         loop = asyncio.get_running_loop()
         self.resigned: list[str] = []
-        self.desk = Desk(
+        self.desk = CronServices(
             cluster=anything,
             settings=Settings.load({"url": "sqlite://", "drain": drain}, environ={}),
             storage=fake,
-            chance=Chance(1),
+            chance=Random(1),
             dial=Dial(loop.time, believes.timestamp()),
             tasks=Tasks("test"),
             tokens=anything,
-            supervisor=Supervisor(Chance(1)),
+            supervisor=Supervisor(Random(1)),
             resign=self.resigned.append,
         )
 
-    def running(self, row: TickRow, *, cut_off: bool = False) -> Running:
-        return Running(self.cron, row, self.tenure, self.desk, cut_off=cut_off)
+    def running(self, row: TickRow, *, cut_off: bool = False) -> TickRun:
+        return TickRun(self.cron, row, self.tenure, self.desk, cut_off=cut_off)
 
-    def holding(self) -> Holding:
-        return Holding(self.cron, self.tenure, self.desk, copy_context())
+    def holding(self) -> CronSeat:
+        return CronSeat(self.cron, self.tenure, self.desk, copy_context())

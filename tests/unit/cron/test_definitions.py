@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from coterie import Breaker, Cluster, ConfigurationError, Retry, ScheduleError
-from coterie.cron.decide import Policy, jitter_of
-from coterie.cron.definition import Told, define
+from coterie.cron.decide import TickPolicy, jitter_of
+from coterie.cron.definition import CronSummary, define
 from tests.unit.cron.stages import cron, nothing
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_what_is_left_out_has_the_defaults() -> None:
     found = cron(schedule="0 3 * * *")
     assert (found.name, found.seat, found.group) == ("x", "cron:x", "default")
     assert (found.schedule.expression, found.schedule.timezone) == ("0 3 * * *", "UTC")
-    assert found.policy == Policy(skip_if_older_than=timedelta(days=1), catch_up="latest", overlap="allow")
+    assert found.policy == TickPolicy(skip_if_older_than=timedelta(days=1), catch_up="latest", overlap="allow")
     assert (found.timeout_s, found.retry, found.takeover_delay_s) == (None, None, 0.0)
     assert not found.one_at_a_time
 
@@ -73,7 +73,7 @@ def test_all_options_are_read() -> None:
         takeover_delay=1.5,
     )
     assert (found.group, found.schedule.timezone) == ("special", "Europe/Zurich")
-    assert found.policy == Policy(
+    assert found.policy == TickPolicy(
         skip_if_older_than=None,
         catch_up="all",
         overlap="queue",
@@ -90,14 +90,16 @@ def test_all_options_are_read() -> None:
 
 def test_others_are_told_what_they_need_to_show_it() -> None:
     found = cron(schedule="0  3 * * *", timezone="Asia/Kolkata", timeout="5s", jitter="1m", skip_if_older_than="1h")
-    assert msgspec.json.decode(found.told, type=Told) == Told(
+    assert msgspec.json.decode(found.told, type=CronSummary) == CronSummary(
         schedule="0 3 * * *",
         timezone="Asia/Kolkata",
         timeout_s=5.0,
         skip_if_older_than_s=3600.0,
         jitter_s=jitter_of("x", timedelta(minutes=1)).total_seconds(),
     )
-    assert msgspec.json.decode(b'{"schedule": "@daily", "of a later version": 1}', type=Told).schedule == "@daily"
+    assert (
+        msgspec.json.decode(b'{"schedule": "@daily", "of a later version": 1}', type=CronSummary).schedule == "@daily"
+    )
 
 
 @pytest.mark.parametrize(

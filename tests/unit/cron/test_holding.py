@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Breaker, LeadershipLost
-from coterie.cron.run import Running
+from coterie.cron.run import TickRun
 from coterie.storage.contracts.ticks import PauseRow
 from tests.unit.cron.stages import Stage, cron, noon, row, unknown, unreachable
 
 if TYPE_CHECKING:
     from coterie import Tick
-    from coterie.cron.seat import Holding
+    from coterie.cron.seat import CronSeat
 
 pytestmark = pytest.mark.simulated(seeds=1)
 
@@ -46,7 +46,7 @@ class Book:
         return [second for second, _, _ in self.lines]
 
 
-async def over(holding: Holding) -> None:
+async def over(holding: CronSeat) -> None:
     holding.abandon()
     await holding.end()
 
@@ -309,8 +309,8 @@ async def test_a_tick_that_its_body_leaves_to_the_next_holder_is_begun_again_a_s
 async def test_a_value_for_a_unit_is_a_hint_for_what_runs_and_other_news_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hinted: list[Running] = []
-    monkeypatch.setattr(Running, "hint", lambda self: hinted.append(self))
+    hinted: list[TickRun] = []
+    monkeypatch.setattr(TickRun, "hint", lambda self: hinted.append(self))
     stage = staged(Book(gated=True))
     holding = stage.holding()
     await asyncio.sleep(1.5)

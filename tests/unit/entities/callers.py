@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import RunnerUnavailable, SendTimeout
 from coterie.kernel.clock import ManualClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.settings import Settings
 from tests.unit.entities.stores import FakeStorage
@@ -74,14 +74,14 @@ def _tell(answer: asyncio.Future[bytes], task: asyncio.Task[bytes]) -> None:
 
 
 class FakeCalling:
-    """`Calling`, as far as stored messages need it: one shard, with an owner, here or elsewhere, or without."""
+    """`CallClient`, as far as stored messages need it: one shard, with an owner, here or elsewhere, or without."""
 
     def __init__(self, *, owner: str = "there", host: Host | None = None) -> None:
         self.storage = FakeStorage()
         self.wires = FakeWires()
         self.host = host
         self.clock = ManualClock()
-        self.chance = Chance(1)
+        self.chance = Random(1)
         self.doubts = 0
         self.fresh_until_s = float("inf")
         self.owner = owner

@@ -13,7 +13,7 @@ from coterie.entities.host.work import Work, handling
 from coterie.errors import CoterieError, RunnerUnavailable
 from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import Seat, ShardId
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
@@ -119,7 +119,7 @@ class Ground:
             cluster=None,
             settings=Settings.load(settings),
             clock=self.clock,
-            chance=Chance(1),
+            chance=Random(1),
             name="runner-1",
             storage=storage,
             hand_over=hand_over,

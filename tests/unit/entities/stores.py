@@ -22,9 +22,9 @@ from coterie.storage.contracts.messages import (
     Insert,
     Message,
     MessageRow,
+    PendingMessages,
     Receipt,
     Suspected,
-    Waiting,
 )
 from coterie.storage.interface import StateLoaded
 from tests.unit.entities.hosts import Ground
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from coterie.entities.entity import Entity
     from coterie.entities.host.shard import ShardOccupant
-    from coterie.entities.persisted.inbox import Deliveries
-    from coterie.entities.persisted.poller import Sweeping
+    from coterie.entities.persisted.inbox import Inbox
+    from coterie.entities.persisted.poller import Poller
     from coterie.storage.contracts.messages import Backlog, Commit, Mark, Setback, Suspicion
     from coterie.storage.group_commit import Waiter
     from coterie.storage.interface import Claim
@@ -180,11 +180,11 @@ class FakeMessages:
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
         limit_s = now_at().timestamp() + ahead_s
         pending = sorted((row.seat, row.due_at, row.id) for row in self._pending() if row.due_at.timestamp() <= limit_s)
-        found: list[Waiting] = []
+        found: list[PendingMessages] = []
         for seat, mark in after.items():
             mine = [(at, id_) for name, at, id_ in pending if name == seat and (mark is None or (at, id_) > mark)]
             rows = [self.rows[id_] for _, id_ in mine[:most]]
-            found += [Waiting(seat, row.id, row.due_at, row.entity_type, row.entity_id) for row in rows]
+            found += [PendingMessages(seat, row.id, row.due_at, row.entity_type, row.entity_id) for row in rows]
         await self._passing("due", dict(after))
         return Due(now_at(), tuple(found))
 
@@ -295,12 +295,12 @@ class StoredGround(Ground):
         super().__init__(*classes, storage=self.storage, hand_over=self.brought.append, **settings)
 
     @property
-    def deliveries(self) -> Deliveries:
+    def deliveries(self) -> Inbox:
         assert self.host.deliveries is not None
         return self.host.deliveries
 
     @property
-    def sweeping(self) -> Sweeping:
+    def sweeping(self) -> Poller:
         assert self.host.sweeping is not None
         return self.host.sweeping
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from coterie.entities.calls.wire import FAILED, LOOK, pack_failure
-from coterie.entities.persisted.receiver import Handover, Kind
-from coterie.entities.persisted.reply import Awaiting
+from coterie.entities.persisted.receiver import Handover, HandoverKind
+from coterie.entities.persisted.reply import ReplyWaiter
 from coterie.errors import MessageDead, MessageExpired, SendTimeout
 from tests.unit.entities.accounts import ACCOUNT, Overdrawn
 from tests.unit.entities.callers import LOST, FakeCalling
@@ -29,7 +29,7 @@ def waiting(calling: FakeCalling, *, within_s: float = 10.0, is_new: bool = True
     if sent.id not in calling.storage.messages.rows:
         calling.storage.messages.add(sent)
     until_s = asyncio.get_running_loop().time() + within_s
-    awaiting: Any = Awaiting(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
+    awaiting: Any = ReplyWaiter(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
     reply = awaiting.reply(CHARGE, sent, due_s=0.0, until_s=until_s, within_s=within_s, is_new=is_new)
     return asyncio.create_task(reply)
 
@@ -46,7 +46,7 @@ async def test_the_owners_answer_is_the_reply_and_storage_is_not_asked() -> None
     with pytest.raises(Overdrawn):
         await waiting(calling)
     assert calling.storage.messages.asked["look"] == []
-    assert kinds(calling) == [Kind.NEW, Kind.NEW]
+    assert kinds(calling) == [HandoverKind.NEW, HandoverKind.NEW]
 
 
 async def test_an_owner_that_is_lost_is_not_brought_the_message_as_new_again() -> None:
@@ -54,7 +54,7 @@ async def test_an_owner_that_is_lost_is_not_brought_the_message_as_new_again() -
     calling = FakeCalling()
     calling.wires.answers = [LOST, LOOK, FIVE]
     assert await waiting(calling) == 5
-    assert kinds(calling) == [Kind.NEW, Kind.AGAIN, Kind.AGAIN]
+    assert kinds(calling) == [HandoverKind.NEW, HandoverKind.AGAIN, HandoverKind.AGAIN]
     assert calling.doubts == 2
 
 

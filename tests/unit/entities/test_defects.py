@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from coterie.entities.host.defects import Defects, DefectStreak
-from coterie.entities.rpc import Counted
+from coterie.entities.rpc import RpcMetrics
 
 
 @pytest.fixture
-def counted() -> Counted:
+def counted() -> RpcMetrics:
     """Of a type of its own: meters live as long as the process."""
-    return Counted("Fragile", "touch", persisted=True)
+    return RpcMetrics("Fragile", "touch", persisted=True)
 
 
-def defects_of(counted: Counted) -> Defects:
+def defects_of(counted: RpcMetrics) -> Defects:
     entity_type: Any = SimpleNamespace(rpcs={"touch": SimpleNamespace(counted=counted)})
     return Defects(entity_type)
 
 
-def test_failures_are_counted_from_the_first_to_the_last_with_its_error(counted: Counted) -> None:
+def test_failures_are_counted_from_the_first_to_the_last_with_its_error(counted: RpcMetrics) -> None:
     defects = defects_of(counted)
     assert defects.streak(now_s=5.0) is None
     defects.see(ValueError("secret"), now_s=10.0)
@@ -31,7 +31,7 @@ def test_failures_are_counted_from_the_first_to_the_last_with_its_error(counted:
 
 
 @pytest.mark.parametrize("success", ["ok", "declared", "done", "done_declared"])
-def test_a_success_ends_it_and_is_remembered(counted: Counted, success: str) -> None:
+def test_a_success_ends_it_and_is_remembered(counted: RpcMetrics, success: str) -> None:
     defects = defects_of(counted)
     defects.see(ValueError(), now_s=10.0)
     getattr(counted, success).value += 1
@@ -40,7 +40,7 @@ def test_a_success_ends_it_and_is_remembered(counted: Counted, success: str) -> 
     assert defects.streak(now_s=21.0) == DefectStreak(1, "ValueError", for_s=1.0, ago_s=1.0, is_first=False)
 
 
-def test_a_success_between_two_failures_is_seen_although_nobody_has_looked(counted: Counted) -> None:
+def test_a_success_between_two_failures_is_seen_although_nobody_has_looked(counted: RpcMetrics) -> None:
     defects = defects_of(counted)
     defects.see(ValueError(), now_s=10.0)
     counted.ok.value += 1
@@ -50,7 +50,7 @@ def test_a_success_between_two_failures_is_seen_although_nobody_has_looked(count
     assert streak.calls == 1
 
 
-def test_successes_of_an_earlier_runner_of_this_process_are_not_its_own(counted: Counted) -> None:
+def test_successes_of_an_earlier_runner_of_this_process_are_not_its_own(counted: RpcMetrics) -> None:
     counted.ok.value += 1
     defects = defects_of(counted)
     defects.see(ValueError(), now_s=10.0)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from coterie import Entity, rpc
-from coterie.entities.calls.local import TAKEN, Detached, take
+from coterie.entities.calls.local import TAKEN, DetachedCall, take
 from coterie.entities.calls.wire import NOT_MINE
 from coterie.errors import MailboxFull, UnknownEntity
 from tests.unit.entities.hosts import Ground
@@ -45,9 +45,9 @@ def fresh() -> None:
     Diary.began, Diary.gate = [], asyncio.Event()
 
 
-def detached(method: str, *, entity_type: str = "Diary") -> Detached:
+def detached(method: str, *, entity_type: str = "Diary") -> DetachedCall:
     loop = asyncio.get_running_loop()
-    return Detached(entity_type, "a", method, b"\x80", loop.time() + 60, 60.0, f"m{loop.time()}")
+    return DetachedCall(entity_type, "a", method, b"\x80", loop.time() + 60, 60.0, f"m{loop.time()}")
 
 
 async def test_dur_07_it_is_taken_before_its_handler_has_ended() -> None:

@@ -12,9 +12,9 @@ from coterie.entities.calls.wire import (
     MALFORMED,
     MARK,
     Broadcast,
+    BroadcastReply,
     Envelope,
     NotMine,
-    Told,
     decode_broadcast,
     decode_call,
     decode_told,
@@ -38,7 +38,7 @@ def test_route_07_a_payload_crosses_untouched(payload: bytes) -> None:
     [
         (CALL, decode_call),
         (Broadcast("Account", "charge", b"\x80", 1.0, "1" * 32, (("Shop/x", "2" * 32),)), decode_broadcast),
-        (Told("alice", b"\x01", "mailbox_full", b"\x80"), decode_told),
+        (BroadcastReply("alice", b"\x01", "mailbox_full", b"\x80"), decode_told),
     ],
 )
 def test_what_is_encoded_is_decoded_also_with_fields_of_tomorrow(envelope: Any, decode: Any) -> None:

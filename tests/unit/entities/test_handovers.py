@@ -10,7 +10,7 @@ import pytest
 
 from coterie import Entity, rpc
 from coterie.entities.calls.wire import LOOK, encode
-from coterie.entities.persisted.receiver import Handover, Handovers, Kind, delivery_of, pack, read_cancelled
+from coterie.entities.persisted.receiver import Handover, HandoverKind, Receiver, delivery_of, pack, read_cancelled
 from tests.unit.entities.stores import StoredGround, now_at, stored, unknown
 
 pytestmark = pytest.mark.simulated(seeds=2)
@@ -47,7 +47,9 @@ class Request:
         self.told.append(code)
 
 
-def brought(ground: StoredGround, kind: Kind, number: int = 1, *, epoch: int = 0, stored: bool = True) -> Request:
+def brought(
+    ground: StoredGround, kind: HandoverKind, number: int = 1, *, epoch: int = 0, stored: bool = True
+) -> Request:
     message = ground.message("a", "wait", number)
     if stored:
         ground.messages.add(message)
@@ -61,8 +63,8 @@ def opened(request: Request) -> Handover:
 async def test_a_message_crosses_whole() -> None:
     async with stored(Diary) as ground:
         message = ground.message("a", "wait", 7, key="k", trace_id="t")
-        crossed = msgspec.msgpack.decode(pack(Kind.NEW, message, epoch=3, due_s=12.5), type=Handover)
-        assert (crossed.kind, crossed.seat, crossed.epoch, crossed.due_s) == (Kind.NEW, message.seat, 3, 12.5)
+        crossed = msgspec.msgpack.decode(pack(HandoverKind.NEW, message, epoch=3, due_s=12.5), type=Handover)
+        assert (crossed.kind, crossed.seat, crossed.epoch, crossed.due_s) == (HandoverKind.NEW, message.seat, 3, 12.5)
         delivery = delivery_of(message, 12.5)
         for name in ("id", "seat", "entity_type", "entity_id", "method", "payload", "key", "trace_id"):
             assert getattr(crossed, name) == getattr(delivery, name) == getattr(message, name)
@@ -71,7 +73,7 @@ async def test_a_message_crosses_whole() -> None:
 
 async def test_whoever_waits_is_answered_after_the_commit_and_once() -> None:
     async with stored(Diary) as ground:
-        handovers, request = Handovers(ground.host), brought(ground, Kind.NEW)
+        handovers, request = Receiver(ground.host), brought(ground, HandoverKind.NEW)
         handovers.on_request(request)  # type: ignore[arg-type] # as far as it is needed
         await asyncio.sleep(0.1)
         assert (Diary.began, request.told) == ([1], [])
@@ -82,7 +84,7 @@ async def test_whoever_waits_is_answered_after_the_commit_and_once() -> None:
 
 async def test_whoever_leaves_is_not_answered_and_the_message_runs() -> None:
     async with stored(Diary) as ground:
-        handovers, request = Handovers(ground.host), brought(ground, Kind.NEW)
+        handovers, request = Receiver(ground.host), brought(ground, HandoverKind.NEW)
         handovers.on_request(request)  # type: ignore[arg-type] # as far as it is needed
         handovers.on_cancel(request)  # type: ignore[arg-type] # as above
         handovers.on_cancel(request)  # type: ignore[arg-type] # as above
@@ -95,7 +97,7 @@ async def test_whoever_leaves_is_not_answered_and_the_message_runs() -> None:
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", encode("junk"), encode([1, 2, 3]), encode([-1, "s", 0])])
 async def test_what_cannot_be_read_fails_that_request_alone(body: bytes) -> None:
     async with stored(Diary) as ground:
-        handovers, request = Handovers(ground.host), Request(body)
+        handovers, request = Receiver(ground.host), Request(body)
         handovers.on_request(request)  # type: ignore[arg-type] # as far as it is needed
         assert request.told == ["malformed_message"]
         handovers.on_notify("peer", 0, body, {})
@@ -103,14 +105,14 @@ async def test_what_cannot_be_read_fails_that_request_alone(body: bytes) -> None
 
 async def test_a_message_brought_without_waiting_runs_and_a_hint_has_storage_looked_at() -> None:
     async with stored(Diary) as ground:
-        handovers, new = Handovers(ground.host), brought(ground, Kind.NEW)
+        handovers, new = Receiver(ground.host), brought(ground, HandoverKind.NEW)
         handovers.on_notify("peer", 0, new.body, {})
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert Diary.began == [1]
         Diary.gate.set()
         await asyncio.sleep(0.3)  # past the sweep that may run now
-        hinted = brought(ground, Kind.LOOK, 2)
+        hinted = brought(ground, HandoverKind.LOOK, 2)
         handovers.on_notify("peer", 0, hinted.body, {})
         await asyncio.sleep(0.1)
         assert Diary.began == [1, 2], "found in storage, long before the next regular sweep"
@@ -118,7 +120,7 @@ async def test_a_message_brought_without_waiting_runs_and_a_hint_has_storage_loo
 
 async def test_a_kind_that_this_version_does_not_know_starts_nothing_from_what_its_sender_says() -> None:
     async with stored(Diary) as ground:
-        handovers, request = Handovers(ground.host), brought(ground, Kind.NEW, stored=False)
+        handovers, request = Receiver(ground.host), brought(ground, HandoverKind.NEW, stored=False)
         request.body = encode([9, *msgspec.msgpack.decode(request.body)[1:], "a field of a later version"])
         handovers.on_request(request)  # type: ignore[arg-type] # as far as it is needed
         handovers.on_notify("peer", 0, request.body, {})
@@ -128,22 +130,22 @@ async def test_a_kind_that_this_version_does_not_know_starts_nothing_from_what_i
 
 async def test_a_cancellation_is_answered_by_yes_no_or_look() -> None:
     async with stored(Diary) as ground:
-        handovers = Handovers(ground.host)
-        running, behind = brought(ground, Kind.NEW, 1), brought(ground, Kind.NEW, 2)
+        handovers = Receiver(ground.host)
+        running, behind = brought(ground, HandoverKind.NEW, 1), brought(ground, HandoverKind.NEW, 2)
         for each in (running, behind):
             handovers.on_notify("peer", 0, each.body, {})
         await asyncio.sleep(0.1)
         told = []
         for each in (running, behind, behind):
             handover = opened(each)
-            handover.kind = Kind.CANCEL
+            handover.kind = HandoverKind.CANCEL
             request = Request(encode(handover))
             handovers.on_request(request)  # type: ignore[arg-type] # as far as it is needed
             await asyncio.sleep(0.1)
             told += [read_cancelled(request.told[0])]
         assert told == [False, True, False]
         ground.messages.failing["cancel"] = [unknown]
-        handover = opened(brought(ground, Kind.CANCEL, 3))
+        handover = opened(brought(ground, HandoverKind.CANCEL, 3))
         failing = Request(encode(handover))
         handovers.on_request(failing)  # type: ignore[arg-type] # as above
         await asyncio.sleep(0.1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from coterie.entities.persisted.state import Kept, key_of
+from coterie.entities.persisted.state import CommittedState, key_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.serialization.versions import Versioned
 from coterie.storage.contracts.messages import StateChange
@@ -21,8 +21,8 @@ class Balance:
 CODEC = Versioned(Balance, 1)
 
 
-def kept(state: Balance, version: int = 0) -> Kept:
-    return Kept(CODEC, "k", CODEC.encode(state), version)
+def kept(state: Balance, version: int = 0) -> CommittedState:
+    return CommittedState(CODEC, "k", CODEC.encode(state), version)
 
 
 def test_changed_means_encodes_differently() -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from coterie.entities.persisted.effects import ENDED, Ledger, has_ended, ledger_of
+from coterie.entities.persisted.effects import ENDED, HandlerEffects, has_ended, ledger_of
 
 
 def test_a_ledger_is_made_at_its_first_use_and_kept() -> None:
@@ -17,7 +17,7 @@ def test_a_ledger_is_made_at_its_first_use_and_kept() -> None:
 
 
 def test_m6_awaited_calls_are_numbered_from_one() -> None:
-    ledger = Ledger()
+    ledger = HandlerEffects()
     assert [ledger.number_call() for _ in range(3)] == [1, 2, 3]
 
 
@@ -31,7 +31,7 @@ def test_a_volatile_handler_has_ended_when_it_is_answered(is_open: bool, is_stop
 
 
 def test_a_handler_with_a_ledger_has_ended_when_that_is_closed() -> None:
-    work = SimpleNamespace(ledger=Ledger(), is_open=True, is_stopped=False)
+    work = SimpleNamespace(ledger=HandlerEffects(), is_open=True, is_stopped=False)
     assert not has_ended(work)
     work.ledger.is_open = False
     assert has_ended(work)

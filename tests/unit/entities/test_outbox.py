@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coterie import Entity, rpc
 from coterie.entities.definition import define
 from coterie.entities.host.work import Work, handling
-from coterie.entities.persisted.sender import Posting
+from coterie.entities.persisted.sender import PersistedSender
 from coterie.entities.reference import require_call
 from coterie.errors import KeyConflict
 from coterie.kernel.clock import to_datetime
@@ -94,7 +94,7 @@ def collected(sends: list[Send], **options: Any) -> tuple[list[str], list[Messag
 
     async def main() -> tuple[list[str], list[Message]]:
         calling = FakeCalling()
-        post = Posting(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
+        post = PersistedSender(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
         with handler() as work:
             ids = [str(await post.send(call(each), TYPES[each.entity_type], **options)) for each in sends]
             return ids, list(work.ledger.sends)
@@ -125,7 +125,7 @@ def test_m6_a_key_is_one_of_a_method_of_an_entity(sends: list[Send]) -> None:
 def test_m4_other_arguments_under_a_key_are_a_conflict_whatever_was_sent_between(one: Send, others: list[Send]) -> None:
     async def main() -> None:
         calling = FakeCalling()
-        post = Posting(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
+        post = PersistedSender(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
         with handler():
             for each in [one, *others]:
                 await post.send(call(each), TYPES[each.entity_type])

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from coterie.entities.calls.router import Routing
+from coterie.entities.calls.router import Router
 from coterie.entities.persisted import inbox, sender
-from coterie.entities.persisted.inbox import Deliveries, Shelf
-from coterie.entities.persisted.poller import Sweeping
+from coterie.entities.persisted.inbox import Inbox, ShardInbox
+from coterie.entities.persisted.poller import Poller
 from tests.unit.entities import test_backlogs as backlogs
 from tests.unit.entities import test_outbox as outbox
 from tests.unit.entities import test_routing as routing
@@ -38,42 +38,42 @@ def _key_compared_without(part: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _full_page_taken_for_the_last() -> Iterator[None]:
-    right = Sweeping._follow
+    right = Poller._follow
 
-    def hasty(self: Sweeping, shelves: Any, marks: Any, rows: Any) -> Any:
+    def hasty(self: Poller, shelves: Any, marks: Any, rows: Any) -> Any:
         left = right(self, shelves, marks, rows)
         for seat in left:
             self._deliveries.read(shelves[seat])
         return left
 
-    with patch.object(Sweeping, "_follow", hasty):
+    with patch.object(Poller, "_follow", hasty):
         yield
 
 
 def _early_one_without_room_forgotten() -> AbstractContextManager[Any]:
-    def wait(self: Shelf, delivery: Delivery | Handover, *, is_due: bool) -> None:
+    def wait(self: ShardInbox, delivery: Delivery | Handover, *, is_due: bool) -> None:
         if len(self.early) < inbox._EARLY_MOST:
             self.early.append((delivery, is_due))
 
-    return patch.object(Shelf, "wait", wait)
+    return patch.object(ShardInbox, "wait", wait)
 
 
 def _call_for_a_look_forgotten_half_way() -> AbstractContextManager[Any]:
-    return patch.object(Sweeping, "_is_half_way", lambda _: False)
+    return patch.object(Poller, "_is_half_way", lambda _: False)
 
 
 def _nobody_looks_when_a_mailbox_is_empty_again() -> AbstractContextManager[Any]:
-    return patch.object(Deliveries, "_has_left", lambda *_: None)
+    return patch.object(Inbox, "_has_left", lambda *_: None)
 
 
 @contextmanager
 def _only_the_first_group_counts() -> Iterator[None]:
-    right = Routing.others
+    right = Router.others
 
-    def narrow(self: Routing, group: str, *, than: str) -> Any:
+    def narrow(self: Router, group: str, *, than: str) -> Any:
         return [each for each in right(self, group, than=than) if each.groups[0] == group]
 
-    with patch.object(Routing, "others", narrow):
+    with patch.object(Router, "others", narrow):
         yield
 
 

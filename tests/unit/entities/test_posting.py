@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from coterie.entities.calls.wire import LOOK, encode
-from coterie.entities.persisted.receiver import Handover, Kind
-from coterie.entities.persisted.sender import Posting
+from coterie.entities.persisted.receiver import Handover, HandoverKind
+from coterie.entities.persisted.sender import PersistedSender
 from coterie.entities.reference import require_call
 from coterie.errors import (
     KeyConflict,
@@ -36,8 +36,8 @@ CHARGE = ACCOUNT.rpcs["charge"]
 FIVE = CHARGE.encode_result(5)
 
 
-def posting(calling: FakeCalling) -> Posting:
-    return Posting(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
+def posting(calling: FakeCalling) -> PersistedSender:
+    return PersistedSender(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
 
 
 def charge(order: str = "order-7", cents: int = 5) -> Call[Any]:
@@ -46,11 +46,11 @@ def charge(order: str = "order-7", cents: int = 5) -> Call[Any]:
     return require_call(ref.charge(order, cents), what="a test")
 
 
-async def send(post: Posting, call: Call[Any], **options: Any) -> str:
+async def send(post: PersistedSender, call: Call[Any], **options: Any) -> str:
     return str(await post.send(call, ACCOUNT, **options))
 
 
-async def call_(post: Posting, call: Call[Any]) -> Any:
+async def call_(post: PersistedSender, call: Call[Any]) -> Any:
     return await post.call(call, ACCOUNT)
 
 
@@ -88,7 +88,7 @@ async def test_a_message_that_is_due_soon_is_brought_and_one_for_later_is_not() 
     for delay_s in (0.0, 30.0, 3600.0):
         await send(post, charge(f"in {delay_s}"), delay_s=delay_s)
     kinds = [(each.kind, each.epoch, each.key) for each in brought(calling.wires.notified)]
-    assert kinds == [(Kind.NEW, 7, "s:in 0.0"), (Kind.NEW, 7, "s:in 30.0")]
+    assert kinds == [(HandoverKind.NEW, 7, "s:in 0.0"), (HandoverKind.NEW, 7, "s:in 30.0")]
     assert calling.wires.asked == []
 
 
@@ -141,7 +141,7 @@ async def test_a_cancellation_is_the_owners_and_only_without_one_storages() -> N
     assert await post.cancel(sent) is False
     calling.wires.answers = [encode(True)]
     assert await post.cancel(sent) is True
-    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.CANCEL] * 2
+    assert [each.kind for each in brought(calling.wires.asked)] == [HandoverKind.CANCEL] * 2
     assert calling.storage.messages.asked["cancel"] == []
     calling.owner = ""
     assert await post.cancel(sent) is True
@@ -163,7 +163,7 @@ async def test_a_cancellation_that_storage_refuses_is_asked_for_again_at_whoever
     monkeypatch.setattr(calling.storage.messages, "cancel", held)
     calling.wires.answers = [encode(False)]
     assert await post.cancel(sent) is False
-    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.CANCEL]
+    assert [each.kind for each in brought(calling.wires.asked)] == [HandoverKind.CANCEL]
 
 
 async def test_m17_the_result_of_what_is_not_there_is_a_typed_error() -> None:
@@ -206,7 +206,7 @@ async def test_a_call_is_brought_in_the_turn_that_learns_that_it_is_stored() -> 
     assert calling.wires.asked == []
     gate.store()
     (handover,) = brought(calling.wires.asked)
-    assert (handover.kind, handover.epoch, handover.is_immediate) == (Kind.NEW, 7, True)
+    assert (handover.kind, handover.epoch, handover.is_immediate) == (HandoverKind.NEW, 7, True)
     assert await task == 5
     assert calling.storage.messages.asked["look"] == []
 
@@ -237,7 +237,7 @@ async def test_an_owner_that_does_not_answer_is_asked_once_more_as_one_that_may_
     calling = FakeCalling()
     calling.wires.answers = [answer, FIVE]
     assert await call_(posting(calling), charge()) == 5
-    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.NEW, Kind.AGAIN]
+    assert [each.kind for each in brought(calling.wires.asked)] == [HandoverKind.NEW, HandoverKind.AGAIN]
     assert calling.doubts == 1
 
 
@@ -246,7 +246,7 @@ async def test_without_a_connection_the_caller_has_one_made_and_brings_it_itself
     calling.wires.takes = False
     calling.wires.answers = [FIVE]
     assert await call_(posting(calling), charge()) == 5
-    assert [each.kind for each in brought(calling.wires.asked)] == [Kind.NEW]
+    assert [each.kind for each in brought(calling.wires.asked)] == [HandoverKind.NEW]
     assert calling.doubts == 0
 
 

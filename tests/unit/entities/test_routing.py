@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from coterie.entities.calls import router
-from coterie.entities.calls.router import Routing, as_told, may_run_elsewhere
+from coterie.entities.calls.router import Router, as_told, may_run_elsewhere
 from coterie.errors import (
     CoterieError,
     EntityNotAssigned,
@@ -39,7 +39,7 @@ class Ground:
 
     def __post_init__(self) -> None:
         self.directory = Directory(self.read)
-        self.routing = Routing(self, shards=4, lease_s=6)
+        self.routing = Router(self, shards=4, lease_s=6)
         self.routing.keeps_itself = False  # a client's needs a loop
 
     async def read(self) -> ClusterSnapshot:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from coterie.entities.persisted import reply
-from coterie.entities.persisted.reply import Seeking
+from coterie.entities.persisted.reply import ReplyLookup
 from coterie.errors import PersistenceError, ShuttingDown
 from tests.unit.entities.stores import FakeStorage, unreachable
 from tests.unit.entities.test_outcomes import message
@@ -15,10 +15,10 @@ from tests.unit.entities.test_outcomes import message
 pytestmark = pytest.mark.simulated(seeds=2)
 
 
-def stocked(count: int) -> tuple[FakeStorage, Seeking, list[str]]:
+def stocked(count: int) -> tuple[FakeStorage, ReplyLookup, list[str]]:
     storage = FakeStorage()
     ids = [storage.messages.add(message(id=f"{number:032x}")).id for number in range(count)]
-    return storage, Seeking(storage), ids  # type: ignore[arg-type] # as far as it is needed
+    return storage, ReplyLookup(storage), ids  # type: ignore[arg-type] # as far as it is needed
 
 
 async def test_those_who_ask_while_a_read_is_under_way_share_the_next_one() -> None:

@@ -14,9 +14,9 @@ import pytest
 from coterie import Cluster, Entity, PersistenceError, rpc
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel.clock import ManualClock
-from coterie.observe.collect import Answering, Free, Gathering, ask
+from coterie.observe.collect import Collector, FactsServer, Free, ask
 from coterie.observe.facts import LocalFacts, Usage, usage
-from coterie.storage.contracts.messages import Backlog, Late
+from coterie.storage.contracts.messages import Backlog, LateReply
 from coterie.storage.interface import ClusterSnapshot
 from coterie.transport.routes import Route
 
@@ -25,7 +25,7 @@ from .clusters import NOW, ago, local, row, seat, shards
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.transport.interface import Request, Transport
 
 AWAY = PersistenceError(doing="look", problem="the database is away", outcome="unreachable")
@@ -57,7 +57,7 @@ class Ground:
         self, wires: Wires | None = None, *, facts: LocalFacts | None = None, view: ClusterSnapshot | None = None
     ) -> None:
         self.view_read = view or ClusterSnapshot((row(),), tuple(shards(1, 2)), "")
-        self.late: tuple[Late, ...] = ()
+        self.late: tuple[LateReply, ...] = ()
         self.wrong: Exception | None = None
         self.reads = 0
         self.go_on = asyncio.Event()
@@ -71,7 +71,7 @@ class Ground:
         self.storage = SimpleNamespace(view=self._view, messages=messages, overdue=self._overdue)
         self.transport = wires or Wires(web_1=lambda: encoded(local()))
         self.clock = ManualClock()
-        self.gathering = Gathering(cast("Connection", self), self.clock)
+        self.gathering = Collector(cast("Client", self), self.clock)
 
     def facts(self) -> LocalFacts | None:
         return self.told
@@ -135,7 +135,7 @@ async def test_a_runner_that_takes_too_long_has_not_answered() -> None:
 
 def test_whoever_asks_is_told_at_once() -> None:
     replies: list[bytes] = []
-    answering = Answering(lambda: local(seats=7))
+    answering = FactsServer(lambda: local(seats=7))
     answering.on_request(cast("Request", SimpleNamespace(reply=replies.append)))
     assert [msgspec.msgpack.decode(reply)["seats"] for reply in replies] == [7]
 
@@ -154,7 +154,7 @@ async def test_everybody_is_asked_but_oneself_and_who_is_silent_stays_unknown() 
 
 async def test_what_waits_is_told_with_its_age_by_the_databases_clock() -> None:
     ground = Ground()
-    ground.late = (Late("shard:default:1", "7", ago(42), "Account", "alice", "charge"),)
+    ground.late = (LateReply("shard:default:1", "7", ago(42), "Account", "alice", "charge"),)
     found = await ground.gathering.look()
     assert (found.now, found.dead, found.oldest) == (NOW, 3, found.overdue[0])
     (oldest,) = found.overdue

@@ -7,17 +7,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coterie.kernel.clock import ManualClock, to_datetime
-from coterie.ownership.runner_health import Vitals
+from coterie.ownership.runner_health import RunnerHealth
 
 START = datetime(2026, 3, 27, tzinfo=UTC)
 
 
-def new() -> tuple[Vitals, ManualClock]:
+def new() -> tuple[RunnerHealth, ManualClock]:
     clock = ManualClock(START)
-    return Vitals(clock, silence_s=3.0), clock
+    return RunnerHealth(clock, silence_s=3.0), clock
 
 
-def turn(vitals: Vitals, clock: ManualClock, *, late_s: float) -> None:
+def turn(vitals: RunnerHealth, clock: ManualClock, *, late_s: float) -> None:
     """The loop turns so long after it was asked to."""
     asked_ns = clock.steady_ns()
     clock.advance(timedelta(seconds=late_s))

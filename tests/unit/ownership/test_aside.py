@@ -9,7 +9,7 @@ import time
 import pytest
 
 from coterie.errors import NotStarted
-from coterie.ownership.lease_thread import ThreadAside
+from coterie.ownership.lease_thread import ThreadSideLoop
 
 
 async def test_work_runs_in_another_thread_and_its_result_or_error_comes_back() -> None:
@@ -20,7 +20,7 @@ async def test_work_runs_in_another_thread_and_its_result_or_error_comes_back() 
     async def fail() -> None:
         raise KeyError("x")
 
-    async with ThreadAside() as aside:
+    async with ThreadSideLoop() as aside:
         assert await aside.run(where) != threading.get_ident()
         with pytest.raises(KeyError, match="x"):
             await aside.run(fail)
@@ -29,7 +29,7 @@ async def test_work_runs_in_another_thread_and_its_result_or_error_comes_back() 
 async def test_it_goes_on_while_the_loop_is_blocked_and_sees_where_the_loop_is_stuck() -> None:
     turns: list[str] = []
 
-    async with ThreadAside() as aside:
+    async with ThreadSideLoop() as aside:
 
         async def look() -> str:
             for _ in range(5):
@@ -50,7 +50,7 @@ async def test_it_goes_on_while_the_loop_is_blocked_and_sees_where_the_loop_is_s
 
 async def test_a_saturated_loop_does_not_starve_it() -> None:
     """A loop that is never idle and never blocked: without short turns each hop of the other thread takes seconds."""
-    async with ThreadAside() as aside:
+    async with ThreadSideLoop() as aside:
 
         async def hop() -> None:
             for _ in range(30):
@@ -69,7 +69,7 @@ async def test_a_saturated_loop_does_not_starve_it() -> None:
 async def test_what_is_told_runs_on_the_runners_loop() -> None:
     told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async with ThreadAside() as aside:
+    async with ThreadSideLoop() as aside:
 
         async def tell() -> None:
             aside.tell(lambda: told.set_result(threading.get_ident()))
@@ -87,7 +87,7 @@ async def test_cancelling_the_wait_cancels_the_work() -> None:
         finally:
             cancelled.set()
 
-    async with ThreadAside() as aside:
+    async with ThreadSideLoop() as aside:
         task = asyncio.ensure_future(aside.run(wait))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -98,14 +98,14 @@ async def test_cancelling_the_wait_cancels_the_work() -> None:
 
 async def test_it_must_be_started() -> None:
     with pytest.raises(NotStarted):
-        await ThreadAside().run(lambda: asyncio.sleep(0))
+        await ThreadSideLoop().run(lambda: asyncio.sleep(0))
 
 
 async def test_whoever_waits_for_work_is_told_when_the_thread_ends() -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
-    aside = ThreadAside()
+    aside = ThreadSideLoop()
     await aside.start()
     waiting = asyncio.ensure_future(aside.run(wait))
     await asyncio.sleep(0.01)
@@ -115,18 +115,18 @@ async def test_whoever_waits_for_work_is_told_when_the_thread_ends() -> None:
 
 
 async def test_it_may_be_stopped_without_a_start() -> None:
-    await ThreadAside().stop()
+    await ThreadSideLoop().stop()
 
 
 async def test_what_is_told_to_a_loop_that_is_closed_is_dropped() -> None:
     there = asyncio.new_event_loop()
     there.close()
-    aside = ThreadAside()
+    aside = ThreadSideLoop()
     aside._here = there
     aside.tell(lambda: pytest.fail("nobody runs it"))
 
 
 async def test_a_thread_that_is_not_there_any_more_has_no_stack() -> None:
-    aside = ThreadAside()
+    aside = ThreadSideLoop()
     aside._here_id = -1
     assert aside.stack() == ""

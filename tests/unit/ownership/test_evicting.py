@@ -11,7 +11,7 @@ import pytest
 
 from coterie.errors import PersistenceError, RunnerUnavailable
 from coterie.ownership.directory import Directory
-from coterie.ownership.failure_detector import Evicting, Watch
+from coterie.ownership.failure_detector import FailureDetector, LeaseWatch
 from coterie.ownership.liveness import Rule
 from coterie.storage.interface import Presences, Sighting
 from tests.unit.ownership.rows import runner, view
@@ -96,7 +96,7 @@ class World:
 
 
 @asynccontextmanager
-async def evicting(world: Any, *others: RunnerRow) -> AsyncIterator[Evicting]:
+async def evicting(world: Any, *others: RunnerRow) -> AsyncIterator[FailureDetector]:
     """Watches old, and others if there are any."""
 
     async def read() -> Any:
@@ -104,13 +104,13 @@ async def evicting(world: Any, *others: RunnerRow) -> AsyncIterator[Evicting]:
 
     directory = world.directory = Directory(read)
     directory.learn(view([runner("me"), *(others or (runner("old"),))], []))
-    found = Evicting(
+    found = FailureDetector(
         "me",
         host_id=HERE,
         transport=world,
         directory=directory,
         keeping=world,
-        watch=Watch(ttl_ns=6000 * MS, gap_ns=3000 * MS),
+        watch=LeaseWatch(ttl_ns=6000 * MS, gap_ns=3000 * MS),
         rule=Rule(pause_ns=30 * MS, ttl_s=6.0),
         now_ns=world.now_ns,
         reached=lambda peer: world.reached.append(peer.incarnation),
@@ -275,7 +275,7 @@ async def test_one_of_many_that_answers_is_met_without_a_connection() -> None:
 
 
 @asynccontextmanager
-async def met(world: World, row: RunnerRow | None = None) -> AsyncIterator[Evicting]:
+async def met(world: World, row: RunnerRow | None = None) -> AsyncIterator[FailureDetector]:
     """Old was reached, its lock was seen, and its connection has just broken."""
     world.found, world.presence = HELD, "present"
     async with evicting(world, row or runner("old")) as watching:

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
-from coterie.ownership.seats import Holdings, Tenure, Trust
+from coterie.ownership.seats import HeldSeats, Tenure, Trust
 from coterie.storage.interface import Claim, Grant, checksum
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Stage:
         self.trust.extend(4_500_000_000)
         self.occupants: dict[str, Occupant] = {}
         self.offers: list[tuple[str, int, str | None]] = []
-        self.holdings = Holdings(
+        self.holdings = HeldSeats(
             "me",
             address=lambda: "127.0.0.1:1",
             keeping=self.desk,  # type: ignore[arg-type] # a stand-in

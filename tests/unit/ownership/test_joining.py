@@ -17,7 +17,7 @@ from tests.unit.ownership.rows import runner, view
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from coterie.storage.interface import ClusterSnapshot, Declaration
+    from coterie.storage.interface import ClusterSnapshot, SeatDeclaration
 
 ME = Registration(id="me", name="web-2", address="127.0.0.1:7651", host_id="boot 2", groups=("default",))
 OLD = msgspec.structs.replace(runner("old"), name="web-1", address="127.0.0.1:7651", host_id="boot 1")
@@ -46,7 +46,7 @@ class Session:
         self.asked += 1
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    async def register(self, me: Registration, seats: Sequence[Declaration]) -> None:
+    async def register(self, me: Registration, seats: Sequence[SeatDeclaration]) -> None:
         self.registered = True
 
 

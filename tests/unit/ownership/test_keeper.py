@@ -7,21 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coterie.ownership.lease import Keeper, Step, Times
+from coterie.ownership.lease import LeasePolicy, LeaseStep, LeaseTimes
 
 S = 1_000_000_000
 MS = 1_000_000
-TIMES = Times(ttl_ns=6 * S, renew_ns=1 * S, margin_ns=1_500 * MS, stall_ns=8 * S)
+TIMES = LeaseTimes(ttl_ns=6 * S, renew_ns=1 * S, margin_ns=1_500 * MS, stall_ns=8 * S)
 TRUST = 4_500 * MS
 
 
-def kept(sent_ns: int = 0) -> Keeper:
-    keeper = Keeper(TIMES)
+def kept(sent_ns: int = 0) -> LeasePolicy:
+    keeper = LeasePolicy(TIMES)
     keeper.registered(sent_ns)
     return keeper
 
 
-def drive(keeper: Keeper, *, start_ns: int, end_ns: int, pulse_ns: int | None = None) -> list[tuple[int, str]]:
+def drive(keeper: LeasePolicy, *, start_ns: int, end_ns: int, pulse_ns: int | None = None) -> list[tuple[int, str]]:
     """What it asks for and when, with renewals that succeed at once, and a loop that turns always or last at a time."""
     done: list[tuple[int, str]] = []
     now_ns = start_ns
@@ -39,7 +39,7 @@ def drive(keeper: Keeper, *, start_ns: int, end_ns: int, pulse_ns: int | None = 
 
 
 def test_nothing_is_done_before_the_registration() -> None:
-    keeper = Keeper(TIMES)
+    keeper = LeasePolicy(TIMES)
     assert keeper.step(100 * S, 0).action == "wait"
     assert (keeper.state, keeper.trusted_until_ns) == ("new", 0)
 
@@ -71,7 +71,7 @@ def test_after_a_renewal_that_was_cut_off_another_one_is_asked_for() -> None:
     assert keeper.state == "kept", "none was under way"
 
 
-def asked(now_ns: int) -> Keeper:
+def asked(now_ns: int) -> LeasePolicy:
     """One with a renewal under way since then."""
     keeper = kept(now_ns - 1 * S)
     assert keeper.step(now_ns, now_ns).action == "renew"
@@ -86,7 +86,7 @@ def test_after_a_slow_renewal_the_next_one_starts_early_m6(took_ms: int, next_ms
     assert drive(keeper, start_ns=1 * S + took_ms * MS, end_ns=9 * S)[0] == (1 * S + next_ms * MS, "renew")
 
 
-def fail(keeper: Keeper, now_ns: int) -> int:
+def fail(keeper: LeasePolicy, now_ns: int) -> int:
     """Let the renewal that is under way fail; when the next one is asked for."""
     keeper.failed(now_ns)
     while (step := keeper.step(now_ns, now_ns)).action != "renew":
@@ -112,7 +112,7 @@ def test_a_session_lost_between_renewals_delays_none() -> None:
     keeper = kept()
     for _ in range(5):
         keeper.failed(990 * MS)
-    assert keeper.step(990 * MS, 990 * MS) == Step("wait", 1 * S)
+    assert keeper.step(990 * MS, 990 * MS) == LeaseStep("wait", 1 * S)
     assert keeper.state == "failing"
 
 
@@ -149,7 +149,7 @@ def test_a_blocked_loop_is_reported_each_second_and_then_given_up_once_M16() -> 
 
 
 def test_it_is_given_up_at_the_limit_to_the_point_M16() -> None:
-    keeper = Keeper(Times(ttl_ns=6 * S, renew_ns=1 * S, margin_ns=1_500 * MS, stall_ns=7_345 * MS))
+    keeper = LeasePolicy(LeaseTimes(ttl_ns=6 * S, renew_ns=1 * S, margin_ns=1_500 * MS, stall_ns=7_345 * MS))
     keeper.registered(0)
     assert drive(keeper, start_ns=0, end_ns=9 * S, pulse_ns=0)[-1] == (7_345 * MS, "evict_self")
 
@@ -262,7 +262,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.keeper = Keeper(TIMES)
+        self.keeper = LeasePolicy(TIMES)
         self.now_ns = self.pulse_ns = self.wake_ns = 1_000 * S
         self.sent_ns: int | None = None
         self.asked_ns: int | None = None

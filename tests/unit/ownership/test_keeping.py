@@ -12,9 +12,9 @@ import pytest
 from coterie.errors import PersistenceError, StorageReplaced
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.supervisor import Supervisor
-from coterie.ownership.lease import Keeper, Times
-from coterie.ownership.lease_thread import Keeping, insist
-from coterie.ownership.runner_health import Vitals
+from coterie.ownership.lease import LeasePolicy, LeaseTimes
+from coterie.ownership.lease_thread import LeaseKeeper, insist
+from coterie.ownership.runner_health import RunnerHealth
 from coterie.ownership.seats import Trust
 from coterie.storage.interface import Renewal
 from tests.unit.ownership.test_evicting import until
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.errors import Outcome
 
 MS = 1_000_000
-TIMES = Times(ttl_ns=60_000 * MS, renew_ns=10 * MS, margin_ns=1_000 * MS, stall_ns=30_000 * MS)
+TIMES = LeaseTimes(ttl_ns=60_000 * MS, renew_ns=10 * MS, margin_ns=1_000 * MS, stall_ns=30_000 * MS)
 RENEWAL = Renewal(1, False, (), "", "stamp", datetime(2025, 1, 1, tzinfo=UTC))
 
 
@@ -94,16 +94,16 @@ class Session:
 class Stage:
     """A lease that is kept."""
 
-    def __init__(self, times: Times = TIMES) -> None:
+    def __init__(self, times: LeaseTimes = TIMES) -> None:
         clock = SystemClock()
         self.session = Session()
         self.trust = Trust(clock)
-        self.vitals = Vitals(clock, silence_s=10.0)
-        self.keeper = Keeper(times)
+        self.vitals = RunnerHealth(clock, silence_s=10.0)
+        self.keeper = LeasePolicy(times)
         self.present: list[str] = []
         self.renewed: list[Renewal] = []
         self.ended: list[str | StorageReplaced] = []
-        self.keeping = Keeping(
+        self.keeping = LeaseKeeper(
             self.keeper,
             open=self.session.open,  # type: ignore[arg-type] # a stand-in
             presence=self._presence,
@@ -318,7 +318,7 @@ async def test_one_whose_loop_stands_still_says_where_and_then_gives_itself_up(
     fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = Stage(
-        Times(ttl_ns=60_000 * MS, renew_ns=30_000 * MS, margin_ns=1_000 * MS, stall_ns=60 * MS, stack_ns=20 * MS)
+        LeaseTimes(ttl_ns=60_000 * MS, renew_ns=30_000 * MS, margin_ns=1_000 * MS, stall_ns=60 * MS, stack_ns=20 * MS)
     )
     stage.keeping._pulse = lambda since_ns: None  # type: ignore[method-assign]
     await stage.register()

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.ownership import assignment
 from coterie.ownership.assignment import order, targets
-from coterie.ownership.rebalance import Plans
+from coterie.ownership.rebalance import Rebalance
 from tests.unit.ownership.rows import held, runner, seat, shards, view
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ NIGHTLY = "cron:nightly"
 A, B, C = (runner(each, knows={NIGHTLY: "v1"}) for each in "abc")
 
 
-def plans(me: str = "a", **delays_s: int) -> Plans:
-    return Plans(me, delays={f"cron:{name}": delay_s * S for name, delay_s in delays_s.items()})
+def plans(me: str = "a", **delays_s: int) -> Rebalance:
+    return Rebalance(me, delays={f"cron:{name}": delay_s * S for name, delay_s in delays_s.items()})
 
 
 OLD = -1
@@ -37,7 +37,7 @@ def lone(members: list[RunnerRow], row: SeatRow) -> list[str]:
     return [target, *(each for each in order(row, members) if each != target)]
 
 
-def learned(me: str, seen: ClusterSnapshot, *, at_s: int = 0, renewals: int = 0, **delays_s: int) -> Plans:
+def learned(me: str, seen: ClusterSnapshot, *, at_s: int = 0, renewals: int = 0, **delays_s: int) -> Rebalance:
     plan = plans(me, **delays_s)
     plan.learn(seen, now_ns=at_s * S, renewals=renewals)
     return plan
@@ -362,7 +362,7 @@ def test_a_runner_that_is_asked_to_leave_hands_over_at_once() -> None:
     assert learned("a", view([leaver, B], [nightly("a")])).give({NIGHTLY}, 0) == [(NIGHTLY, "b")]
 
 
-def left_waiting() -> tuple[Plans, set[str]]:
+def left_waiting() -> tuple[Rebalance, set[str]]:
     """The plans of a, which holds three of four shards and has seen b leave the fourth alone; what a holds then."""
     rows = held(shards(4), {row.name: "a" for row in shards(3)})
     plan = learned("a", view([A, B], rows))

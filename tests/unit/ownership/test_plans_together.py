@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.ownership.assignment import targets
-from coterie.ownership.rebalance import Plans
+from coterie.ownership.rebalance import Rebalance
 from tests.unit.ownership.rows import runner, shards, view
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Table:
     def __init__(self, rows: list[SeatRow]) -> None:
         self.rows = {row.name: row for row in rows}
         self.members: dict[str, RunnerRow] = {}
-        self.plans: dict[str, Plans] = {}
+        self.plans: dict[str, Rebalance] = {}
         self.broken: set[str] = set()
         self.refusing: set[tuple[str, str]] = set()
         self.now = 0
@@ -32,7 +32,7 @@ class Table:
 
     def join(self, id: str) -> None:
         self.members[id] = runner(id)
-        self.plans[id] = Plans(id, delays={})
+        self.plans[id] = Rebalance(id, delays={})
 
     def end(self, id: str) -> None:
         del self.members[id], self.plans[id]

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
-from coterie.ownership.peer_notices import Talk
+from coterie.ownership.peer_notices import PeerNotices
 from tests.unit.ownership.test_directory import never, runner, seat, view
 
 
@@ -31,7 +31,7 @@ class Heard:
         self.offers: list[tuple[str, int]] = []
         self.looks = 0
         self.resigned: list[tuple[str, int]] = []
-        self.talk = Talk(
+        self.talk = PeerNotices(
             "a",
             transport=cast("Any", self.told),
             directory=self.directory,
@@ -94,7 +94,7 @@ def test_all_means_all_but_ourselves() -> None:
     heard = Heard()
     heard.directory.learn(view(runners="abc"))
     heard.talk.tell_all("granted", [("s", 4)])
-    notice = peer_notices.Notice("granted", [("s", 4)])
+    notice = peer_notices.PeerNotice("granted", [("s", 4)])
     assert heard.told.said == [(peer_of(runner("b")), notice), (peer_of(runner("c")), notice)]
 
 
@@ -102,7 +102,7 @@ def test_who_is_asked_to_resign_says_which_seats_it_gives_up() -> None:
     heard, asked = Heard(), Asked(peer_notices.encode("resign", [("s", 3), ("t", 9)]))
     heard.talk.on_request(cast("Any", asked))
     assert heard.resigned == [("s", 3), ("t", 9)]
-    assert asked.answer == peer_notices.Notice("resign", [("s", 0)])
+    assert asked.answer == peer_notices.PeerNotice("resign", [("s", 0)])
     heard.talk.on_cancel(cast("Any", asked))  # it has begun: nothing takes it back
     assert asked.failure == ()
 
@@ -124,7 +124,7 @@ def test_a_hint_for_a_seat_that_has_moved_is_passed_on_once(holder: str | None, 
     """Else what was stored just after the move waits for a sweep."""
     directory, told, woken = Directory(never), Told(), list[str]()
     directory.learn(view(seat("shard:default:1", holder, 3)))
-    talk = Talk(
+    talk = PeerNotices(
         "a",
         transport=cast("Any", told),
         directory=directory,
@@ -136,4 +136,4 @@ def test_a_hint_for_a_seat_that_has_moved_is_passed_on_once(holder: str | None, 
     hint = "shard:default:1\nworkflow:order/7"
     talk.on_notify("c", 1, peer_notices.encode("wake", [(hint, passed_on)]), {})
     assert woken == ([hint] if is_heard else [])
-    assert told.said == ([] if is_heard else [(peer_of(runner("b")), peer_notices.Notice("wake", [(hint, 1)]))])
+    assert told.said == ([] if is_heard else [(peer_of(runner("b")), peer_notices.PeerNotice("wake", [(hint, 1)]))])

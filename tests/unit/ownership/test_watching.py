@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.ownership.failure_detector import Suspect, Watch
+from coterie.ownership.failure_detector import LeaseWatch, Suspect
 from coterie.storage.interface import Sighting
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ MS = 1_000_000
 TTL_S = 6
 
 
-def watch() -> Watch:
-    return Watch(ttl_ns=TTL_S * S, gap_ns=3 * S)
+def watch() -> LeaseWatch:
+    return LeaseWatch(ttl_ns=TTL_S * S, gap_ns=3 * S)
 
 
-def see(watch: Watch, at_ns: int, *, took_ns: int = 0, expired: bool = True, **counters: int) -> None:
+def see(watch: LeaseWatch, at_ns: int, *, took_ns: int = 0, expired: bool = True, **counters: int) -> None:
     others = [Sighting(runner, counter, expired, leaving=False) for runner, counter in counters.items()]
     watch.saw(others, sent_ns=at_ns, got_ns=at_ns + took_ns)
 
@@ -129,7 +129,7 @@ class Peer:
 
 
 def observe(
-    watching: Watch, peers: dict[str, Peer], ticks: range, up: Callable[[int], bool], expired: Callable[[], bool]
+    watching: LeaseWatch, peers: dict[str, Peer], ticks: range, up: Callable[[int], bool], expired: Callable[[], bool]
 ) -> None:
     """The observer itself is always the first to return."""
     last = ticks.start - 10

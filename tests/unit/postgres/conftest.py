@@ -9,24 +9,29 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
-from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from tests.postgres import Server
 
-SHORT = Limits(connect_s=1.0, backoff_s=0.02, call_s=1.0)
+SHORT = ConnectionLimits(connect_s=1.0, backoff_s=0.02, call_s=1.0)
 
 
 def new_storage(
-    url: str, *, incarnation: str = "a" * 32, limits: Limits | None = None, check_schema: bool = True, **values: Any
+    url: str,
+    *,
+    incarnation: str = "a" * 32,
+    limits: ConnectionLimits | None = None,
+    check_schema: bool = True,
+    **values: Any,
 ) -> PostgresStorage:
     settings = Settings.load({"url": url, **values}, environ={})
     return PostgresStorage(
-        settings, incarnation=incarnation, chance=Chance(1), limits=limits, check_schema=check_schema
+        settings, incarnation=incarnation, chance=Random(1), limits=limits, check_schema=check_schema
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import KvPut, KvRemove, KvSwap
-from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage, stranger, until
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.postgres
 
-PATIENT = Limits(lock_s=20.0, call_s=20.0, transaction_s=20.0)
+PATIENT = ConnectionLimits(lock_s=20.0, call_s=20.0, transaction_s=20.0)
 
 
 def put(key: str, stamp: int = 1) -> KvPut:

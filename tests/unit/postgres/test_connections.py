@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import ConfigurationError, PersistenceError
-from coterie.kernel.random import Chance
-from coterie.storage.postgres import Limits
+from coterie.kernel.random import Random
+from coterie.storage.postgres import ConnectionLimits
 from coterie.storage.postgres.connector import (
     Connector,
     application_name,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tests.postgres import Server
 
 
-def connector(url: str, *, limits: Limits = SHORT, incarnation: str = "b" * 32) -> Connector:
-    return Connector(url, incarnation=incarnation, chance=Chance(1), limits=limits)
+def connector(url: str, *, limits: ConnectionLimits = SHORT, incarnation: str = "b" * 32) -> Connector:
+    return Connector(url, incarnation=incarnation, chance=Random(1), limits=limits)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ async def test_every_session_is_set_up(postgres_server: Server, postgres_url: st
     database = database_of(postgres_url)
     for setting in ("default_transaction_isolation = 'serializable'", "search_path = 'public'", "timezone = 'Japan'"):
         postgres_server.execute(f"alter database {database} set {setting}")
-    limits = Limits(call_s=4.0, transaction_s=2.0)
+    limits = ConnectionLimits(call_s=4.0, transaction_s=2.0)
     wanted = {
         "application_name": "coterie/" + "b" * 32,
         "default_transaction_isolation": "read committed",

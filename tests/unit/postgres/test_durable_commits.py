@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.storage.interface import Declaration, KvPut, Registration
-from coterie.storage.postgres import Limits
+from coterie.storage.interface import KvPut, Registration, SeatDeclaration
+from coterie.storage.postgres import ConnectionLimits
 from coterie.storage.postgres.session_registry import SessionRegistry
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 A = "a" * 32
-HASTY = Limits(connect_s=2.0, backoff_s=0.02, call_s=0.4, dedicated_s=0.4)
+HASTY = ConnectionLimits(connect_s=2.0, backoff_s=0.02, call_s=0.4, dedicated_s=0.4)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ async def test_a_lease_is_kept_while_a_synchronous_standby_is_away(own_server: S
     async with new_storage(postgres_url, limits=HASTY) as storage:
         me = Registration(id=A, name="a", address="", host_id="", groups=())
         async with storage.ownership(A) as session:
-            await session.register(me, [Declaration("seat", "default")], ttl_s=60)
+            await session.register(me, [SeatDeclaration("seat", "default")], ttl_s=60)
             with standby_away(own_server):
                 await until_commits_hang(postgres_url)
                 for _ in range(2):

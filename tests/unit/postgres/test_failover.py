@@ -14,7 +14,7 @@ import pytest
 
 from coterie import Cluster, ClusterError, Entity, Leader, rpc
 from coterie.kernel import metrics
-from coterie.storage.postgres.server_check import Facts, judge
+from coterie.storage.postgres.server_check import ServerFacts, judge
 from coterie.testing.postgres import Server
 from tests.unit.postgres.conftest import stranger, until
 
@@ -84,7 +84,7 @@ async def test_what_the_new_server_has_not_is_dropped_from_memory_and_said(
     assert any("may be missing" in each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL)
 
 
-SAFE = Facts(standby=False, synchronous_commit="on", fsync="on", full_page_writes="on")
+SAFE = ServerFacts(standby=False, synchronous_commit="on", fsync="on", full_page_writes="on")
 
 
 def test_standbys_of_which_none_is_waited_for_are_warned_about() -> None:

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.storage.postgres import errors
 from coterie.storage.postgres.connector import Connector
 from tests.unit.postgres.conftest import SHORT
@@ -31,7 +31,7 @@ async def test_a_server_that_is_full_is_not_taken_for_one_that_is_down(monkeypat
         raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
 
     monkeypatch.setattr(asyncpg, "connect", refuse)
-    connector = Connector("postgresql://app@db/app", incarnation="b" * 32, chance=Chance(1), limits=SHORT)
+    connector = Connector("postgresql://app@db/app", incarnation="b" * 32, chance=Random(1), limits=SHORT)
     with pytest.raises(PersistenceError, match="too many clients already") as told:
         await connector.connect("work", tries=1)
     assert told.value.hint.startswith("the server has no free connection")

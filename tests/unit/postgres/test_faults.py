@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 from tests.unit.postgres.conftest import new_storage
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def test_acknowledged_writes_survive_a_server_that_crashes(
     postgres_server: Server, postgres_url: str, how: Literal["immediate", "fast", "kill"]
 ) -> None:
     """D1, R3: each write is acknowledged and there, or failed with what is known; then writing goes on."""
-    limits = Limits(connect_s=2.0, backoff_s=0.05, call_s=5.0)
+    limits = ConnectionLimits(connect_s=2.0, backoff_s=0.05, call_s=5.0)
     async with new_storage(postgres_url, limits=limits) as storage:
         writers = Writers(storage)
         running = [asyncio.create_task(writers.run(writer)) for writer in range(20)]
@@ -89,7 +89,7 @@ async def _progress(writers: Writers) -> None:
 async def test_a_server_that_stays_away_fails_writes_and_reads_as_unreachable_and_soon(
     postgres_server: Server, postgres_url: str
 ) -> None:
-    limits = Limits(connect_s=0.5, backoff_s=0.05, call_s=0.6)
+    limits = ConnectionLimits(connect_s=0.5, backoff_s=0.05, call_s=0.6)
     async with new_storage(postgres_url, limits=limits) as storage:
         postgres_server.stop("immediate")
         try:

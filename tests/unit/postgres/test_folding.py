@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.storage.contracts.messages import Commit, Insert, Message, Receipt
-from coterie.storage.contracts.ticks import Claimed, TickClaim, TickNote, Verdict
+from coterie.storage.contracts.ticks import ClaimResult, TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave, Write
 from coterie.storage.postgres.batch.plan import FENCED, Bucket, fold, refused, results, values
 
@@ -181,7 +181,7 @@ def test_claims_of_many_crons_share_one_statement_in_the_order_of_their_names() 
         *([later, NOW, later], [later, later, later], [1, 6, 1], ["", "missed", ""]),
     ]
     rows = [("cron:a", "early", NOW), ("cron:b", "written", later)]
-    assert results(bucket, writes, rows) == [Claimed("written", later), Claimed("early", NOW)]
+    assert results(bucket, writes, rows) == [ClaimResult("written", later), ClaimResult("early", NOW)]
 
 
 def test_a_claim_and_notes_of_one_cron_go_one_after_another() -> None:
@@ -227,7 +227,7 @@ def test_what_a_note_says_of_errors_can_be_stored_whatever_they_say() -> None:
 def test_the_audit_is_given_the_claims_and_notes_that_the_fence_refused() -> None:
     writes: list[Write] = [claim("a"), claim("b", epoch=3), note("c"), note("d")]
     claims, notes = fold(writes)
-    assert refused(claims, writes, [Claimed("moved", NOW), Claimed("fenced", NOW)]) == [
+    assert refused(claims, writes, [ClaimResult("moved", NOW), ClaimResult("fenced", NOW)]) == [
         "me",
         ["cron:b"],
         [3],

@@ -9,7 +9,7 @@ import pytest
 
 from coterie.errors import ConfigurationError
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres.server_check import ROUNDS, Facts, judge, lends_sessions, require_grants
+from coterie.storage.postgres.server_check import ROUNDS, ServerFacts, judge, lends_sessions, require_grants
 from tests.postgres import Server
 from tests.unit.postgres.conftest import database_of, new_storage
 from tests.unit.postgres.proxies import Proxy
@@ -17,18 +17,18 @@ from tests.unit.postgres.proxies import Proxy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SAFE = Facts(standby=False, synchronous_commit="on", fsync="on", full_page_writes="on")
+SAFE = ServerFacts(standby=False, synchronous_commit="on", fsync="on", full_page_writes="on")
 
 
 def test_a_server_that_keeps_promises_passes_without_a_word() -> None:
     for level in ("on", "local", "remote_write", "remote_apply"):
-        assert judge(Facts(False, level, "on", "on"), address="db") == []
+        assert judge(ServerFacts(False, level, "on", "on"), address="db") == []
 
 
 def test_a_server_that_may_lose_data_in_a_crash_is_warned_about() -> None:
-    (warning,) = judge(Facts(False, "on", "off", "on"), address="db")
+    (warning,) = judge(ServerFacts(False, "on", "off", "on"), address="db")
     assert warning.startswith("db has fsync=off")
-    (warning,) = judge(Facts(False, "on", "on", "off"), address="db")
+    (warning,) = judge(ServerFacts(False, "on", "on", "off"), address="db")
     assert warning.startswith("db has full_page_writes=off")
 
 

@@ -12,7 +12,7 @@ import pytest
 from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import messages, plan, single
-from coterie.storage.postgres.connector import Limits, session_settings
+from coterie.storage.postgres.connector import ConnectionLimits, session_settings
 from coterie.storage.postgres.writer import SQL
 from tests.contract.messages import change, id_of, message
 from tests.finished import fill_postgres
@@ -143,7 +143,7 @@ class Desk:
 
     async def prepare(self) -> None:
         """Prepare and run each once, which makes its plan: there is one for all values."""
-        await self._connection.execute(session_settings("writer", application="costs", limits=Limits()))
+        await self._connection.execute(session_settings("writer", application="costs", limits=ConnectionLimits()))
         for name in {**hot(LATE), **hot_groups(LATE)}:
             self._prepared[name] = (await self._connection.prepare(SQL[name])).fetch
         await self.pages()

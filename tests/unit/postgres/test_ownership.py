@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError, ShuttingDown
-from coterie.storage.interface import Declaration, KvPut, Registration
-from coterie.storage.postgres import Limits
+from coterie.storage.interface import KvPut, Registration, SeatDeclaration
+from coterie.storage.postgres import ConnectionLimits
 from coterie.storage.postgres.lease_session import lock_key
 from coterie.storage.postgres.server_check import grants
 from tests.unit.postgres.conftest import database_of, new_storage, stranger, until
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.postgres
 
 A, B = "a" * 32, "b" * 32
 S1, S2 = "shard:default:1", "shard:default:2"
-SEATS = [Declaration(S1, "default"), Declaration(S2, "default"), Declaration("cron:c", "default", "f")]
+SEATS = [SeatDeclaration(S1, "default"), SeatDeclaration(S2, "default"), SeatDeclaration("cron:c", "default", "f")]
 
 
 async def join(session: Ownership, id: str, *, ttl_s: float = 60.0) -> None:
@@ -166,7 +166,7 @@ async def test_a_silent_network_costs_a_call_its_limit_and_says_what_is_known_lo
     own_server: Server, postgres_url: str
 ) -> None:
     """LOCK-10, 11, 12: each fails in time, each opening does too, and work goes on when the network is back."""
-    limits = Limits(connect_s=0.5, backoff_s=0.02, dedicated_s=0.5)
+    limits = ConnectionLimits(connect_s=0.5, backoff_s=0.02, dedicated_s=0.5)
     calls: list[tuple[Callable[[Ownership], Awaitable[object]], str]] = [
         (lambda a: a.renew(ttl_s=60), "unknown"),
         (lambda a: a.acquire([S1]), "unknown"),
@@ -205,7 +205,7 @@ async def test_a_silent_network_costs_a_call_its_limit_and_says_what_is_known_lo
 
 
 async def test_a_server_that_is_down_refuses_the_opening_in_time(own_server: Server, postgres_url: str) -> None:
-    limits = Limits(connect_s=0.5, backoff_s=0.05, dedicated_s=0.5)
+    limits = ConnectionLimits(connect_s=0.5, backoff_s=0.05, dedicated_s=0.5)
     async with Proxy(own_server.port) as proxy:
         url = f"postgresql://postgres@127.0.0.1:{proxy.port}/{database_of(postgres_url)}"
         async with new_storage(url, limits=limits) as storage:

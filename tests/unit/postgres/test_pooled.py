@@ -15,7 +15,7 @@ from coterie import Cluster, Entity, rpc
 from coterie.errors import ConfigurationError
 from coterie.storage import statements
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres import Limits
+from coterie.storage.postgres import ConnectionLimits
 from coterie.storage.postgres.session import deadline
 from tests.support.pooler import Pooler
 from tests.unit.postgres.conftest import new_storage, stranger, until
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from coterie.storage.postgres import PostgresStorage
-    from coterie.storage.postgres.session import Session
+    from coterie.storage.postgres.session import PostgresSession
 
 pytestmark = pytest.mark.postgres
 
 OWNERSHIP = statements.load("coterie.storage.postgres.sql", "ownership.sql")
 FENCE = statements.load("coterie.storage.postgres.sql", "fence.sql")["verify"]
 
-PATIENT = Limits(transaction_s=600)
+PATIENT = ConnectionLimits(transaction_s=600)
 """The server ends no idle transaction before a test does."""
 
 SETTINGS = [
@@ -204,7 +204,7 @@ async def test_gap_07_a_runner_behind_a_pooler_works_with_state_messages_and_tra
 
 
 @asynccontextmanager
-async def frozen(storage: PostgresStorage) -> AsyncIterator[Session]:
+async def frozen(storage: PostgresStorage) -> AsyncIterator[PostgresSession]:
     """A session of runner A inside a transaction that has taken the fence, and will not move again."""
     async with storage.pool.session(over=deadline(60)) as session:
         await session.begin(over=deadline(60))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import ConfigurationError, PersistenceError
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.storage.interface import KvPut
 from coterie.storage.migrations import Migration
 from coterie.storage.postgres.connector import Connector
@@ -31,7 +31,7 @@ def postgres_url(empty_postgres_url: str) -> str:
 
 
 def schema(url: str, *, known: tuple[Migration, ...] = KNOWN) -> PostgresSchema:
-    connector = Connector(url, incarnation="c" * 32, chance=Chance(1), limits=SHORT)
+    connector = Connector(url, incarnation="c" * 32, chance=Random(1), limits=SHORT)
     return PostgresSchema(connector, limits=SHORT, known=known)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import Forked, PersistenceError, ShuttingDown
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 from coterie.storage.postgres.errors import Lost
 from coterie.storage.postgres.session import deadline
 from tests.unit.postgres.conftest import SHORT, new_storage, until
@@ -134,7 +134,7 @@ async def test_incident_38_a_silent_server_costs_a_call_its_deadline_and_no_more
 async def test_a_cancelled_call_on_a_silent_network_returns_at_once(own_server: Server, postgres_url: str) -> None:
     """P8: no polite cancel is waited for."""
     async with Proxy(own_server.port) as proxy:
-        storage = new_storage(through(proxy, postgres_url), limits=Limits(call_s=30))
+        storage = new_storage(through(proxy, postgres_url), limits=ConnectionLimits(call_s=30))
         await storage.start()
         proxy.silent = True
         waiting = asyncio.create_task(storage.kv.get("a"))

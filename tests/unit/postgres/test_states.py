@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.interface import Claim, Declaration, KvPut, Registration, StateLoaded, StateSave
+from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration, StateLoaded, StateSave
 from tests.unit.postgres.conftest import database_of, new_storage, stranger
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def holding(url: str, **values: Any) -> AsyncIterator[tuple[PostgresStorag
     """A storage, and what to write under in the name of a runner that holds a seat."""
     me = Registration(id=ME, name="a", address="", host_id="", groups=("default",))
     async with new_storage(url, **values) as storage, storage.ownership(ME) as session:
-        await session.register(me, [Declaration(SEAT, "default")], ttl_s=60)
+        await session.register(me, [SeatDeclaration(SEAT, "default")], ttl_s=60)
         (grant,) = await session.acquire([SEAT])
         yield storage, Claim(ME, SEAT, grant.epoch)
 

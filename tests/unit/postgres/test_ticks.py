@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.ids import Seat
-from coterie.storage.contracts.ticks import Take, TickClaim, TickNote, Verdict
-from coterie.storage.interface import Claim, Declaration, Registration
-from coterie.storage.postgres import Limits, PostgresStorage
+from coterie.storage.contracts.ticks import CronTakeover, TickClaim, TickNote, Verdict
+from coterie.storage.interface import Claim, Registration, SeatDeclaration
+from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 from coterie.storage.postgres.batch import plan
 from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import new_storage, stranger
@@ -31,7 +31,7 @@ ME = "a" * 32
 NAME = "nightly"
 SEAT = Seat.cron(NAME)
 START = datetime(2026, 3, 1, tzinfo=UTC)
-PATIENT = Limits(lock_s=20.0, call_s=20.0, transaction_s=20.0)
+PATIENT = ConnectionLimits(lock_s=20.0, call_s=20.0, transaction_s=20.0)
 WAITING = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
@@ -55,7 +55,7 @@ async def holding(storage: PostgresStorage, *names: str) -> AsyncIterator[tuple[
         id=ME, name="ann", address="h:1", host_id="h", groups=("default",), knows=dict.fromkeys(seats, "s:o")
     )
     async with storage.ownership(ME) as session:
-        await session.register(me, [Declaration(seat, "default", "s:o") for seat in seats], ttl_s=60)
+        await session.register(me, [SeatDeclaration(seat, "default", "s:o") for seat in seats], ttl_s=60)
         grants = await session.acquire(list(seats))
         yield session, {seats[grant.name]: Claim(ME, grant.name, grant.epoch) for grant in grants}
 
@@ -71,7 +71,7 @@ async def until_waits(connection: asyncpg.Connection[Any], task: asyncio.Task[An
 async def test_a_claim_that_waits_for_a_pause_is_told_of_it(postgres_url: str) -> None:
     """No tick begins once a pause is there: not even one that was being claimed before."""
     async with new_storage(postgres_url, limits=PATIENT) as storage, holding(storage, NAME) as (_, claims):
-        await storage.ticks.take([Take(claims[NAME], NAME, "{}")])
+        await storage.ticks.take([CronTakeover(claims[NAME], NAME, "{}")])
         async with stranger(postgres_url) as other, stranger(postgres_url) as watcher:
             await other.execute("begin")
             assert await other.fetchval(SQL["pause_cron"], "default", SEAT, NAME)
@@ -86,7 +86,7 @@ async def test_a_claim_that_waits_for_a_pause_is_told_of_it(postgres_url: str) -
 
 async def test_a_pause_waits_for_a_claim_and_begins_after_it(postgres_url: str) -> None:
     async with new_storage(postgres_url, limits=PATIENT) as storage, holding(storage, NAME) as (_, claims):
-        await storage.ticks.take([Take(claims[NAME], NAME, "{}")])
+        await storage.ticks.take([CronTakeover(claims[NAME], NAME, "{}")])
         async with stranger(postgres_url) as other, stranger(postgres_url) as watcher:
             await other.execute("begin")
             await other.fetch(SQL["claim_ticks"], "default", *values_of(claim_of(claims[NAME], None, 0)))
@@ -164,7 +164,7 @@ async def test_a_seat_is_released_after_the_claim_that_is_under_way(postgres_url
             await other.execute("commit")
             assert await releasing
         (grant,) = await session.acquire([SEAT])
-        books = await storage.ticks.take([Take(Claim(ME, SEAT, grant.epoch), NAME)])
+        books = await storage.ticks.take([CronTakeover(Claim(ME, SEAT, grant.epoch), NAME)])
         assert [(row.at, row.attempt, row.epoch) for row in books[NAME].open] == [(at(0), 2, grant.epoch)]
 
 
@@ -190,7 +190,7 @@ async def test_a_pause_is_kept_until_all_ticks_in_it_have_their_verdicts(postgre
         await storage.ticks.pause(NAME)
         await storage.ticks.resume(NAME)
         await storage.ticks.purge(older_s=0, most=9)
-        (pause,) = (await storage.ticks.take([Take(claims[NAME], NAME)]))[NAME].pauses
+        (pause,) = (await storage.ticks.take([CronTakeover(claims[NAME], NAME)]))[NAME].pauses
         assert pause.until is not None
         skipped = Verdict(at(1), pause.until, 9, "paused")
         write = TickClaim(claims[NAME], NAME, "s", at(0), (skipped,))
@@ -205,7 +205,7 @@ async def test_triggers_for_one_instant_at_once_all_get_their_numbers(postgres_u
     async with new_storage(postgres_url, limits=PATIENT) as storage, holding(storage, NAME) as (_, claims):
         rows = await asyncio.gather(*(storage.ticks.trigger(NAME, at=at(0)) for _ in range(20)))
         assert sorted(row.seq for row in rows if row) == list(range(1, 21))
-        books = await storage.ticks.take([Take(claims[NAME], NAME)])
+        books = await storage.ticks.take([CronTakeover(claims[NAME], NAME)])
         assert [row.seq for row in books[NAME].open] == list(range(1, 21))
 
 
@@ -214,7 +214,7 @@ async def test_takes_claims_notes_triggers_and_purges_of_few_crons_do_not_hurt_e
     names = [f"c{number}" for number in range(4)]
     async with new_storage(postgres_url, limits=PATIENT) as storage, holding(storage, *names) as (_, claims):
         ticks, over = storage.ticks, asyncio.Event()
-        await ticks.take([Take(claims[name], name, "{}") for name in names])
+        await ticks.take([CronTakeover(claims[name], name, "{}") for name in names])
         ended: list[tuple[str, str, datetime, int]] = []
 
         async def end(row: TickRow) -> None:
@@ -235,7 +235,7 @@ async def test_takes_claims_notes_triggers_and_purges_of_few_crons_do_not_hurt_e
 
         async def sweep() -> None:
             while not over.is_set():
-                books = await ticks.take([Take(claims[name], name) for name in reversed(names)])
+                books = await ticks.take([CronTakeover(claims[name], name) for name in reversed(names)])
                 await asyncio.gather(*(end(row) for book in books.values() for row in book.open))
 
         async def work() -> None:
@@ -250,7 +250,7 @@ async def test_takes_claims_notes_triggers_and_purges_of_few_crons_do_not_hurt_e
 
 
 async def sweep_once(storage: PostgresStorage, claims: dict[str, Claim], end: Any) -> None:
-    books = await storage.ticks.take([Take(claim, name) for name, claim in claims.items()])
+    books = await storage.ticks.take([CronTakeover(claim, name) for name, claim in claims.items()])
     for book in books.values():
         for row in book.open:
             assert row.attempt == 1
@@ -272,9 +272,13 @@ async def test_what_the_fence_refuses_is_written_down(postgres_url: str) -> None
 async def test_options_that_two_crons_exchange_are_seen(storage: PostgresStorage) -> None:
     """M8: nothing takes effect anew then, and the sum over all fingerprints is what it was."""
     async with holding(storage, "a", "b") as (session, _):
-        await session.declare([Declaration("cron:a", "default", "s:1"), Declaration("cron:b", "default", "s:2")])
+        await session.declare(
+            [SeatDeclaration("cron:a", "default", "s:1"), SeatDeclaration("cron:b", "default", "s:2")]
+        )
         before = await storage.view()
-        await session.declare([Declaration("cron:a", "default", "s:2"), Declaration("cron:b", "default", "s:1")])
+        await session.declare(
+            [SeatDeclaration("cron:a", "default", "s:2"), SeatDeclaration("cron:b", "default", "s:1")]
+        )
         after, renewed = await storage.view(), await session.renew(ttl_s=60)
         assert [seat.effective_from for seat in after.seats] == [seat.effective_from for seat in before.seats]
         assert [seat.fingerprint for seat in after.seats] == ["s:2", "s:1"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.contracts.ticks import Take
+from coterie.storage.contracts.ticks import CronTakeover
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
@@ -243,7 +243,7 @@ def own_nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 async def test_a_take_of_a_thousand_crons_with_nothing_new_neither_writes_nor_locks(filled_url: str) -> None:
     """It is what a sweep does every few seconds."""
-    takes = [Take(Claim("r1", f"cron:c{number}", 1), f"c{number}", "{}") for number in range(1000)]
+    takes = [CronTakeover(Claim("r1", f"cron:c{number}", 1), f"c{number}", "{}") for number in range(1000)]
     async with new_storage(filled_url) as storage, writer(filled_url) as connection:
         first = await storage.ticks.take(takes)
         assert sum(len(book.open) for book in first.values()) == 5
@@ -253,7 +253,7 @@ async def test_a_take_of_a_thousand_crons_with_nothing_new_neither_writes_nor_lo
         await connection.execute("rollback")
         assert {name: book.open for name, book in second.items()} == {name: book.open for name, book in first.items()}
         after = await marks(connection)
-        await storage.ticks.take([Take(takes[0].claim, "c0", "new")])
+        await storage.ticks.take([CronTakeover(takes[0].claim, "c0", "new")])
         last = await marks(connection)
     assert after == before
     assert last != after, "that this test can fail"

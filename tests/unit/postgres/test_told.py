@@ -8,16 +8,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from coterie.kernel.random import Chance
-from coterie.storage.postgres import Limits
+from coterie.kernel.random import Random
+from coterie.storage.postgres import ConnectionLimits
 from coterie.storage.postgres.batch.plan import Bucket
 from coterie.storage.postgres.errors import Lost
-from coterie.storage.postgres.writer import AGAIN_MOST, Committer
+from coterie.storage.postgres.writer import AGAIN_MOST, PostgresWriter
 
 
-def commits(*, in_transaction: bool) -> Committer:
+def commits(*, in_transaction: bool) -> PostgresWriter:
     connector: Any = SimpleNamespace(address="test")
-    found = Committer(connector, cluster="c", chance=Chance(1), limits=Limits())
+    found = PostgresWriter(connector, cluster="c", chance=Random(1), limits=ConnectionLimits())
     session: Any = SimpleNamespace(in_transaction=in_transaction)
     found.adopt(session)
     return found

@@ -11,8 +11,8 @@ from coterie.errors import PersistenceError
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import KvPut, StateLoaded
 from coterie.storage.postgres import user_sql
-from coterie.storage.postgres.session import Session, deadline
-from coterie.storage.postgres.user_sql import PostgresGround
+from coterie.storage.postgres.session import PostgresSession, deadline
+from coterie.storage.postgres.user_sql import PostgresUserSql
 from tests.contract.messages import S1, A, change, id_of, joined, message, statuses, take
 from tests.unit.postgres.conftest import database_of, new_storage, stranger, until
 from tests.unit.postgres.proxies import Proxy
@@ -243,12 +243,12 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
 ) -> None:
     """M12: nobody here looks at a clock; also as an older server does it."""
     monkeypatch.setattr(user_sql, "_TIMED", timed)
-    monkeypatch.setattr(Session, "_ring", lambda *_: None)
+    monkeypatch.setattr(PostgresSession, "_ring", lambda *_: None)
 
     async def nothing(*_: Any) -> Any:
         raise AssertionError("not used")
 
-    ground = PostgresGround(storage.pool, storage._connector, limits=storage._limits, started=nothing, written=nothing)
+    ground = PostgresUserSql(storage.pool, storage._connector, limits=storage._limits, started=nothing, written=nothing)
     async with stranger(postgres_url) as other:
         await other.execute("create table orders (id integer); insert into orders values (1)")
         await ground.begin(over=deadline(1.0))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Tasks
 from coterie.ownership.seats import Tenure, Trust
 from coterie.singletons.definition import SingletonOptions, define
 from coterie.singletons.state import LeaderState
-from coterie.singletons.state_row import KeptRow
+from coterie.singletons.state_row import StateRowWriter
 from coterie.storage.interface import Claim, StateLoaded, StateSave
 
 if TYPE_CHECKING:
@@ -164,14 +164,14 @@ class Stage:
         self.changes = 0
         self.failures: list[Exception] = []
         fake: Any = self.storage
-        row = KeptRow(
+        row = StateRowWriter(
             self.singleton.name,
             self.singleton.key,
             self.tenure,
             fake.states,
             ttl_s=self.singleton.ttl_s,
             retry=self.singleton.retry or Retry(attempts=3, base="1ms", max="1ms"),
-            chance=Chance(),
+            chance=Random(),
             failed=self.failures.append,
         )
         self.state: LeaderState[Any] = LeaderState(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.singletons.heartbeat import Stale, judge
-from coterie.storage.contracts.executions import Execution
+from coterie.storage.contracts.executions import ExecutionRecord
 from tests.unit.singletons.stages import NOW
 
 MISSED = 2.0
@@ -28,9 +28,9 @@ def execution(
     alive_s: float = 0,
     expected_s: float | None = None,
     **more: Any,
-) -> Execution:
+) -> ExecutionRecord:
     """What was said so many seconds ago."""
-    return Execution(
+    return ExecutionRecord(
         seat="singleton:x",
         epoch=1,
         leader="r1",

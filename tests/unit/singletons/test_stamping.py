@@ -12,8 +12,8 @@ from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel.clock import ManualClock
 from coterie.ownership.seats import Tenure, Trust
 from coterie.singletons import heartbeat
-from coterie.singletons.heartbeat import Stamps
-from coterie.storage.contracts.executions import Execution
+from coterie.singletons.heartbeat import Heartbeats
+from coterie.storage.contracts.executions import ExecutionRecord
 from coterie.storage.interface import Claim
 from tests.unit.singletons.stages import NOW, refused, unreachable, until
 
@@ -35,12 +35,12 @@ class FakeExecutions:
         self.failing: list[Exception] = []
         self.said: list[Stamp] = []
 
-    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> Execution | None:
+    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
         await self._passing()
         nothing: dict[str, Any] = dict.fromkeys(("ran_at", "progress_at", "error", "error_at", "done", "total"))
         known = {"known_at": NOW, "since_at": NOW, "alive_at": NOW, "runs": 0, "note": "", "now": NOW}
         given = {"seat": claim.seat, "epoch": claim.epoch, "leader": leader, "expected_s": expected_s}
-        return Execution(**nothing | known | given | self.found) if self.held else None
+        return ExecutionRecord(**nothing | known | given | self.found) if self.held else None
 
     async def stamp(self, write: Stamp) -> Stamped:
         await self._passing()
@@ -63,7 +63,7 @@ class Stage:
         self.tenure = Tenure(Claim("a" * 32, "singleton:importer", 7), clean=True, trust=self.trust)
         self.executions = FakeExecutions()
         fake: Any = self.executions
-        self.stamps = Stamps(
+        self.stamps = Heartbeats(
             self.tenure, fake, clock=self.clock, leader="r1", heartbeat_s=heartbeat_s, expected_s=expected_s
         )
 

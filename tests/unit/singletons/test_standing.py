@@ -18,7 +18,7 @@ from tests.unit.singletons.test_staleness import execution
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.storage.contracts.executions import Execution
+    from coterie.storage.contracts.executions import ExecutionRecord
 
 
 def seat(name: str, *, holder: str | None = "id1", epoch: int = 1) -> SeatRow:
@@ -37,7 +37,7 @@ class FakeConnection:
         self.executions = self.states = self
         self.runners = [runner("id1", "r1"), runner("id2", "r2")]
         self.seats: list[SeatRow] = []
-        self.said: list[Execution] = []
+        self.said: list[ExecutionRecord] = []
         self.rows: dict[str, list[StateRow]] = {}
         self.asked: list[tuple[str, str]] = []
         self.successor: str | None = "id2"
@@ -52,7 +52,7 @@ class FakeConnection:
     async def history(self, key: str) -> list[StateRow]:
         return self.rows.get(key, [])
 
-    async def list(self, prefix: str) -> Sequence[Execution]:
+    async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
         assert prefix == "singleton:"
         return self.said
 

@@ -15,9 +15,9 @@ import apsw
 
 from coterie.errors import CoterieError
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
-from coterie.storage.interface import Declaration, KvPut, Ownership, Registration
+from coterie.storage.interface import KvPut, Ownership, Registration, SeatDeclaration
 from coterie.storage.sqlite import SqliteStorage, ownership
 from coterie.transport.identity import process_id
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def opened(url: str) -> SqliteStorage:
     settings = Settings.load({"url": url}, environ={})
-    return SqliteStorage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Chance())
+    return SqliteStorage(settings, incarnation="0" * 32, clock=SystemClock(), chance=Random())
 
 
 def say(text: object) -> None:
@@ -85,7 +85,7 @@ async def own(url: str, *leases: str) -> None:
             incarnation, _, ttl_s = lease.partition("=")
             session = await stack.enter_async_context(storage.ownership(incarnation))
             me = Registration(id=incarnation, name="child", address="", host_id="", groups=(), process=process_id())
-            await session.register(me, [Declaration("seat", "default")], ttl_s=float(ttl_s))
+            await session.register(me, [SeatDeclaration("seat", "default")], ttl_s=float(ttl_s))
         say("registered")
         while order := sys.stdin.readline().strip():
             say(_obey(order, url.removeprefix("sqlite:///")))
@@ -117,7 +117,7 @@ async def juggle(url: str, incarnation: str) -> None:
         while time.monotonic() < end:
             async with storage.ownership(incarnation) as session:
                 me = Registration(id=incarnation, name="child", address="", host_id="", groups=())
-                await session.register(me, [Declaration(f"seat-{n}", "default") for n in range(5)], ttl_s=60)
+                await session.register(me, [SeatDeclaration(f"seat-{n}", "default") for n in range(5)], ttl_s=60)
                 for _ in range(5):
                     grants = await session.acquire([f"seat-{n}" for n in range(5)])
                     granted += [(grant.name, grant.epoch) for grant in grants]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.sqlite import SqliteStorage
 
@@ -52,7 +52,7 @@ class Opener:
     ) -> SqliteStorage:
         given = {"url": url or f"sqlite:///{self.path}", "name": name, "migrate": migrate, **settings}
         loaded = Settings.load(given, environ={})
-        return SqliteStorage(loaded, incarnation="0" * 32, clock=clock or SystemClock(), chance=Chance(), **options)
+        return SqliteStorage(loaded, incarnation="0" * 32, clock=clock or SystemClock(), chance=Random(), **options)
 
 
 @pytest.fixture

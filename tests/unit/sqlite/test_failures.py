@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.storage.interface import KvPut
 from coterie.storage.sqlite import write_lock
 from coterie.storage.sqlite.database import open_memory
@@ -128,7 +128,7 @@ class Failing:
 )
 def test_after_any_error_nothing_is_written_and_the_next_one_works(at: str, error: Exception, outcome: str) -> None:
     connection: Any = Failing(at, error)
-    patience = Patience(chance=Chance(1), limit_s=0.01, pause_s=0.001, holder=lambda: None)
+    patience = Patience(chance=Random(1), limit_s=0.01, pause_s=0.001, holder=lambda: None)
 
     def insert() -> None:
         work = lambda c: c.execute("insert into t values (1)")  # noqa: E731

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.storage.interface import Declaration, Registration
+from coterie.storage.interface import Registration, SeatDeclaration
 from coterie.storage.sqlite import write_lock
 from coterie.storage.sqlite.write_lock import standing
 from coterie.transport.identity import process_id
@@ -37,7 +37,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def join(session: Ownership, incarnation: str) -> None:
     me = Registration(id=incarnation, name="me", address="", host_id="", groups=(), process=process_id())
-    await session.register(me, [Declaration("seat", "default")], ttl_s=60)
+    await session.register(me, [SeatDeclaration("seat", "default")], ttl_s=60)
 
 
 async def expiry(session: Ownership, incarnation: str) -> int:

@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 from coterie.storage import migrations
-from coterie.storage.contracts.messages import Commit, Filter, Insert, Message, Setback, StateChange, Suspected
+from coterie.storage.contracts.messages import Commit, Insert, Message, MessageFilter, Setback, StateChange, Suspected
 from coterie.storage.interface import Claim, Registration
 from coterie.storage.sqlite import batch, message_writes, messages, seats, states
 from coterie.storage.sqlite.database import open_memory
@@ -271,6 +271,6 @@ def test_a_purge_looks_no_further_than_it_is_told(connection: apsw.Connection) -
     connection.execute(FILL, {"each": 1000})
     count, after = messages.purge(connection, NOW, after="", retention_s=0, key_retention_s=0, most=100)
     assert (count, int(after, 16)) == (100, 99)
-    assert len(messages.listed(connection, NOW, Filter(status="done"), after=None, most=5000)) == 900
+    assert len(messages.listed(connection, NOW, MessageFilter(status="done"), after=None, most=5000)) == 900
     count, after = messages.purge(connection, NOW, after=after, retention_s=0, key_retention_s=0, most=10_000)
     assert (count, after) == (900, "")

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
-from coterie.storage.interface import Claim, Declaration, Registration, StateSave
+from coterie.storage.interface import Claim, Registration, SeatDeclaration, StateSave
 from coterie.storage.sqlite import seats
 from tests.unit.sqlite.test_processes import go
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.unit.sqlite.conftest import Child, Opener
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
-SEAT = Declaration("seat", "default")
+SEAT = SeatDeclaration("seat", "default")
 
 
 async def join(session: Ownership, incarnation: str, *, ttl_s: float = 60) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.storage import migrations
-from coterie.storage.interface import Declaration, Registration
+from coterie.storage.interface import Registration, SeatDeclaration
 from coterie.storage.sqlite import seats
 from coterie.storage.sqlite.database import open_file
 from coterie.storage.sqlite.kv import Scope
@@ -37,8 +37,8 @@ def steps(connection: apsw.Connection, work: Callable[[], object]) -> int:
     return counted
 
 
-def declared(count: int, version: str) -> list[Declaration]:
-    return [Declaration(f"singleton:s{number}", "default", f"{version}{number}") for number in range(count)]
+def declared(count: int, version: str) -> list[SeatDeclaration]:
+    return [SeatDeclaration(f"singleton:s{number}", "default", f"{version}{number}") for number in range(count)]
 
 
 def register(connection: apsw.Connection, id: str, count: int, version: str) -> None:

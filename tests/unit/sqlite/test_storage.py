@@ -14,7 +14,7 @@ import pytest
 
 from coterie.errors import ConfigurationError, NotStarted, PersistenceError, ShuttingDown
 from coterie.kernel.clock import ManualClock
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.storage import migrations
 from coterie.storage.interface import KvPut, Storage
 from coterie.storage.sqlite.database import desk_in_memory
@@ -23,7 +23,7 @@ from coterie.storage.sqlite.write_lock import Patience
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.storage.sqlite.database import Desk
+    from coterie.storage.sqlite.database import SqliteConnections
     from coterie.storage.sqlite.executor import Executor, Role
     from tests.unit.sqlite.conftest import Opener
 
@@ -215,24 +215,24 @@ async def test_clusters_in_one_file_do_not_see_each_other(new: Opener) -> None:
 class Inline:
     """What a simulator puts in the place of threads: the work is done at once, in the loop."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: SqliteConnections) -> None:
         self._desk = desk
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
-    async def run(self, work: Callable[[Desk], T]) -> T:
+    async def run(self, work: Callable[[SqliteConnections], T]) -> T:
         return work(self._desk)
 
 
 async def test_several_storages_can_share_a_database_in_memory_without_any_thread(new: Opener) -> None:
     """B4: the simulator runs the real SQL at a virtual instant."""
     clock = ManualClock()
-    patience = Patience(chance=Chance(), limit_s=0, pause_s=0, holder=lambda: None)
+    patience = Patience(chance=Random(), limit_s=0, pause_s=0, holder=lambda: None)
     desk = desk_in_memory(patience=patience, clock=clock)
 
-    def inline(role: Role, connect: Callable[[], Desk]) -> Executor[Desk]:
+    def inline(role: Role, connect: Callable[[], SqliteConnections]) -> Executor[SqliteConnections]:
         return Inline(desk)
 
     options: dict[str, Any] = {"url": "sqlite://", "executors": inline, "clock": clock}

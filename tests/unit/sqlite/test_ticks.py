@@ -11,8 +11,8 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
-from coterie.storage.contracts.ticks import PauseRow, Take, TickClaim, TickNote, Verdict
-from coterie.storage.interface import Claim, Declaration, KvPut, Registration
+from coterie.storage.contracts.ticks import CronTakeover, PauseRow, TickClaim, TickNote, Verdict
+from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration
 from coterie.storage.sqlite import seats, tick_writes
 from coterie.storage.sqlite.kv import Scope
 
@@ -51,7 +51,7 @@ def _hold(connection: apsw.Connection) -> None:
     scope = Scope("default", 0)
     me = Registration(id=RUNNER, name="a", address="", host_id="", groups=("default",))
     seats.register(connection, scope, me)
-    seats.declare(connection, scope, [Declaration(claim.seat, "default", "s:o") for claim in CLAIMS.values()])
+    seats.declare(connection, scope, [SeatDeclaration(claim.seat, "default", "s:o") for claim in CLAIMS.values()])
     seats.acquire(connection, scope, RUNNER, [claim.seat for claim in CLAIMS.values()])
 
 
@@ -77,16 +77,16 @@ async def test_a_take_without_news_does_not_ask_for_the_lock(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3: it comes every few seconds, and others wait for the lock."""
-    takes = [Take(claim, name, "{}") for name, claim in CLAIMS.items()]
+    takes = [CronTakeover(claim, name, "{}") for name, claim in CLAIMS.items()]
     await storage.ticks.take(takes)
     assert await committed(storage, ask(NAME)) == ["written"]
     monkeypatch.setattr(storage._main, "transact", is_forbidden)
-    books = await storage.ticks.take([*takes[:2], *(Take(take.claim, take.name) for take in takes[2:])])
+    books = await storage.ticks.take([*takes[:2], *(CronTakeover(take.claim, take.name) for take in takes[2:])])
     assert [len(books[name].open) for name in NAMES] == [1, 0, 0, 0]
     gone = Claim(RUNNER, CLAIM.seat, 9)
-    assert await storage.ticks.take([Take(gone, NAME, "other")]) == {}
+    assert await storage.ticks.take([CronTakeover(gone, NAME, "other")]) == {}
     with pytest.raises(AssertionError):
-        await storage.ticks.take([Take(CLAIM, NAME, "other")])
+        await storage.ticks.take([CronTakeover(CLAIM, NAME, "other")])
     monkeypatch.undo()
     await storage.ticks.trigger(NAME)
     monkeypatch.setattr(storage._main, "transact", is_forbidden)
@@ -107,7 +107,7 @@ async def test_a_seat_lost_between_look_and_lock_is_looked_at_again(
 
     await storage.ticks.trigger(NAME)
     monkeypatch.setattr(storage._main, "transact", first_release)
-    assert await storage.ticks.take([Take(CLAIM, NAME, "{}")]) == {}
+    assert await storage.ticks.take([CronTakeover(CLAIM, NAME, "{}")]) == {}
     monkeypatch.undo()
     (row,) = await storage.ticks.history(NAME, most=9)
     assert (row.epoch, row.attempt) == (0, 0)
@@ -161,7 +161,7 @@ async def test_pauses_stay_in_order_when_the_clock_stands_still_or_goes_back(
     """What decides about ticks relies on pauses that do not overlap."""
 
     async def pauses() -> list[PauseRow]:
-        return list((await storage.ticks.take([Take(CLAIM, NAME)]))[NAME].pauses)
+        return list((await storage.ticks.take([CronTakeover(CLAIM, NAME)]))[NAME].pauses)
 
     for _ in range(2):
         assert await storage.ticks.pause(NAME)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.storage.contracts.messages import Commit, Filter, Insert, Message, Setback, StateChange
+from coterie.storage.contracts.messages import Commit, Insert, Message, MessageFilter, Setback, StateChange
 from coterie.storage.group_commit import Group
 from coterie.storage.interface import Claim, KvPut, Registration, StateSave
 from coterie.storage.sqlite import batch, seats, states
@@ -74,7 +74,7 @@ def end(
 
 
 async def statuses(storage: SqliteStorage) -> dict[int, str]:
-    return {int(row.id, 16): row.status for row in await storage.messages.list(Filter(), most=1000)}
+    return {int(row.id, 16): row.status for row in await storage.messages.list(MessageFilter(), most=1000)}
 
 
 async def committed(storage: SqliteStorage, *group: Write) -> list[Any]:

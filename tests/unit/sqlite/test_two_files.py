@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from coterie.storage.interface import Ownership
-    from coterie.storage.sqlite.database import Desk
+    from coterie.storage.sqlite.database import SqliteConnections
     from tests.unit.sqlite.conftest import Opener
 
     Left = tuple[tuple[str, ...], tuple[str, ...]]
@@ -43,7 +43,7 @@ async def left_at_each_statement(session: Ownership, path: Path, do: Callable[[]
         look()
         return True
 
-    def trace(desk: Desk, how: Callable[..., bool] | None) -> None:
+    def trace(desk: SqliteConnections, how: Callable[..., bool] | None) -> None:
         for connection in (desk.main, desk.leases):
             connection.exec_trace = how
 
@@ -96,7 +96,7 @@ def _lease_deleted_before_the_runner() -> AbstractContextManager[Any]:
 @contextmanager
 def _runner_registered_before_its_lease() -> Iterator[None]:
     @contextmanager
-    def both(self: SqliteOwnership, desk: Desk, *, patience: Any, doing: str) -> Iterator[None]:
+    def both(self: SqliteOwnership, desk: SqliteConnections, *, patience: Any, doing: str) -> Iterator[None]:
         with (
             writing(desk.leases, patience=self._waits.leases, doing=doing),
             writing(desk.main, patience=patience, doing=doing),

@@ -12,7 +12,7 @@ import pytest
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
 from coterie.storage.contracts.units import StepWrite, UnitEnd, UnitStart
-from coterie.storage.interface import Claim, Declaration, KvPut, Registration
+from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration
 from coterie.storage.sqlite import seats, unit_writes
 from coterie.storage.sqlite.batch import repeated
 from coterie.storage.sqlite.kv import Scope
@@ -54,7 +54,7 @@ def _hold(connection: apsw.Connection) -> None:
     scope = Scope("default", 0)
     me = Registration(id=RUNNER, name="a", address="", host_id="", groups=("default",))
     seats.register(connection, scope, me)
-    seats.declare(connection, scope, [Declaration(SEAT, "default")])
+    seats.declare(connection, scope, [SeatDeclaration(SEAT, "default")])
     seats.acquire(connection, scope, RUNNER, [SEAT])
 
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from coterie.durable.steps import DurableWork
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import Tasks
-from coterie.storage.contracts.units import DeferredRow, Loaded, Stepped, StepRow, StepWrite
+from coterie.storage.contracts.units import DeferredRow, StepResult, StepRow, StepWrite, UnitSnapshot
 from coterie.storage.interface import Claim
 
 
@@ -42,7 +42,7 @@ class Units:
     def give(self, name: str, value: int) -> None:
         self.values.append(DeferredRow(name, codec_for(int).checked(value), None))
 
-    async def step(self, write: StepWrite) -> Stepped:
+    async def step(self, write: StepWrite) -> StepResult:
         if self.troubles:
             raise self.troubles.pop(0)
         self.written.append(write)
@@ -57,7 +57,7 @@ class Units:
             error=write.error,
             due_at=due_at,
         )
-        return Stepped(self.tells, row, self.now())
+        return StepResult(self.tells, row, self.now())
 
     async def load(self, *_: object) -> Any:
         self.looks += 1
@@ -68,7 +68,7 @@ class Units:
         if self.is_gone:
             return None
         row: Any = SimpleNamespace(life=0)
-        return Loaded(row, self.steps, read, self.now())
+        return UnitSnapshot(row, self.steps, read, self.now())
 
 
 class Ground:
@@ -88,7 +88,7 @@ class Ground:
             units=lambda: units,
             tokens=lambda: tokens,
             dial=Dial(time, time()),
-            chance=Chance(1),
+            chance=Random(1),
             tasks=self.tasks,
             most_bytes=1000,
         )

@@ -77,7 +77,7 @@ async def _one_connection(chance: random.Random, tally: Tally) -> None:
         if tally.frames % 7 == 0:
             break
     assert tally.kept_most_bytes <= KEPT_MOST_BYTES + 2**18
-    lone.connection.abort(protocol.read_error(protocol.Failure(1, "the test is over")))
+    lone.connection.abort(protocol.read_error(protocol.FailureFrame(1, "the test is over")))
     await asyncio.gather(*calls, return_exceptions=True)
     assert lone.sink.is_closed
     assert len(lone.errors) == 1, "lost once"
@@ -88,11 +88,11 @@ async def _one_connection(chance: random.Random, tally: Tally) -> None:
 def _still_lives(witness: Lone, tally: Tally) -> None:
     witness.handler.chance = None
     tally.echoes += 1
-    witness.say(protocol.Request(tally.echoes, 1, b"still there?"))
+    witness.say(protocol.RequestFrame(tally.echoes, 1, b"still there?"))
     request = witness.handler.kept.pop()
     request.reply(request.body)
     witness.connection._out.flush()
-    assert witness.sink.frames() == [protocol.Reply(tally.echoes, b"still there?")]
+    assert witness.sink.frames() == [protocol.ReplyFrame(tally.echoes, b"still there?")]
 
 
 def _stream(chance: random.Random) -> tuple[bytes, int]:
@@ -131,17 +131,17 @@ def _asked(chance: random.Random) -> int:
 _serial = iter(range(1, 2**62))
 
 _KINDS: list[Callable[[random.Random], Any]] = [
-    lambda chance: protocol.Request(next(_serial), 1, b"x" * _number(chance), 1_000),
-    lambda chance: protocol.Request(next(_serial), 1, b"", 1_000, b"", _number(chance)),
-    lambda chance: protocol.Reply(_asked(chance), b"x"),
-    lambda chance: protocol.Failure(_asked(chance), "mailbox_full", b"\x80"),
-    lambda chance: protocol.Cancel(_number(chance)),
-    lambda chance: protocol.Notice(1, b"x" * _number(chance)),
-    lambda chance: protocol.Item(_asked(chance), b"x"),
-    lambda chance: protocol.End(_asked(chance)),
-    lambda chance: protocol.Credit(_number(chance), _number(chance)),
-    lambda chance: protocol.Ping(_number(chance)),
-    lambda chance: protocol.Pong(_number(chance)),
+    lambda chance: protocol.RequestFrame(next(_serial), 1, b"x" * _number(chance), 1_000),
+    lambda chance: protocol.RequestFrame(next(_serial), 1, b"", 1_000, b"", _number(chance)),
+    lambda chance: protocol.ReplyFrame(_asked(chance), b"x"),
+    lambda chance: protocol.FailureFrame(_asked(chance), "mailbox_full", b"\x80"),
+    lambda chance: protocol.CancelFrame(_number(chance)),
+    lambda chance: protocol.NoticeFrame(1, b"x" * _number(chance)),
+    lambda chance: protocol.ItemFrame(_asked(chance), b"x"),
+    lambda chance: protocol.EndFrame(_asked(chance)),
+    lambda chance: protocol.CreditFrame(_number(chance), _number(chance)),
+    lambda chance: protocol.PingFrame(_number(chance)),
+    lambda chance: protocol.PongFrame(_number(chance)),
 ]
 
 
@@ -167,11 +167,11 @@ def _lengthen(chance: random.Random, stream: bytearray) -> None:
 
 
 def _terms(chance: random.Random, stream: bytearray) -> None:
-    stream += framed([encode(protocol.Terms(1, 1, 1))])
+    stream += framed([encode(protocol.TermsFrame(1, 1, 1))])
 
 
 def _goodbye(chance: random.Random, stream: bytearray) -> None:
-    stream += framed([encode(protocol.Goodbye("", is_final=chance.random() < 0.5))])
+    stream += framed([encode(protocol.GoodbyeFrame("", is_final=chance.random() < 0.5))])
 
 
 _BREAKS: list[Callable[[random.Random, bytearray], None]] = [

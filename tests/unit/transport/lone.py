@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.transport.connection import Connection
 from coterie.transport.handshake import Established
-from coterie.transport.interface import Limits
-from coterie.transport.protocol import Frames, Refused, Terms, decode, encode, framed
+from coterie.transport.interface import TransportLimits
+from coterie.transport.protocol import Frames, Refused, TermsFrame, decode, encode, framed
 
 if TYPE_CHECKING:
     import random
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from coterie.transport.handshake import Handshake
     from coterie.transport.interface import Request
 
-LIMITS = Limits(body_most_bytes=64 * 1024, in_flight=50, in_flight_bytes=512 * 1024, window_bytes=4_096)
-TERMS = framed([encode(Terms(LIMITS.body_most_bytes, LIMITS.in_flight, LIMITS.in_flight_bytes))])
+LIMITS = TransportLimits(body_most_bytes=64 * 1024, in_flight=50, in_flight_bytes=512 * 1024, window_bytes=4_096)
+TERMS = framed([encode(TermsFrame(LIMITS.body_most_bytes, LIMITS.in_flight, LIMITS.in_flight_bytes))])
 
 
 class Sink(asyncio.Transport):
@@ -105,7 +105,9 @@ class Answering:
 class Lone:
     """A connection whose peer is the test."""
 
-    def __init__(self, *, handler: Answering | None = None, limits: Limits = LIMITS, agreed: bool = True) -> None:
+    def __init__(
+        self, *, handler: Answering | None = None, limits: TransportLimits = LIMITS, agreed: bool = True
+    ) -> None:
         self.handler = handler or Answering()
         self.errors: list[Exception] = []
         self.sink = Sink()

@@ -11,14 +11,24 @@ import msgspec
 import pytest
 
 from coterie.errors import RunnerUnavailable, ShuttingDown
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.testing import run_simulation
 from coterie.transport import connection as module
 from coterie.transport import protocol
 from coterie.transport.connection import Connection
 from coterie.transport.handshake import BYTES_MOST, HELLO_BYTES, Handshake
 from coterie.transport.identity import Identity
-from coterie.transport.protocol import Frames, Goodbye, Item, Ping, Pong, Reply, Request, encode, framed
+from coterie.transport.protocol import (
+    Frames,
+    GoodbyeFrame,
+    ItemFrame,
+    PingFrame,
+    PongFrame,
+    ReplyFrame,
+    RequestFrame,
+    encode,
+    framed,
+)
 from tests.unit.transport.lone import LIMITS, TERMS, Answering, Lone, Sink
 
 GOLDEN = Path(__file__).parent / "golden" / "session-1.bin"
@@ -31,7 +41,7 @@ def end(role: Any, *, seal: bool = False, me: Identity | None = None, handler: A
         handler=handler or Answering(),
         limits=LIMITS,
         greet=lambda _: Handshake(
-            role=role, me=who, secrets=[SECRET], chance=Chance(1 if role == "client" else 2), seal=seal
+            role=role, me=who, secrets=[SECRET], chance=Random(1 if role == "client" else 2), seal=seal
         ),
         on_open=lambda _: None,
         on_lost=lambda *_: None,
@@ -119,7 +129,7 @@ async def test_a_sealed_connection_that_ends_between_records_is_a_peer_that_went
         await call
 
 
-@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", framed([encode(Ping(1))]), TERMS, b"\x00" * 4096])
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", framed([encode(PingFrame(1))]), TERMS, b"\x00" * 4096])
 def test_nothing_of_a_stranger_reaches_a_decoder_inv_x1(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     monkeypatch.setattr(module, "_decode", decoded.append)
@@ -137,7 +147,7 @@ def test_nothing_of_a_stranger_reaches_a_decoder_inv_x1(first: bytes, monkeypatc
 
 
 @pytest.mark.simulated(seeds=1)
-@pytest.mark.parametrize("frame", [Request(1, 1, b""), Reply(1, b""), Goodbye("")], ids=repr)
+@pytest.mark.parametrize("frame", [RequestFrame(1, 1, b""), ReplyFrame(1, b""), GoodbyeFrame("")], ids=repr)
 async def test_frames_before_the_terms_break_off(frame: Any) -> None:
     lone = Lone(agreed=False)
     lone.say(frame)
@@ -152,24 +162,26 @@ async def test_frames_of_one_turn_leave_in_one_write_and_a_lone_one_at_once() ->
     calls = [asyncio.ensure_future(lone.connection.calls.request(1, b"%d" % n, 5.0, b"")) for n in range(10)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    one = len(framed([encode(Request(1, 1, b"0", 5_000))]))
+    one = len(framed([encode(RequestFrame(1, 1, b"0", 5_000))]))
     assert lone.sink.sizes == [one, 9 * one]
-    lone.connection.data_received(framed(encode(Reply(number, b"")) for number in range(1, 11)))
+    lone.connection.data_received(framed(encode(ReplyFrame(number, b"")) for number in range(1, 11)))
     await asyncio.gather(*calls)
 
 
 @pytest.mark.simulated(seeds=2)
 async def test_replies_that_a_read_caused_leave_together_at_its_end() -> None:
     lone = Lone(handler=Echo())
-    assert lone.say(*(Request(number, 1, b"x") for number in range(1, 41))) == [Reply(n, b"x") for n in range(1, 41)]
+    assert lone.say(*(RequestFrame(number, 1, b"x") for number in range(1, 41))) == [
+        ReplyFrame(n, b"x") for n in range(1, 41)
+    ]
     assert len(lone.sink.sizes) == 1
 
 
 @pytest.mark.simulated(seeds=2)
 async def test_a_request_id_is_never_taken_twice() -> None:
     lone = Lone()
-    lone.say(Request(5, 1, b"first"))
-    lone.say(Request(5, 1, b"again"))
+    lone.say(RequestFrame(5, 1, b"first"))
+    lone.say(RequestFrame(5, 1, b"again"))
     assert lone.sink.is_closed
     assert [request.body for request in lone.handler.cancelled] == [b"first"]
     assert lone.handler.kept == []
@@ -178,9 +190,9 @@ async def test_a_request_id_is_never_taken_twice() -> None:
 @pytest.mark.simulated(seeds=2)
 async def test_requests_beyond_what_we_said_we_take_are_refused() -> None:
     lone = Lone()
-    frames = lone.say(*(Request(number, 1, b"") for number in range(1, LIMITS.in_flight + 3)))
+    frames = lone.say(*(RequestFrame(number, 1, b"") for number in range(1, LIMITS.in_flight + 3)))
     assert len(lone.handler.kept) == LIMITS.in_flight
-    assert [type(frame) for frame in frames] == [protocol.Failure] * 2
+    assert [type(frame) for frame in frames] == [protocol.FailureFrame] * 2
     error = protocol.read_error(frames[0])
     assert isinstance(error, RunnerUnavailable)
     assert not error.sent
@@ -189,7 +201,7 @@ async def test_requests_beyond_what_we_said_we_take_are_refused() -> None:
 @pytest.mark.simulated(seeds=1)
 async def test_reading_stops_while_too_much_waits_to_be_written_and_then_goes_on() -> None:
     lone = Lone()
-    lone.say(*(Request(number, 1, b"") for number in range(1, 21)))
+    lone.say(*(RequestFrame(number, 1, b"") for number in range(1, 21)))
     lone.connection.pause_writing()
     body = bytes(60_000)
     for request in lone.handler.kept[:8]:
@@ -199,14 +211,14 @@ async def test_reading_stops_while_too_much_waits_to_be_written_and_then_goes_on
     paused.append(lone.sink.is_paused)
     lone.connection.resume_writing()
     assert [*paused, lone.sink.is_paused] == [False, True, False]
-    assert lone.sink.frames() == [Reply(number, body) for number in range(1, 10)]
+    assert lone.sink.frames() == [ReplyFrame(number, body) for number in range(1, 10)]
     assert lone.connection._out.held_bytes == 0
 
 
 @pytest.mark.simulated(seeds=1)
 async def test_a_peer_that_reads_nothing_costs_four_times_the_bound_and_then_its_connection() -> None:
     lone = Lone()
-    lone.say(*(Request(number, 1, b"") for number in range(1, LIMITS.in_flight + 1)))
+    lone.say(*(RequestFrame(number, 1, b"") for number in range(1, LIMITS.in_flight + 1)))
     lone.connection.pause_writing()
     for request in list(lone.handler.kept):
         request.reply(bytes(60_000))
@@ -220,9 +232,9 @@ async def test_a_stream_that_sends_on_without_credit_breaks_off() -> None:
     lone = Lone()
     reading = await lone.connection.stream(1, b"", 5.0, b"")
     for _ in range(2):
-        lone.say(Item(1, bytes(LIMITS.window_bytes - 100)))
+        lone.say(ItemFrame(1, bytes(LIMITS.window_bytes - 100)))
     assert not lone.connection.is_lost, "one item may overshoot"
-    lone.say(Item(1, b"more"))
+    lone.say(ItemFrame(1, b"more"))
     assert lone.sink.is_closed
     assert len([await reading.next() for _ in range(2)]) == 2, "what had come is still given"
     with pytest.raises(RunnerUnavailable, match="without credit"):
@@ -233,8 +245,8 @@ async def test_a_stream_that_sends_on_without_credit_breaks_off() -> None:
 async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
     lone = Lone()
     await asyncio.sleep(LIMITS.ping_s * 2 + 0.1)
-    assert lone.sink.frames() == [Ping(0)]
-    lone.say(Pong(0))
+    assert lone.sink.frames() == [PingFrame(0)]
+    lone.say(PongFrame(0))
     await asyncio.sleep(LIMITS.ping_s * (LIMITS.pings + 2) + 0.1)
     assert lone.sink.is_closed
     assert "nothing heard from it for 20s" in str(lone.errors[0])
@@ -246,13 +258,13 @@ async def test_a_goodbye_is_answered_and_what_is_under_way_is_finished_first() -
     call = asyncio.ensure_future(lone.connection.calls.request(1, b"", 5.0, b""))
     await asyncio.sleep(0)
     lone.sink.frames()
-    lone.say(Request(1, 1, b"theirs"))
-    assert lone.say(Goodbye("moving")) == [Goodbye("moving")]
+    lone.say(RequestFrame(1, 1, b"theirs"))
+    assert lone.say(GoodbyeFrame("moving")) == [GoodbyeFrame("moving")]
     assert not lone.connection.is_usable
     lone.handler.kept[0].reply(b"")
     await asyncio.sleep(0)
-    assert lone.sink.frames() == [Reply(1, b"")]
-    assert lone.say(Reply(1, b"ours")) == [Goodbye("done", is_final=True, taken_id=1)]
+    assert lone.sink.frames() == [ReplyFrame(1, b"")]
+    assert lone.say(ReplyFrame(1, b"ours")) == [GoodbyeFrame("done", is_final=True, taken_id=1)]
     assert await call == b"ours"
     assert isinstance(lone.errors[0], ShuttingDown)
 
@@ -262,7 +274,7 @@ async def test_a_final_goodbye_ends_everything_at_once() -> None:
     lone = Lone()
     call = asyncio.ensure_future(lone.connection.calls.request(1, b"", 5.0, b""))
     await asyncio.sleep(0)
-    lone.say(Goodbye("stopping", is_final=True))
+    lone.say(GoodbyeFrame("stopping", is_final=True))
     with pytest.raises(RunnerUnavailable, match="it said goodbye"):
         await call
     assert lone.sink.is_closed
@@ -274,7 +286,7 @@ async def test_a_final_goodbye_says_which_requests_were_never_read() -> None:
     lone = Lone()
     calls = [asyncio.ensure_future(lone.connection.calls.request(1, b"", 5.0, b"")) for _ in range(3)]
     await asyncio.sleep(0.01)
-    lone.say(Goodbye("stopping", is_final=True, taken_id=2))
+    lone.say(GoodbyeFrame("stopping", is_final=True, taken_id=2))
     errors = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(error, RunnerUnavailable) and error.sent for error in errors] == [True, True, False]
 
@@ -283,9 +295,9 @@ async def test_a_final_goodbye_says_which_requests_were_never_read() -> None:
 async def test_after_close_a_peer_that_does_not_close_is_aborted() -> None:
     lone = Lone()
     lone.connection.close("stopping")
-    assert lone.sink.frames() == [Goodbye("stopping", is_final=True, taken_id=0)]
+    assert lone.sink.frames() == [GoodbyeFrame("stopping", is_final=True, taken_id=0)]
     assert not lone.sink.is_closed
-    lone.say(Request(1, 1, b"too late"))
+    lone.say(RequestFrame(1, 1, b"too late"))
     assert lone.handler.kept == []
     await asyncio.sleep(LIMITS.goodbye_s + 0.1)
     assert lone.sink.is_closed

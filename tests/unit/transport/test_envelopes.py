@@ -18,7 +18,7 @@ from coterie.transport.protocol import (
     KINDS,
     MALFORMED,
     OPTIONAL_FROM,
-    Failure,
+    FailureFrame,
     Frames,
     ProtocolError,
     decode,
@@ -35,19 +35,19 @@ GOLDEN = Path(__file__).parent / "golden" / "protocol-1.bin"
 
 # What a peer of protocol 1 sends, one of each kind. Never changed: the file holds the bytes as they were recorded.
 PROTOCOL_1: list[Any] = [
-    protocol.Terms(8_388_608, 16_384, 67_108_864),
-    protocol.Request(1, 3, b"payload", 30_000, b"\x81\xa1a\xa1b", 0),
-    protocol.Request(2, 3, b"", 250, b"", 262_144),
-    protocol.Reply(1, b"reply"),
-    protocol.Failure(2, "mailbox_full", pack_error(MailboxFull(entity="Account/alice", waiting=7))[1]),
-    protocol.Cancel(3),
-    protocol.Notice(4, b"told", b""),
-    protocol.Item(5, b"item"),
-    protocol.End(5),
-    protocol.Credit(5, 131_072),
-    protocol.Ping(1),
-    protocol.Pong(1),
-    protocol.Goodbye("stopping", is_final=True, taken_id=7),
+    protocol.TermsFrame(8_388_608, 16_384, 67_108_864),
+    protocol.RequestFrame(1, 3, b"payload", 30_000, b"\x81\xa1a\xa1b", 0),
+    protocol.RequestFrame(2, 3, b"", 250, b"", 262_144),
+    protocol.ReplyFrame(1, b"reply"),
+    protocol.FailureFrame(2, "mailbox_full", pack_error(MailboxFull(entity="Account/alice", waiting=7))[1]),
+    protocol.CancelFrame(3),
+    protocol.NoticeFrame(4, b"told", b""),
+    protocol.ItemFrame(5, b"item"),
+    protocol.EndFrame(5),
+    protocol.CreditFrame(5, 131_072),
+    protocol.PingFrame(1),
+    protocol.PongFrame(1),
+    protocol.GoodbyeFrame("stopping", is_final=True, taken_id=7),
 ]
 
 
@@ -145,13 +145,13 @@ def test_headers_beyond_the_bound_are_refused_when_they_arrive() -> None:
 @given(st.binary(max_size=200))
 def test_reading_headers_and_errors_never_raises(junk: bytes) -> None:
     assert isinstance(read_headers(junk), dict)
-    assert isinstance(read_error(Failure(1, "mailbox_full", junk)), Exception)
-    assert isinstance(read_error(Failure(1, "of tomorrow", junk)), RemoteError)
+    assert isinstance(read_error(FailureFrame(1, "mailbox_full", junk)), Exception)
+    assert isinstance(read_error(FailureFrame(1, "of tomorrow", junk)), RemoteError)
 
 
 def test_an_error_survives_with_its_facts() -> None:
     sent = RunnerUnavailable(runner="web-2", target="x", problem="p", sent=False)
-    error = read_error(Failure(1, *pack_error(sent)))
+    error = read_error(FailureFrame(1, *pack_error(sent)))
     assert isinstance(error, RunnerUnavailable)
     assert (error.message, error.sent) == (sent.message, False)
 
@@ -159,4 +159,4 @@ def test_an_error_survives_with_its_facts() -> None:
 def test_an_error_with_too_much_text_is_shortened() -> None:
     code, facts = pack_error(MalformedMessage(what="x", problem="y" * 2 * FACTS_MOST_BYTES))
     assert len(facts) <= FACTS_MOST_BYTES
-    assert "yyy" in str(read_error(Failure(1, code, facts)))
+    assert "yyy" in str(read_error(FailureFrame(1, code, facts)))

@@ -79,7 +79,7 @@ def test_an_absurd_length_ends_its_connection_and_no_other(length: int) -> None:
         assert bad.sink.is_closed
         assert bad.connection.is_lost
         assert bad.connection._frames.kept_bytes <= 4
-        assert good.say(protocol.Ping(1)) == [protocol.Pong(1)]
+        assert good.say(protocol.PingFrame(1)) == [protocol.PongFrame(1)]
 
     in_loop(check)
 
@@ -92,7 +92,7 @@ def test_a_bomb_ends_its_connection_and_no_other(bomb: bytes) -> None:
         bad, good = Lone(), Lone()
         bad.connection.data_received(framed([bomb]))
         assert bad.sink.is_closed
-        assert good.say(protocol.Ping(1)) == [protocol.Pong(1)]
+        assert good.say(protocol.PingFrame(1)) == [protocol.PongFrame(1)]
 
     in_loop(check)
 
@@ -100,7 +100,7 @@ def test_a_bomb_ends_its_connection_and_no_other(bomb: bytes) -> None:
 def test_a_bomb_in_a_body_is_never_looked_into() -> None:
     def check() -> None:
         lone = Lone()
-        lone.say(protocol.Request(1, 1, b"\x91" * 50_000))
+        lone.say(protocol.RequestFrame(1, 1, b"\x91" * 50_000))
         assert lone.handler.kept[0].body == b"\x91" * 50_000
         assert not lone.connection.is_lost
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.transport.handshake import BYTES_MOST, Established, Handshake, OtherIncarnation
 from coterie.transport.identity import PROTOCOL, Identity
 from coterie.transport.protocol import Refused
@@ -27,7 +27,7 @@ IMPORTER = Identity("shop", "2" * 32)
 
 def end(role: Role, *, secrets: Sequence[bytes] = (SECRET,), me: Identity | None = None, **options: Any) -> Handshake:
     options.setdefault("seal", False)
-    options.setdefault("chance", Chance())
+    options.setdefault("chance", Random())
     me = me or (WEB if role == "client" else IMPORTER)
     return Handshake(role=role, me=me, secrets=secrets, **options)
 
@@ -177,7 +177,7 @@ def test_a_wrong_secret_is_refused_by_both_ends() -> None:
 
 def test_a_server_reveals_nothing_of_the_secret_to_who_merely_connects() -> None:
     """The only answer that a stranger gets is made of public fields and a nonce."""
-    one, other = end("server", chance=Chance(7)), end("server", chance=Chance(7), secrets=[OTHER])
+    one, other = end("server", chance=Random(7)), end("server", chance=Random(7), secrets=[OTHER])
     hello = end("client").begin()
     assert one.receive(hello) == other.receive(hello)
 
@@ -261,7 +261,7 @@ def test_our_own_hello_sent_back_is_refused() -> None:
 
 
 def test_a_reflected_challenge_is_refused_even_in_the_right_envelope() -> None:
-    client, server = end("client", chance=Chance(7)), end("server", chance=Chance(7))
+    client, server = end("client", chance=Random(7)), end("server", chance=Random(7))
     with pytest.raises(Refused, match="our own challenge"):
         talk(client, server)
 
@@ -397,7 +397,7 @@ def test_an_incarnation_that_does_not_fit_its_field_is_refused(incarnation: str)
 
 def test_the_bytes_of_version_1_are_these() -> None:
     """A recorded handshake: if this fails, programs of the version before are locked out."""
-    client, server = end("client", chance=Chance(1), seal=True), end("server", chance=Chance(2))
+    client, server = end("client", chance=Random(1), seal=True), end("server", chance=Random(2))
     sent = talk(client, server)
     sealer = established(client).sealer
     assert sealer is not None

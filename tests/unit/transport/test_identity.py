@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.transport.identity import (
     PROTOCOL,
@@ -154,7 +154,7 @@ class _Kept:
 
     async def secret(self) -> bytes:
         self.asked += 1
-        return Chance(1).token(32)
+        return Random(1).token(32)
 
 
 async def test_the_setting_replaces_the_secret_of_the_database() -> None:
@@ -165,4 +165,4 @@ async def test_the_setting_replaces_the_secret_of_the_database() -> None:
         b"old secret, long",
     )
     assert kept.asked == 0
-    assert await shared_secrets(load(), storage) == (Chance(1).token(32),)
+    assert await shared_secrets(load(), storage) == (Random(1).token(32),)

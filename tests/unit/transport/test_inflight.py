@@ -12,30 +12,30 @@ import pytest
 from coterie.errors import MailboxFull, MalformedMessage, RunnerUnavailable, SendTimeout
 from coterie.testing.run import current_loop
 from coterie.transport import in_flight
-from coterie.transport.in_flight import Calls, unavailable
-from coterie.transport.interface import Limits
+from coterie.transport.in_flight import OutgoingRequests, unavailable
+from coterie.transport.interface import TransportLimits
 from coterie.transport.protocol import (
-    Cancel,
-    End,
-    Failure,
-    Item,
+    CancelFrame,
+    EndFrame,
+    FailureFrame,
+    ItemFrame,
     ProtocolError,
-    Reply,
-    Request,
+    ReplyFrame,
+    RequestFrame,
     decode,
     encode,
     pack_error,
 )
 
-LIMITS = Limits(body_most_bytes=10_000, in_flight=4, in_flight_bytes=20_000, waiting=3)
+LIMITS = TransportLimits(body_most_bytes=10_000, in_flight=4, in_flight_bytes=20_000, waiting=3)
 
 
 class Table:
     """Calls, with what they send."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: TransportLimits = LIMITS) -> None:
         self.sent: list[Any] = []
-        self.calls = Calls(asyncio.get_running_loop(), peer="web-2", send=self._send, limits=limits)
+        self.calls = OutgoingRequests(asyncio.get_running_loop(), peer="web-2", send=self._send, limits=limits)
 
     def _send(self, frame: object, lone: bool = False) -> None:
         self.sent.append(frame)
@@ -44,7 +44,7 @@ class Table:
         return asyncio.ensure_future(self.calls.request(1, body, within_s, b""))
 
     def asked(self) -> list[int]:
-        return [frame.id for frame in self.sent if isinstance(frame, Request)]
+        return [frame.id for frame in self.sent if isinstance(frame, RequestFrame)]
 
 
 @pytest.mark.simulated(seeds=3)
@@ -57,10 +57,10 @@ async def test_ids_count_up_and_are_never_used_again_incident_39() -> None:
     second = table.ask()
     await asyncio.sleep(0)
     assert table.asked() == [1, 2]
-    table.calls.replied(Reply(1, b"for the cancelled one"))
+    table.calls.replied(ReplyFrame(1, b"for the cancelled one"))
     assert not second.done()
     assert table.calls.dropped == 1
-    table.calls.replied(Reply(2, b"for the second"))
+    table.calls.replied(ReplyFrame(2, b"for the second"))
     assert await second == b"for the second"
 
 
@@ -70,18 +70,25 @@ async def test_a_reply_in_the_same_turn_as_a_cancellation_is_dropped_without_har
     call = table.ask()
     await asyncio.sleep(0)
     call.cancel()
-    table.calls.replied(Reply(1, b"late"))
+    table.calls.replied(ReplyFrame(1, b"late"))
     with pytest.raises(asyncio.CancelledError):
         await call
     assert len(table.calls) == 0
-    assert not [frame for frame in table.sent if isinstance(frame, Cancel)], "it was answered: nothing to cancel"
+    assert not [frame for frame in table.sent if isinstance(frame, CancelFrame)], "it was answered: nothing to cancel"
 
 
 @pytest.mark.simulated(seeds=1)
-@pytest.mark.parametrize("frame", [Reply(7, b""), Failure(7, "x"), Item(7, b""), End(7), Reply(0, b"")], ids=repr)
+@pytest.mark.parametrize(
+    "frame", [ReplyFrame(7, b""), FailureFrame(7, "x"), ItemFrame(7, b""), EndFrame(7), ReplyFrame(0, b"")], ids=repr
+)
 async def test_an_answer_to_what_was_never_asked_breaks_off(frame: Any) -> None:
     calls = Table().calls
-    handlers: dict[Any, Any] = {Reply: calls.replied, Failure: calls.failed, Item: calls.item, End: calls.ended}
+    handlers: dict[Any, Any] = {
+        ReplyFrame: calls.replied,
+        FailureFrame: calls.failed,
+        ItemFrame: calls.item,
+        EndFrame: calls.ended,
+    }
     handle = handlers[type(frame)]
     with pytest.raises(ProtocolError, match="0 were asked"):
         handle(frame)
@@ -92,8 +99,8 @@ async def test_a_stream_item_for_a_plain_request_is_dropped() -> None:
     table = Table()
     call = table.ask()
     await asyncio.sleep(0)
-    table.calls.item(Item(1, b"what?"))
-    table.calls.replied(Reply(1, b"reply"))
+    table.calls.item(ItemFrame(1, b"what?"))
+    table.calls.replied(ReplyFrame(1, b"reply"))
     assert await call == b"reply"
 
 
@@ -102,8 +109,8 @@ async def test_an_expired_call_is_cancelled_at_the_peer_and_its_late_reply_dropp
     table = Table()
     with pytest.raises(SendTimeout, match=r"no reply from runner web-2 within 0\.25s"):
         await table.ask(within_s=0.25)
-    assert table.sent[-1] == Cancel(1)
-    table.calls.replied(Reply(1, b"late"))
+    assert table.sent[-1] == CancelFrame(1)
+    table.calls.replied(ReplyFrame(1, b"late"))
     assert table.calls.dropped == 1
 
 
@@ -112,7 +119,7 @@ async def test_a_failure_is_raised_as_the_error_it_was() -> None:
     table = Table()
     call = table.ask()
     await asyncio.sleep(0)
-    table.calls.failed(Failure(1, *pack_error(MailboxFull(entity="Account/alice", waiting=7))))
+    table.calls.failed(FailureFrame(1, *pack_error(MailboxFull(entity="Account/alice", waiting=7))))
     with pytest.raises(MailboxFull):
         await call
 
@@ -155,12 +162,12 @@ async def test_bounds_hold_and_everybody_is_served_in_order_whatever_is_cancelle
         assert len(waiting) <= LIMITS.in_flight
         assert table.calls._bytes <= LIMITS.in_flight_bytes
         if waiting and chance.random() < 0.5:
-            table.calls.replied(Reply(chance.choice(list(waiting)), b""))
+            table.calls.replied(ReplyFrame(chance.choice(list(waiting)), b""))
     while not all(call.done() for call in calls):
         for number in list(table.calls._waiting):
-            table.calls.replied(Reply(number, b""))
+            table.calls.replied(ReplyFrame(number, b""))
         await asyncio.sleep(0)
-    bodies = [int(frame.body.split(b" ")[0]) for frame in table.sent if isinstance(frame, Request)]
+    bodies = [int(frame.body.split(b" ")[0]) for frame in table.sent if isinstance(frame, RequestFrame)]
     assert bodies == sorted(bodies), "first come, first served"
     assert len(table.calls) == table.calls._bytes == len(table.calls._queue) == 0
 
@@ -184,9 +191,9 @@ async def test_a_single_body_larger_than_the_bound_on_bytes_still_gets_through()
     first, second = table.ask(bytes(9_000)), table.ask(bytes(9_000))
     await asyncio.sleep(0.1)
     assert table.asked() == [1]
-    table.calls.replied(Reply(1, b""))
+    table.calls.replied(ReplyFrame(1, b""))
     await asyncio.sleep(0.1)
-    table.calls.replied(Reply(2, b""))
+    table.calls.replied(ReplyFrame(2, b""))
     assert (await first, await second) == (b"", b"")
 
 
@@ -209,7 +216,7 @@ async def test_errors_name_what_the_request_was_for_and_only_then_is_the_name_ma
 
     first = ask()
     await asyncio.sleep(0)
-    table.calls.replied(Reply(1, b""))
+    table.calls.replied(ReplyFrame(1, b""))
     await first
     assert target.made == 0
     with pytest.raises(SendTimeout, match=r"no reply from Account/alice\.withdraw on runner web-2 within 0\.25s"):
@@ -246,14 +253,14 @@ async def test_streams_count_like_requests_in_number_and_in_bytes() -> None:
     first, second = table.ask(), table.ask()
     await asyncio.sleep(0.1)
     assert table.asked() == [4], "the fourth of four"
-    table.calls.replied(Reply(4, b""))
+    table.calls.replied(ReplyFrame(4, b""))
     await asyncio.sleep(0.1)
     large = table.ask(bytes(3_000))  # 18,000 and 3,000 of 20,000 bytes
     assert table.asked() == [4, 5]
-    table.calls.replied(Reply(5, b""))
+    table.calls.replied(ReplyFrame(5, b""))
     await asyncio.sleep(0.1)
     assert table.asked() == [4, 5]
-    table.calls.ended(End(1))
+    table.calls.ended(EndFrame(1))
     await asyncio.sleep(0.1)
     assert table.asked() == [4, 5, 6]
     table.calls.lost(unavailable("web-2", "gone", sent=True))
@@ -274,12 +281,12 @@ async def test_what_is_asked_without_a_coroutine_is_answered_failed_and_left_lik
     (first, _), (second, _), (third, asked), (fourth, _) = ask(), ask(0.5), ask(), ask()
     assert table.asked() == [1, 2, 3, 4]
     assert ask()[1] is None  # no room
-    table.calls.replied(Reply(1, b"answer"))
+    table.calls.replied(ReplyFrame(1, b"answer"))
     assert first.result() == b"answer"
     asked.leave()
     third.cancel()
     asked.leave()  # it is over
-    assert [frame.id for frame in table.sent if isinstance(frame, Cancel)] == [3]
+    assert [frame.id for frame in table.sent if isinstance(frame, CancelFrame)] == [3]
     with pytest.raises(SendTimeout):
         await second
     table.calls.lost(unavailable("web-2", "it broke", sent=True))
@@ -296,12 +303,12 @@ async def test_what_is_asked_without_a_coroutine_passes_by_nobody_who_waits_for_
     calls = [table.ask() for _ in range(5)]
     await asyncio.sleep(0)
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    table.calls.replied(Reply(1, b""))
+    table.calls.replied(ReplyFrame(1, b""))
     assert table.calls.ask(answer, 1, b"body", 5.0, "x") is None
     assert table.calls.ask(answer, 1, bytes(1000), 5.0, "x") is None
     for number in range(2, 6):
         await asyncio.sleep(0)
-        table.calls.replied(Reply(number, b""))
+        table.calls.replied(ReplyFrame(number, b""))
     await asyncio.gather(*calls)
     assert table.calls.ask(answer, 1, bytes(1000), 5.0, "x") is None  # large ones are weighed
     assert table.calls.ask(answer, 1, b"body", 5.0, "x") is not None
@@ -313,7 +320,7 @@ async def test_a_request_whose_time_is_over_expires_and_its_frame_is_one_that_th
     table = Table()
     with pytest.raises(SendTimeout):
         await table.ask(within_s=-1.5)
-    assert decode(encode(table.sent[0])) == Request(1, 1, b"", 0)
+    assert decode(encode(table.sent[0])) == RequestFrame(1, 1, b"", 0)
 
 
 @pytest.mark.parametrize(("within_s", "shown"), [(-0.015, "within 0s"), (0.25, "within 0.25s")])

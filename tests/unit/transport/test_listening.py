@@ -16,7 +16,7 @@ from coterie.transport.listener import Gate, Plug, in_the_clear, tune, warn_in_t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.transport.listener import Door
+    from coterie.transport.listener import Listener
 
 
 class Sockets:
@@ -25,7 +25,7 @@ class Sockets:
     def __init__(self) -> None:
         self.aborted: list[int] = []
 
-    def enter(self, gate: Gate, number: int) -> Door:
+    def enter(self, gate: Gate, number: int) -> Listener:
         return gate.enter(f"10.0.0.{number}", lambda: self.aborted.append(number))
 
 

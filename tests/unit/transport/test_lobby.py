@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from coterie.transport.listener import Gate
-from coterie.transport.tcp import Lobby
+from coterie.transport.tcp import Handshakes
 from coterie.transport.tls import client_context, server_context
 from tests.unit.transport.authority import Authority
 from tests.unit.transport.test_tls import REFUSED, unchecked
@@ -74,7 +74,7 @@ class Server:
         self.gate = gate
         self.listener = listener
         self.port: int = listener.getsockname()[1]
-        self.lobby = Lobby(lambda: context, lambda: Echo(self.calls), gate=gate)
+        self.lobby = Handshakes(lambda: context, lambda: Echo(self.calls), gate=gate)
         self.lobby.open(listener)
 
 

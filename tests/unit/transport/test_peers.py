@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError, RunnerUnavailable
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.transport.handshake import OtherIncarnation
 from coterie.transport.identity import Identity
-from coterie.transport.interface import Limits, PeerAddress
-from coterie.transport.peers import Peers, Roster, Troubles, preferred, presence, problem_of
+from coterie.transport.interface import PeerAddress, TransportLimits
+from coterie.transport.peers import KnownPeers, PeerErrors, Peers, preferred, presence, problem_of
 from coterie.transport.protocol import Refused
 from coterie.transport.tcp import TcpWire
 from tests.unit.transport.lone import Answering
@@ -46,7 +46,7 @@ class Fake:
 
 
 def roster(me: str, gone: list[str]) -> Any:
-    return cast("Any", Roster(me, lambda peer, _: gone.append(peer)))
+    return cast("Any", KnownPeers(me, lambda peer, _: gone.append(peer)))
 
 
 @pytest.mark.parametrize("order", [(True, False), (False, True)], ids=["ours first", "theirs first"])
@@ -93,7 +93,7 @@ def test_both_sides_prefer_the_same_one(openers: list[bool], ours: bool) -> None
 
 
 def test_the_unreachable_are_left_alone_for_longer_and_longer_with_jitter() -> None:
-    troubles = Troubles(Chance(1), first_s=0.1, most_s=1.0)
+    troubles = PeerErrors(Random(1), first_s=0.1, most_s=1.0)
     now_s, waits = 0.0, []
     for _ in range(8):
         assert troubles.of("peer", now_s) is None
@@ -111,7 +111,7 @@ def test_the_unreachable_are_left_alone_for_longer_and_longer_with_jitter() -> N
 
 
 def test_troubles_are_bounded() -> None:
-    troubles = Troubles(Chance(1), first_s=0.1, most_s=1.0)
+    troubles = PeerErrors(Random(1), first_s=0.1, most_s=1.0)
     for number in range(5_000):
         troubles.add(f"peer {number}", "x", 0.0)
     assert len(troubles) <= 1_024
@@ -137,7 +137,7 @@ def test_what_an_attempt_has_shown_m2(error: Exception | None, shown: str, said:
         assert said in problem_of(error, "10.0.0.5:7")
 
 
-def transport(name: str, *, limits: Limits | None = None) -> Peers:
+def transport(name: str, *, limits: TransportLimits | None = None) -> Peers:
     async def secrets() -> list[bytes]:
         return [bytes(32)]
 
@@ -146,14 +146,14 @@ def transport(name: str, *, limits: Limits | None = None) -> Peers:
         wire=TcpWire(Settings.load({"url": "sqlite://"}, environ={})),
         handler=Answering(),
         secrets=secrets,
-        chance=Chance(),
+        chance=Random(),
         limits=limits,
     )
 
 
 async def test_connections_are_bounded() -> None:
     async with (
-        transport("a", limits=Limits(peers=2)) as a,
+        transport("a", limits=TransportLimits(peers=2)) as a,
         transport("b") as b,
         transport("c") as c,
         transport("d") as d,

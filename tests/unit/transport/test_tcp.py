@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from coterie.errors import ConfigurationError, RunnerUnavailable
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.transport.identity import Identity
 from coterie.transport.interface import PeerAddress
@@ -29,7 +29,7 @@ def transport(name: str, using: TcpWire) -> Peers:
     async def secrets() -> list[bytes]:
         return [bytes(32)]
 
-    return Peers(me=Identity("cluster", name), wire=using, handler=Answering(), secrets=secrets, chance=Chance())
+    return Peers(me=Identity("cluster", name), wire=using, handler=Answering(), secrets=secrets, chance=Random())
 
 
 class Pretender(asyncio.Transport):

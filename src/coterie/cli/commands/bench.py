@@ -18,12 +18,12 @@ import click
 from coterie import Cluster, Entity, rpc
 from coterie.cli.client import NOBODY, refuse, settings_for
 from coterie.cli.output import Screen, as_json, tell
-from coterie.cli.progress import Progress
+from coterie.cli.progress import ProgressLine
 from coterie.cli.run.worker import Worker, ending
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.service import Tasks
 from coterie.settings.secret import redacted_url
-from coterie.storage.contracts.messages import Filter
+from coterie.storage.contracts.messages import MessageFilter
 from coterie.storage.interface import KvPut
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ async def _clean(cluster: Cluster) -> None:
     """Leave nothing that fills the database."""
     storage = cluster._acting().storage  # noqa: SLF001 this house's own
     await storage.kv.clear(_KEYS)
-    while await storage.messages.remove(Filter(), most=_REMOVED_AT_ONCE) == _REMOVED_AT_ONCE:
+    while await storage.messages.remove(MessageFilter(), most=_REMOVED_AT_ONCE) == _REMOVED_AT_ONCE:
         pass
 
 
@@ -232,7 +232,7 @@ def command(scenario: str | None, seconds: float, url: str | None, is_json: bool
       coterie bench persisted --url postgresql://app@db.internal/app --seconds 5
     """
     chosen = [scenario] if scenario else [*SCENARIOS]
-    with _database(url) as (where, shown), Progress("measuring", total=len(chosen), json=is_json) as progress:
+    with _database(url) as (where, shown), ProgressLine("measuring", total=len(chosen), json=is_json) as progress:
 
         def begins(name: str) -> None:
             progress.at(chosen.index(name))

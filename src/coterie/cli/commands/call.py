@@ -12,14 +12,14 @@ import msgspec
 from coterie.cli.client import NOBODY, WRONG, asks, read_json, refuse
 from coterie.cli.commands.entities import address_of
 from coterie.cli.output import as_json, tell
-from coterie.entities.calls.by_name_client import Untyped
+from coterie.entities.calls.by_name_client import CallsByName
 from coterie.errors import EntityNotAssigned, RunnerUnavailable, SendTimeout
 from coterie.kernel.durations import to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
 
 
 @click.command()
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--timeout", metavar="DURATION", help="How long to wait (default: the setting call_timeout).")
 @asks
 async def command(
-    asking: Asking,
+    asking: ClientCommand,
     entity: str,
     method: str,
     arguments: str,
@@ -59,7 +59,7 @@ async def command(
     due, delay_s = _when(at, delay)
     default_s = asking.cluster.settings.call_timeout.total_seconds()
     within_s = default_s if timeout is None else to_seconds(timeout, what="--timeout")
-    untyped = Untyped(asking.here)
+    untyped = CallsByName(asking.here)
     with _answered(method=f"{address}.{method}"):
         if not no_wait and due is None and delay is None:
             result = await untyped.call(address, method, payload, within_s=within_s, key=key, group=group)

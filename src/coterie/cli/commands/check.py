@@ -19,7 +19,7 @@ import click
 
 from coterie.cli.client import NO, YES, asks
 from coterie.cli.output import Finding, as_objects, shown
-from coterie.cli.progress import Progress
+from coterie.cli.progress import ProgressLine
 from coterie.kernel.ids import Seat
 from coterie.storage import unreadable_rows
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime
 
-    from coterie.cli.client import Asking
-    from coterie.storage.contracts.inspection import AuditRow, Ending, StateMark
+    from coterie.cli.client import ClientCommand
+    from coterie.storage.contracts.inspection import AuditRow, EndedMessage, StateMark
     from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.interface import ClusterSnapshot, Storage
 
@@ -38,7 +38,7 @@ _SET_BACK = timedelta(seconds=1)
 
 
 @dataclass
-class Judge:
+class Check:
     """Sees rows, and remembers what they break: by promise, in words."""
 
     broken: list[tuple[str, str]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Judge:
 
 
 @dataclass
-class Audit(Judge):
+class Audit(Check):
     """INV-F1: each epoch of a seat is granted once, to one runner, and each is higher than the one before."""
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -108,7 +108,7 @@ class Audit(Judge):
 
 
 @dataclass
-class Fence(Judge):
+class FenceCheck(Check):
     """INV-F2: nothing is written in the name of an epoch that was never granted, or after a newer one was."""
 
     audit: Audit = field(default_factory=Audit)
@@ -134,7 +134,7 @@ class Fence(Judge):
 
 
 @dataclass
-class Holders(Judge):
+class HolderCheck(Check):
     """Whoever holds a seat takes part."""
 
     def see(self, view: ClusterSnapshot, *, unreadable: Iterable[str] = ()) -> None:
@@ -147,10 +147,10 @@ class Holders(Judge):
 
 
 @dataclass
-class States(Judge):
+class StateCheck(Check):
     """INV-F3: the versions of a state follow each other, and no older epoch follows a newer one."""
 
-    fence: Fence = field(default_factory=Fence)
+    fence: FenceCheck = field(default_factory=FenceCheck)
 
     def see(self, marks: Iterable[StateMark]) -> None:
         """All that is kept of some keys, by key and version."""
@@ -165,10 +165,10 @@ class States(Judge):
 
 
 @dataclass
-class Ticks(Judge):
+class TickCheck(Check):
     """INV-C1, C2: no instant of a schedule is decided twice, and what is over has one outcome."""
 
-    fence: Fence = field(default_factory=Fence)
+    fence: FenceCheck = field(default_factory=FenceCheck)
     open: int = 0
 
     def see(self, cron: str, rows: Sequence[TickRow]) -> None:
@@ -188,13 +188,13 @@ class Ticks(Judge):
 
 
 @dataclass
-class Messages(Judge):
+class MessageCheck(Check):
     """INV-D2: a message that is done has its reply."""
 
-    fence: Fence = field(default_factory=Fence)
+    fence: FenceCheck = field(default_factory=FenceCheck)
     dead: int = 0
 
-    def see(self, endings: Iterable[Ending]) -> None:
+    def see(self, endings: Iterable[EndedMessage]) -> None:
         """The next ones that have ended."""
         for each in endings:
             self.rows += 1
@@ -218,7 +218,7 @@ _ON = "set COTERIE_AUDIT=on for all runners (a row for each grant and each refus
 
 @click.command()
 @asks
-async def command(asking: Asking) -> int:
+async def command(asking: ClientCommand) -> int:
     """The history checkers over the audit rows, and over all else that is stored.
 
     Works while runners run, and while none does; it only reads. Exit 1 if a promise is broken, or a row cannot be read.
@@ -228,7 +228,7 @@ async def command(asking: Asking) -> int:
       coterie check --url postgresql://app@db.internal/app --json
     """
     history = History()
-    with Progress("checking", json=asking.as_json) as progress:
+    with ProgressLine("checking", json=asking.as_json) as progress:
         await history.read(asking.here.storage, progress)
     findings, code = history.findings(), NO if history.broken or unreadable_rows.found() else YES
     document = {
@@ -246,11 +246,11 @@ class History:
 
     def __init__(self) -> None:
         self.audit = Audit()
-        self.fence = Fence(audit=self.audit)
-        self.states = States(fence=self.fence)
-        self.ticks = Ticks(fence=self.fence)
-        self.messages = Messages(fence=self.fence)
-        self.holders = Holders()
+        self.fence = FenceCheck(audit=self.audit)
+        self.states = StateCheck(fence=self.fence)
+        self.ticks = TickCheck(fence=self.fence)
+        self.messages = MessageCheck(fence=self.fence)
+        self.holders = HolderCheck()
         self._crons = 0
 
     @property
@@ -263,7 +263,7 @@ class History:
         """Every promise that is broken, with the problem."""
         return [each for judge in self._judges() for each in judge.broken]
 
-    async def read(self, storage: Storage, progress: Progress) -> None:
+    async def read(self, storage: Storage, progress: ProgressLine) -> None:
         """Read it page by page. The seats come last, so that none can have moved on without being seen."""
         inspection = storage.inspection
         async for audit in _pages(inspection.audit, 0, lambda row: row.id):
@@ -303,7 +303,7 @@ class History:
             text += f", {left_out:,} {'row' if left_out == 1 else 'rows'} cannot be read"
         return f"{text:<{_LINE}}exit {NO}" if count or left_out else text
 
-    def _judges(self) -> tuple[Judge, ...]:
+    def _judges(self) -> tuple[Check, ...]:
         return self.audit, self.holders, self.fence, self.states, self.ticks, self.messages
 
     def _well(self, what: str) -> Finding:
@@ -328,7 +328,7 @@ class History:
         return f"none after a newer epoch was granted; {self.audit.kinds['refused']:,} of former holders were refused"
 
 
-def _found(what: str, judge: Judge, well: Finding) -> list[Finding]:
+def _found(what: str, judge: Check, well: Finding) -> list[Finding]:
     """What is broken, the first ones by name."""
     if not judge.broken:
         return [well]

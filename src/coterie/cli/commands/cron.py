@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.cron.api import CronInfo, TickInfo, Upcoming
     from coterie.observe.view import CronLine
@@ -54,7 +54,7 @@ _RECENT = 100
 @click.argument("name")
 @acts
 @asks
-async def trigger(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> int:
+async def trigger(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> int:
     """Run it once now, outside its schedule, and wait for its end.
 
     Exit code 1 if it failed, 3 if nobody has begun it within 15 seconds.
@@ -78,7 +78,7 @@ async def trigger(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> int
         raise
 
 
-async def _watch(asking: Asking, tick: TickInfo) -> int:
+async def _watch(asking: ClientCommand, tick: TickInfo) -> int:
     begun = await _begun(asking, tick)
     if not asking.as_json:
         at = f"{tick.scheduled_at:%Y-%m-%dT%H:%M:%SZ}"
@@ -88,7 +88,7 @@ async def _watch(asking: Asking, tick: TickInfo) -> int:
     return YES if over.outcome == "ran" else NO
 
 
-async def _begun(asking: Asking, tick: TickInfo) -> TickInfo:
+async def _begun(asking: ClientCommand, tick: TickInfo) -> TickInfo:
     """The tick as soon as somebody has begun it."""
     try:
         async with asyncio.timeout(_BEGUN_S):
@@ -103,7 +103,7 @@ async def _begun(asking: Asking, tick: TickInfo) -> TickInfo:
         refuse(f"nobody has begun {tick.cron} within {_BEGUN_S:.0f}s", hint=hint, code=NOBODY)
 
 
-def _ended(asking: Asking, tick: TickInfo) -> str:
+def _ended(asking: ClientCommand, tick: TickInfo) -> str:
     took = "" if tick.took is None else f" in {tick.took.total_seconds():.1f}s"
     if tick.outcome == "ran":
         return f"{asking.screen.glyph('good')} finished{took}"
@@ -204,7 +204,7 @@ command.add_command(trigger)
 
 @command.command("list")
 @asks
-async def list_all(asking: Asking) -> None:
+async def list_all(asking: ClientCommand) -> None:
     """All crons: when they run next, and how the last run went.
 
     \b
@@ -219,7 +219,7 @@ async def list_all(asking: Asking) -> None:
 @command.command()
 @click.argument("name")
 @asks
-async def show(asking: Asking, name: str) -> None:
+async def show(asking: ClientCommand, name: str) -> None:
     """One cron: its schedule, its next ticks, its last ones.
 
     \b
@@ -241,7 +241,7 @@ async def show(asking: Asking, name: str) -> None:
 @click.argument("name")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 1000), help="How many.")
 @asks
-async def history(asking: Asking, name: str, *, limit: int) -> None:
+async def history(asking: ClientCommand, name: str, *, limit: int) -> None:
     """The last ticks, the newest first: scheduled and started apart, attempts, errors.
 
     \b
@@ -258,7 +258,7 @@ async def history(asking: Asking, name: str, *, limit: int) -> None:
 @click.argument("name")
 @acts
 @asks
-async def pause(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> None:
+async def pause(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
     """Let no tick begin until it is resumed, also across restarts.
 
     \b
@@ -279,7 +279,7 @@ async def pause(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> None:
 @click.argument("name")
 @acts
 @asks
-async def resume(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> None:
+async def resume(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
     """Let it run again from its next tick on.
 
     \b
@@ -330,7 +330,9 @@ def _next(screen: Screen, line: CronLine, now: datetime) -> str:
     return "not known" if line.next_at is None else screen.time(line.next_at, now)
 
 
-def _shown(asking: Asking, line: CronLine, coming: Sequence[Upcoming], ticks: Sequence[TickInfo], now: datetime) -> str:
+def _shown(
+    asking: ClientCommand, line: CronLine, coming: Sequence[Upcoming], ticks: Sequence[TickInfo], now: datetime
+) -> str:
     screen = asking.screen
     pairs = [
         ("when", f"{line.explained} ({line.schedule})" if line.schedule else "not known yet"),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from coterie.observe.facts import LocalFacts
     from coterie.settings import Settings
-    from coterie.storage.contracts.inspection import Server
+    from coterie.storage.contracts.inspection import ServerInfo
     from coterie.storage.interface import RunnerRow
     from coterie.storage.migrations import Migration
 
@@ -71,7 +71,7 @@ def certificates(settings: Settings, now: datetime) -> Iterator[Finding]:
     yield Finding("TLS", warning or f"certificates are good until {ends_at:%Y-%m-%d}", "warn" if warning else "good")
 
 
-def database(server: Server, applied: Sequence[Migration], pending: Sequence[Migration]) -> Iterator[Finding]:
+def database(server: ServerInfo, applied: Sequence[Migration], pending: Sequence[Migration]) -> Iterator[Finding]:
     """What it is, whether its schema is ours, and whether it has connections left."""
     number = max((step.number for step in applied), default=0)
     schema = "no schema yet" if not applied else f"schema {number}" + ("" if pending else " (current)")
@@ -312,10 +312,10 @@ class Examination:
         """Look at the database itself; whether a program of this version can work with what is in it."""
         from coterie.kernel.clock import SystemClock
         from coterie.kernel.ids import new_incarnation
-        from coterie.kernel.random import Chance
+        from coterie.kernel.random import Random
         from coterie.storage.engines import file_of, open_storage
 
-        file, chance = file_of(settings), Chance()
+        file, chance = file_of(settings), Random()
         if file is not None and not file.exists():
             self._is_nobody_there = True
             hint = "coterie run starts one; --url or COTERIE_URL names another database"

@@ -9,18 +9,18 @@ import click
 from coterie.cli.client import WRONG, acts, asks, confirmed, fields, page, refuse
 from coterie.cli.noun import Noun
 from coterie.cli.output import as_json, lasting, plain, safe, tell
-from coterie.entities.calls.by_name_client import Untyped
+from coterie.entities.calls.by_name_client import CallsByName
 from coterie.entities.persisted.state import key_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.serialization.versions import split
-from coterie.storage.contracts.messages import Filter
+from coterie.storage.contracts.messages import MessageFilter
 
 if TYPE_CHECKING:
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
-    from coterie.entities.calls.by_name_client import Found, Life
+    from coterie.entities.calls.by_name_client import ActiveEntity, EntityLocation
     from coterie.observe.view import EntityLine
     from coterie.storage.interface import ClusterSnapshot, StateRow
 
@@ -41,7 +41,7 @@ def command() -> None:
 @click.argument("kind", metavar="[TYPE]", required=False)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
 @asks
-async def list_some(asking: Asking, kind: str | None, *, limit: int) -> None:
+async def list_some(asking: ClientCommand, kind: str | None, *, limit: int) -> None:
     """The entities of a type that live anywhere just now, the busiest first; without one, all types.
 
     \b
@@ -52,7 +52,7 @@ async def list_some(asking: Asking, kind: str | None, *, limit: int) -> None:
         lines, _ = await page(asking, "entities")
         asking.answer(lines, lambda: f"{asking.where}\n\n{_types(asking.screen, lines)}")
         return
-    found = await Untyped(asking.here).residents(kind, most=limit)
+    found = await CallsByName(asking.here).residents(kind, most=limit)
     _talk_of_silence(found)
     if found.group is None and not found.silent:
         hint = "is the program that defines it deployed? coterie entities list shows what lives"
@@ -69,7 +69,7 @@ async def list_some(asking: Asking, kind: str | None, *, limit: int) -> None:
 @command.command()
 @click.argument("entity", metavar="TYPE/ID")
 @asks
-async def show(asking: Asking, entity: str) -> None:
+async def show(asking: ClientCommand, entity: str) -> None:
     """One entity: where it lives, its mailbox, its state, its messages.
 
     \b
@@ -78,7 +78,7 @@ async def show(asking: Asking, entity: str) -> None:
     """
     address = address_of(entity)
     storage = asking.here.storage
-    found = await Untyped(asking.here).residents(address.type, address.id)
+    found = await CallsByName(asking.here).residents(address.type, address.id)
     _talk_of_silence(found)
     state = await storage.states.peek(key_of(address.type, address.id))
     counts = {
@@ -122,7 +122,7 @@ async def show(asking: Asking, entity: str) -> None:
 @click.argument("entity", metavar="TYPE/ID")
 @acts
 @asks
-async def reset(asking: Asking, entity: str, *, yes: bool, dry_run: bool) -> None:
+async def reset(asking: ClientCommand, entity: str, *, yes: bool, dry_run: bool) -> None:
     """Let an entity's stuck messages run again: dead ones, and those that wait for another attempt.
 
     Its state is not touched.
@@ -159,8 +159,8 @@ def address_of(text: str) -> EntityAddress:
         refuse(f'"{text}" is no entity', hint="write type and id, as in Account/alice", code=WRONG)
 
 
-def _of(address: EntityAddress, status: Any) -> Filter:
-    return Filter(status=status, entity_type=address.type, entity_id=address.id)
+def _of(address: EntityAddress, status: Any) -> MessageFilter:
+    return MessageFilter(status=status, entity_type=address.type, entity_id=address.id)
 
 
 def _shard(address: EntityAddress, group: str | None, view: ClusterSnapshot) -> ShardId | None:
@@ -176,7 +176,7 @@ def _owner(shard: ShardId | None, view: ClusterSnapshot) -> tuple[str | None, in
     return (None, 0) if seat is None else (names.get(seat.holder), seat.epoch)
 
 
-def _talk_of_silence(found: Found) -> None:
+def _talk_of_silence(found: EntityLocation) -> None:
     if found.silent:
         tell(f"no answer from {', '.join(found.silent)}: what lives there is not shown", err=True)
 
@@ -195,14 +195,14 @@ def _types(screen: Screen, lines: list[EntityLine]) -> str:
     return screen.table(("TYPE", "RESIDENT", "WHERE"), rows, right=("RESIDENT",))
 
 
-def _lives(screen: Screen, lives: list[tuple[str, Life]]) -> str:
+def _lives(screen: Screen, lives: list[tuple[str, ActiveEntity]]) -> str:
     if not lives:
         return "none of them lives just now: they come to life with their first call"
     rows = [(each.id, runner, f"{each.waiting:,} of {each.mailbox:,}", _standing(each)) for runner, each in lives]
     return screen.table(("ENTITY", "RUNNER", "MAILBOX", "STATE"), rows, right=("MAILBOX",))
 
 
-def _standing(life: Life | None) -> str:
+def _standing(life: ActiveEntity | None) -> str:
     if life is None:
         return "lives nowhere just now"
     if life.running:
@@ -210,7 +210,7 @@ def _standing(life: Life | None) -> str:
     return "stays" if life.leaves_s is None else f"idle out in {lasting(life.leaves_s)}"
 
 
-def _mailbox(life: Life) -> str:
+def _mailbox(life: ActiveEntity) -> str:
     return f"{life.waiting:,} of {life.mailbox:,} waiting, {life.running:,} running"
 
 

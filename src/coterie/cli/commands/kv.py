@@ -13,7 +13,7 @@ from coterie.cli.noun import Noun
 from coterie.cli.output import as_json, safe, tell
 
 if TYPE_CHECKING:
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
 
 _SHOWN = 60
 """Characters of a value in a list on a terminal."""
@@ -32,7 +32,7 @@ def command() -> None:
 @command.command()
 @click.argument("key")
 @asks
-async def get(asking: Asking, key: str) -> None:
+async def get(asking: ClientCommand, key: str) -> None:
     """The value of a key, as JSON.
 
     \b
@@ -51,7 +51,7 @@ async def get(asking: Asking, key: str) -> None:
 @click.option("--ttl", metavar="DURATION", help="After how long it expires (default: never).")
 @acts
 @asks
-async def set_one(asking: Asking, key: str, value: str, *, ttl: str | None, yes: bool, dry_run: bool) -> None:
+async def set_one(asking: ClientCommand, key: str, value: str, *, ttl: str | None, yes: bool, dry_run: bool) -> None:
     """Set a key to a value in JSON.
 
     \b
@@ -77,7 +77,7 @@ async def set_one(asking: Asking, key: str, value: str, *, ttl: str | None, yes:
 @click.argument("key")
 @acts
 @asks
-async def remove(asking: Asking, key: str, *, yes: bool, dry_run: bool) -> None:
+async def remove(asking: ClientCommand, key: str, *, yes: bool, dry_run: bool) -> None:
     """Remove a key.
 
     \b
@@ -99,7 +99,7 @@ async def remove(asking: Asking, key: str, *, yes: bool, dry_run: bool) -> None:
 @click.argument("prefix", default="")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many at most.")
 @asks
-async def list_some(asking: Asking, prefix: str, *, limit: int) -> None:
+async def list_some(asking: ClientCommand, prefix: str, *, limit: int) -> None:
     """Keys that begin with a prefix, in their order.
 
     \b
@@ -126,7 +126,7 @@ async def list_some(asking: Asking, prefix: str, *, limit: int) -> None:
         tell(f"{len(found):,} of {total:,} are shown: --limit shows more", err=True)
 
 
-async def _value(asking: Asking, key: str) -> Any:
+async def _value(asking: ClientCommand, key: str) -> Any:
     with refusing():
         return await asking.cluster.kv.get(key)
 
@@ -148,5 +148,5 @@ def _set(key: str, value: Any) -> str:
     return f"coterie kv set {shlex.quote(key)} {shlex.quote(_json(value))}"
 
 
-def _cut(asking: Asking, text: str) -> str:
+def _cut(asking: ClientCommand, text: str) -> str:
     return f"{text[:_SHOWN]}…" if asking.screen.is_terminal and len(text) > _SHOWN else text

@@ -22,8 +22,8 @@ from coterie.cli.client import NO, WRONG, acts, asks, confirmed, one_line, refus
 from coterie.cli.commands.entities import counted_of
 from coterie.cli.noun import Noun
 from coterie.cli.output import as_json, lasting, plain, tell
-from coterie.cli.progress import Progress
-from coterie.entities.calls.by_name_client import Untyped
+from coterie.cli.progress import ProgressLine
+from coterie.entities.calls.by_name_client import CallsByName
 from coterie.errors import MessageExpired
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import Seat, ShardId
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Container, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.entities.persisted.api import MessageInfo
     from coterie.storage.contracts.messages import Status
@@ -49,7 +49,7 @@ EXAMPLE = "type:Account state:dead error:Timeout key:order-7"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
+class MessageOptions:
     """Which messages; what is None does not matter."""
 
     type: str | None = None
@@ -85,9 +85,9 @@ class Filter:
         """Its age in seconds."""
         return None if self.older is None else to_seconds(self.older, what="older", allow_zero=True)
 
-    def stored(self) -> messages.Filter:
+    def stored(self) -> messages.MessageFilter:
         """As far as storage itself can choose."""
-        return messages.Filter(
+        return messages.MessageFilter(
             status=self.status, entity_type=self.type, entity_id=self.id, method=self.method, older_than_s=self.older_s
         )
 
@@ -132,7 +132,7 @@ def _age_s(message: MessageInfo, now: datetime) -> float:
     return (now - (message.completed_at or message.sent_at)).total_seconds()
 
 
-def parse(text: str, *, state: str | None = None) -> Filter:
+def parse(text: str, *, state: str | None = None) -> MessageOptions:
     """Read qualifiers, and what `--state` said. Whatever is wrong ends the command, in two lines."""
     given: dict[str, str] = {}
     for word in _words(text):
@@ -158,7 +158,7 @@ def _words(text: str) -> list[str]:
         refuse(f"cannot read the filter: {str(error).lower()}", hint="close what you have quoted", code=WRONG)
 
 
-def _checked(given: dict[str, str]) -> Filter:
+def _checked(given: dict[str, str]) -> MessageOptions:
     kind, slash, id_ = given.get("type", "").partition("/")
     if slash:  # type:Account/alice
         given |= {"type": kind, "id": id_}
@@ -169,7 +169,7 @@ def _checked(given: dict[str, str]) -> Filter:
         refuse(f'there is no state "{given["state"]}"', hint=f"there are {', '.join(STATES)}", code=WRONG)
     if "older" in given:
         to_seconds(given["older"], what="older", allow_zero=True)  # refuses what is none
-    return Filter(**{**given, "state": state})  # type: ignore[arg-type] # each is one of its fields, a text
+    return MessageOptions(**{**given, "state": state})  # type: ignore[arg-type] # each is one of its fields, a text
 
 
 BATCH = 1_000
@@ -186,7 +186,7 @@ class Purge:
         chosen: Which messages; they are done or dead.
     """
 
-    def __init__(self, asking: Asking, chosen: Filter) -> None:
+    def __init__(self, asking: ClientCommand, chosen: MessageOptions) -> None:
         assert chosen.state in ("done", "dead"), "nothing else has ended"
         self._asking = asking
         self._chosen = chosen
@@ -217,7 +217,7 @@ class Purge:
             what += f" older than {self._chosen.older}"
         total = self._found if self._found < _COUNTED_MOST else None
         note = f"in batches of {BATCH:,}"
-        with Progress(what, total=total, about=True, note=note, json=self._asking.as_json) as progress:
+        with ProgressLine(what, total=total, about=True, note=note, json=self._asking.as_json) as progress:
             try:
                 gone = await (self._coarsely(progress) if self._chosen.is_coarse else self._one_by_one(progress))
             except asyncio.CancelledError:
@@ -226,12 +226,12 @@ class Purge:
                 raise
         return gone, lasting(progress.took_s)
 
-    async def _coarsely(self, progress: Progress) -> int:
+    async def _coarsely(self, progress: ProgressLine) -> int:
         return await self._asking.cluster.messages.purge(
             status=self._status, entity=self._chosen.entity, older_than=self._chosen.older, progress=progress.at
         )
 
-    async def _one_by_one(self, progress: Progress) -> int:
+    async def _one_by_one(self, progress: ProgressLine) -> int:
         gone = 0
         for begin in range(0, len(self._ids), BATCH):
             batch = self._ids[begin : begin + BATCH]
@@ -258,7 +258,7 @@ _HIDDEN = ("payload", "reply", "errors")
 _LEFT = 22
 
 
-class Chosen(NamedTuple):
+class ChosenMessages(NamedTuple):
     """Messages that were meant, as they stood at one moment."""
 
     messages: Sequence[MessageInfo]
@@ -272,11 +272,13 @@ class Chosen(NamedTuple):
         return state_of(message, now=self.now, running=self.running)
 
 
-async def choose(asking: Asking, chosen: Filter, *, limit: int, after: str | None = None) -> Chosen:
+async def choose(
+    asking: ClientCommand, chosen: MessageOptions, *, limit: int, after: str | None = None
+) -> ChosenMessages:
     """The first messages that are meant, in the order of their ids; without a state all that are not done."""
     now = await asking.here.storage.now()
     is_asked = chosen.status in (None, "pending")
-    at_work = await Untyped(asking.here).running() if is_asked else None
+    at_work = await CallsByName(asking.here).running() if is_asked else None
     running, silent = ({}, ()) if at_work is None else at_work
     if chosen.state == "running":
         found = await _at_work(asking, sorted(running), after=after)
@@ -286,12 +288,12 @@ async def choose(asking: Asking, chosen: Filter, *, limit: int, after: str | Non
         found = list(heapq.merge(*lists, key=lambda each: each.id))
     meant = [each for each in found if chosen.takes(each, now=now, running=running)]
     now = max([now, *(each.sent_at for each in meant)])  # what was sent after the clock was read is not from the future
-    return Chosen(meant[:limit], now, running, silent)
+    return ChosenMessages(meant[:limit], now, running, silent)
 
 
 async def _some(
-    asking: Asking,
-    chosen: Filter,
+    asking: ClientCommand,
+    chosen: MessageOptions,
     status: Status,
     now: datetime,
     running: Mapping[str, object],
@@ -309,7 +311,7 @@ async def _some(
 
 
 async def walk(
-    asking: Asking, chosen: Filter, status: Status, *, after: str | None = None
+    asking: ClientCommand, chosen: MessageOptions, status: Status, *, after: str | None = None
 ) -> AsyncIterator[MessageInfo]:
     """All messages of a status that storage chooses, a page at a time."""
     while True:
@@ -323,7 +325,7 @@ async def walk(
         after = page[-1].id
 
 
-async def _at_work(asking: Asking, ids: Sequence[str], *, after: str | None) -> list[MessageInfo]:
+async def _at_work(asking: ClientCommand, ids: Sequence[str], *, after: str | None) -> list[MessageInfo]:
     found = []
     for each in ids:
         if each > (after or ""):
@@ -334,14 +336,14 @@ async def _at_work(asking: Asking, ids: Sequence[str], *, after: str | None) -> 
     return found
 
 
-def talk_of_silence(chosen: Chosen) -> None:
+def talk_of_silence(chosen: ChosenMessages) -> None:
     """Say what could not be known."""
     if chosen.silent:
         names = ", ".join(chosen.silent)
         tell(f"no answer from {names}: what runs there is taken for waiting", err=True)
 
 
-def outlined(message: MessageInfo, chosen: Chosen) -> dict[str, Any]:
+def outlined(message: MessageInfo, chosen: ChosenMessages) -> dict[str, Any]:
     """A message in a list, for a program."""
     told: dict[str, Any] = plain(message)
     kept = {name: value for name, value in told.items() if name not in _HIDDEN}
@@ -349,7 +351,7 @@ def outlined(message: MessageInfo, chosen: Chosen) -> dict[str, Any]:
     return {**kept, "state": chosen.state(message), "error": last}
 
 
-def table(screen: Screen, chosen: Chosen) -> str:
+def table(screen: Screen, chosen: ChosenMessages) -> str:
     """All of them, a line each."""
     if not chosen.messages:
         return "no messages match"
@@ -373,7 +375,7 @@ def table(screen: Screen, chosen: Chosen) -> str:
     )
 
 
-def _remark(screen: Screen, message: MessageInfo, chosen: Chosen) -> str:
+def _remark(screen: Screen, message: MessageInfo, chosen: ChosenMessages) -> str:
     state = chosen.state(message)
     if state == "running":
         runner, seconds = chosen.running[message.id]
@@ -449,7 +451,7 @@ def command() -> None:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
 @click.option("--after", metavar="ID", help="Only those behind this one: the last one of the list before.")
 @asks
-async def list_some(asking: Asking, *, state: str | None, text: str, limit: int, after: str | None) -> None:
+async def list_some(asking: ClientCommand, *, state: str | None, text: str, limit: int, after: str | None) -> None:
     """Messages, the oldest first.
 
     \b
@@ -471,7 +473,7 @@ async def list_some(asking: Asking, *, state: str | None, text: str, limit: int,
 @command.command()
 @click.argument("id")
 @asks
-async def show(asking: Asking, id: str) -> None:
+async def show(asking: ClientCommand, id: str) -> None:
     """One message: its payload, and each attempt that failed.
 
     \b
@@ -479,7 +481,7 @@ async def show(asking: Asking, id: str) -> None:
       coterie messages show 019a8f0e6c5b00001f2e3d4c5b6a7988 --json
     """
     message = await asking.cluster.messages.show(id)
-    at_work = await Untyped(asking.here).running() if message.status == "pending" else None
+    at_work = await CallsByName(asking.here).running() if message.status == "pending" else None
     running = {} if at_work is None else at_work.messages
     now, view = await asking.here.storage.now(), await asking.here.storage.view()
     state = state_of(message, now=now, running=running)
@@ -494,7 +496,7 @@ async def show(asking: Asking, id: str) -> None:
 @_filter
 @acts
 @asks
-async def retry(asking: Asking, ids: tuple[str, ...], *, text: str, yes: bool, dry_run: bool) -> int | None:
+async def retry(asking: ClientCommand, ids: tuple[str, ...], *, text: str, yes: bool, dry_run: bool) -> int | None:
     """Let dead messages run again, now and with all their attempts.
 
     \b
@@ -511,7 +513,7 @@ async def retry(asking: Asking, ids: tuple[str, ...], *, text: str, yes: bool, d
     if not confirmed(what, "run them again?", yes=yes, dry_run=dry_run):
         return None
     retried = 0
-    with Progress("retrying", total=len(dead), json=asking.as_json) as progress:
+    with ProgressLine("retrying", total=len(dead), json=asking.as_json) as progress:
         for number, each in enumerate(dead, 1):
             retried += await asking.cluster.messages.retry(each.id)
             progress.at(number)
@@ -525,7 +527,7 @@ async def retry(asking: Asking, ids: tuple[str, ...], *, text: str, yes: bool, d
 @click.option("--filter", "text", required=True, metavar="FILTER", help=f'As in "{EXAMPLE}", also method, older.')
 @acts
 @asks
-async def purge_some(asking: Asking, *, text: str, yes: bool, dry_run: bool) -> None:
+async def purge_some(asking: ClientCommand, *, text: str, yes: bool, dry_run: bool) -> None:
     """Delete messages that are done or dead, in batches.
 
     Their keys are forgotten with them: a call with such a key that is sent again runs again.
@@ -551,7 +553,7 @@ async def purge_some(asking: Asking, *, text: str, yes: bool, dry_run: bool) -> 
     asking.answer({"purged": gone, "filter": str(chosen)}, told)
 
 
-async def _named(asking: Asking, ids: tuple[str, ...]) -> list[MessageInfo]:
+async def _named(asking: ClientCommand, ids: tuple[str, ...]) -> list[MessageInfo]:
     """Those of these messages that are dead; the others are told."""
     found = [await asking.cluster.messages.show(each) for each in dict.fromkeys(ids)]
     for each in found:
@@ -560,7 +562,7 @@ async def _named(asking: Asking, ids: tuple[str, ...]) -> list[MessageInfo]:
     return [each for each in found if each.status == "dead"]
 
 
-async def _filtered(asking: Asking, text: str) -> list[MessageInfo]:
+async def _filtered(asking: ClientCommand, text: str) -> list[MessageInfo]:
     chosen = parse(text if "state:" in text else f"{text} state:dead")
     if chosen.state != "dead":
         refuse(f"state is {chosen.state}, and only dead messages are run again", hint="write state:dead", code=WRONG)

@@ -10,10 +10,10 @@ import click
 
 from coterie.cli.client import common, settings_for
 from coterie.cli.output import lasting, tell
-from coterie.cli.progress import Progress
+from coterie.cli.progress import ProgressLine
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import new_incarnation
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.storage.engines import open_storage
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def command(act: str, phase: Phase | None, url: str | None, as_json: bool) -> No
 
 
 async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json: bool) -> None:
-    chance = Chance()
+    chance = Random()
     storage = open_storage(
         settings, incarnation=new_incarnation(chance), clock=SystemClock(), chance=chance, check_schema=False
     )
@@ -73,7 +73,7 @@ async def _apply(
     """Apply what is pending; what was applied here, and how long it took."""
     before, after = _number(applied), _number([*applied, *pending])
     what, note = f"migrating  {before} → {after}", f"{len(pending)} steps"
-    with Progress(what, note=note, json=as_json) as progress:
+    with ProgressLine(what, note=note, json=as_json) as progress:
         progress.phase(f"phase {phase}" if phase else "both phases")
         async with progress.ticking():
             steps = await storage.schema.apply(phase)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.observe.view import RunnerLine
 
@@ -40,7 +40,7 @@ def command() -> None:
 
 @command.command("list")
 @asks
-async def list_all(asking: Asking) -> None:
+async def list_all(asking: ClientCommand) -> None:
     """All runners: what they hold, what they do, what they take.
 
     \b
@@ -55,7 +55,7 @@ async def list_all(asking: Asking) -> None:
 @command.command()
 @click.argument("runner", metavar="ID")
 @asks
-async def show(asking: Asking, runner: str) -> None:
+async def show(asking: ClientCommand, runner: str) -> None:
     """One runner, by its id or name.
 
     \b
@@ -71,7 +71,7 @@ async def show(asking: Asking, runner: str) -> None:
 @click.argument("runner", metavar="ID")
 @acts
 @asks
-async def drain(asking: Asking, runner: str, *, yes: bool, dry_run: bool) -> None:
+async def drain(asking: ClientCommand, runner: str, *, yes: bool, dry_run: bool) -> None:
     """Have a runner give up all that it holds, and take nothing any more. It goes on running.
 
     \b
@@ -96,7 +96,7 @@ async def drain(asking: Asking, runner: str, *, yes: bool, dry_run: bool) -> Non
     )
 
 
-async def _drained(asking: Asking, line: RunnerLine) -> None:
+async def _drained(asking: ClientCommand, line: RunnerLine) -> None:
     """Return when it holds nothing any more."""
     limit_s = asking.cluster.settings.drain.total_seconds() + _SPARE_S
     storage = asking.here.storage
@@ -163,7 +163,7 @@ def _holdings(line: RunnerLine) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "nothing"
 
 
-def _shown(asking: Asking, line: RunnerLine, now: datetime) -> str:
+def _shown(asking: ClientCommand, line: RunnerLine, now: datetime) -> str:
     told = line.up_s is not None
     clock = "" if line.clock_offset_s is None else f", clock {line.clock_offset_s * 1000:+.1f} ms"
     pairs = [

@@ -14,7 +14,7 @@ from coterie.kernel.ids import ShardId
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.observe.view import MessagesPage, Shard, ShardGroup, Shards
 
@@ -38,7 +38,7 @@ def command() -> None:
 
 @command.command("map")
 @asks
-async def show_map(asking: Asking) -> None:
+async def show_map(asking: ClientCommand) -> None:
     """A cell for each shard, a row for each runner.
 
     \b
@@ -51,7 +51,7 @@ async def show_map(asking: Asking) -> None:
 
 @command.command("list")
 @asks
-async def list_all(asking: Asking) -> None:
+async def list_all(asking: ClientCommand) -> None:
     """Every shard with its owner and epoch.
 
     \b
@@ -69,7 +69,7 @@ async def list_all(asking: Asking) -> None:
 @command.command()
 @click.argument("shard")
 @asks
-async def show(asking: Asking, shard: str) -> int:
+async def show(asking: ClientCommand, shard: str) -> int:
     """One shard. Exit code 1 if nobody owns it.
 
     \b
@@ -129,7 +129,7 @@ def _standing(screen: Screen, shard: Shard) -> str:
     return f"{screen.glyph(_STANDING[shard.state])} {shard.state}{to}"
 
 
-def _shown(asking: Asking, shard: Shard, messages: MessagesPage) -> str:
+def _shown(asking: ClientCommand, shard: Shard, messages: MessagesPage) -> str:
     late = next((each for each in messages.overdue if each.shard == shard.shard), None)
     pairs = [
         ("owner", f"{shard.owner or 'nobody'}, epoch {shard.epoch}"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.observe.view import SingletonLine
     from coterie.singletons.api import SavedState
@@ -34,7 +34,7 @@ def command() -> None:
 
 @command.command("list")
 @asks
-async def list_all(asking: Asking) -> None:
+async def list_all(asking: ClientCommand) -> None:
     """All singletons, and who leads them.
 
     \b
@@ -49,7 +49,7 @@ async def list_all(asking: Asking) -> None:
 @command.command()
 @click.argument("name")
 @asks
-async def show(asking: Asking, name: str) -> None:
+async def show(asking: ClientCommand, name: str) -> None:
     """One singleton: its leader, its signs of life, its state.
 
     \b
@@ -68,7 +68,7 @@ async def show(asking: Asking, name: str) -> None:
 @command.command()
 @click.argument("name")
 @asks
-async def history(asking: Asking, name: str) -> None:
+async def history(asking: ClientCommand, name: str) -> None:
     """The last states that were saved, the newest first.
 
     \b
@@ -86,7 +86,7 @@ async def history(asking: Asking, name: str) -> None:
 @click.argument("name")
 @acts
 @asks
-async def resign(asking: Asking, name: str, *, yes: bool, dry_run: bool) -> None:
+async def resign(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
     """Have the leader give up a singleton now, to another runner if there is one.
 
     \b
@@ -146,7 +146,7 @@ def progress(line: SingletonLine) -> str:
     return " ".join(part for part in (one_line(line.note), done) if part)
 
 
-def _shown(asking: Asking, line: SingletonLine, state: Any, now: datetime) -> str:
+def _shown(asking: ClientCommand, line: SingletonLine, state: Any, now: datetime) -> str:
     expected = "" if line.expected_interval_s is None else f", expected every {lasting(line.expected_interval_s)}"
     pairs = [
         ("leader", f"{line.leader or 'nobody'}, epoch {line.epoch}, group {line.group}"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.observe.view import Overview
 
@@ -26,7 +26,7 @@ GLYPHS = {"healthy": "good", "degraded": "warn", "unhealthy": "bad"}
 
 @click.command()
 @asks
-async def command(asking: Asking) -> int:
+async def command(asking: ClientCommand) -> int:
     """Is it healthy? Who leads? What next? What failed?
 
     Exit code 1 if it is unhealthy, 3 if the database does not answer.

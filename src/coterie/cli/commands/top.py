@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
-    from coterie.observe.pages import Viewing
+    from coterie.observe.pages import ViewReader
     from coterie.observe.view import EntityLine, MessagesPage, Overview, View
 
 
@@ -204,7 +204,7 @@ _DRAWN_S = 0.25
 
 @click.command()
 @asks
-async def command(asking: Asking) -> int:
+async def command(asking: ClientCommand) -> int:
     """The same as status, live. Keys: q, space, 1-6, / and ?.
 
     With --json one object per second and line, until it is interrupted.
@@ -221,7 +221,7 @@ async def command(asking: Asking) -> int:
     return YES
 
 
-async def _follow(look: Viewing) -> None:
+async def _follow(look: ViewReader) -> None:
     while True:
         tell(as_json(await look.look(["overview", "runners"])))
         await asyncio.sleep(_EVERY_S)
@@ -230,7 +230,7 @@ async def _follow(look: Viewing) -> None:
 class Top:
     """Looks, reads keys and draws, until somebody quits."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: ClientCommand) -> None:
         self._asking = asking
         self._look = viewing(asking)
         self._panel = Panel()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from coterie.cli.client import Asking
+    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.storage.contracts.units import StepRow, UnitRow
     from coterie.workflows.api import WorkflowInfo
@@ -44,7 +44,7 @@ def command() -> None:
 @click.option("--name", metavar="NAME", help="Only those of one workflow.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="How many at most.")
 @asks
-async def list_some(asking: Asking, *, status: UnitStatus | None, name: str | None, limit: int) -> None:
+async def list_some(asking: ClientCommand, *, status: UnitStatus | None, name: str | None, limit: int) -> None:
     """Runs, those that changed last first.
 
     \b
@@ -59,7 +59,7 @@ async def list_some(asking: Asking, *, status: UnitStatus | None, name: str | No
 @command.command()
 @click.argument("run", metavar="[NAME/]ID")
 @asks
-async def show(asking: Asking, run: str) -> None:
+async def show(asking: ClientCommand, run: str) -> None:
     """One run: its steps, and what it waits for.
 
     \b
@@ -84,7 +84,7 @@ async def show(asking: Asking, run: str) -> None:
 @click.argument("run", metavar="[NAME/]ID")
 @acts
 @asks
-async def interrupt(asking: Asking, run: str, *, yes: bool, dry_run: bool) -> None:
+async def interrupt(asking: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> None:
     """Have a run end, and undo what it has done.
 
     \b
@@ -104,7 +104,7 @@ async def interrupt(asking: Asking, run: str, *, yes: bool, dry_run: bool) -> No
 @click.argument("run", metavar="[NAME/]ID")
 @acts
 @asks
-async def resume(asking: Asking, run: str, *, yes: bool, dry_run: bool) -> None:
+async def resume(asking: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> None:
     """Have a suspended run look now whether it can go on.
 
     \b
@@ -124,7 +124,7 @@ async def resume(asking: Asking, run: str, *, yes: bool, dry_run: bool) -> None:
 @click.argument("value", metavar="JSON")
 @acts
 @asks
-async def resolve(asking: Asking, token: str, value: str, *, yes: bool, dry_run: bool) -> None:
+async def resolve(asking: ClientCommand, token: str, value: str, *, yes: bool, dry_run: bool) -> None:
     """Give a deferred its value: whoever waits for it goes on.
 
     \b
@@ -146,12 +146,12 @@ async def resolve(asking: Asking, token: str, value: str, *, yes: bool, dry_run:
     )
 
 
-def _token(asking: Asking, row: UnitRow, step: StepRow) -> str:
+def _token(asking: ClientCommand, row: UnitRow, step: StepRow) -> str:
     takes = None if step.value is None else msgspec.msgpack.decode(step.value)  # its type, until it has a value
     return asking.here.tokens.make(row.unit, step.name, life=row.life, takes=takes)
 
 
-async def _found(asking: Asking, run: str) -> UnitRow:
+async def _found(asking: ClientCommand, run: str) -> UnitRow:
     name, slash, id_ = run.partition("/")
     row = await asking.here.storage.units.get(unit_of(name, id_)) if slash and id_ else None
     if row is not None:
@@ -167,7 +167,7 @@ async def _found(asking: Asking, run: str) -> UnitRow:
     return refuse(f"there is no run {run}, or none any more", hint=hint)
 
 
-async def _going_on(asking: Asking, run: str) -> UnitRow:
+async def _going_on(asking: ClientCommand, run: str) -> UnitRow:
     row = await _found(asking, run)
     if row.kind != "workflow":
         refuse(f"{run} is durable work of a {row.kind}, no workflow", hint="it ends with its owner")
@@ -176,7 +176,7 @@ async def _going_on(asking: Asking, run: str) -> UnitRow:
     return row
 
 
-async def _tell(asking: Asking, before: UnitRow, after: UnitRow | None, done: str, undo: str) -> None:
+async def _tell(asking: ClientCommand, before: UnitRow, after: UnitRow | None, done: str, undo: str) -> None:
     """Say what was done, and have whoever holds it look."""
     if after is None:
         refuse(f"{before.name}/{before.id} is gone meanwhile")

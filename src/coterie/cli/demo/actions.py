@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from coterie.cli.demo.cluster_view import Lead
-    from coterie.cli.demo.demo import Stage
-    from coterie.cli.demo.load import Count
+    from coterie.cli.demo.demo import Demo
+    from coterie.cli.demo.load import DepositCount
     from coterie.cli.demo.runners import DemoRunner
     from coterie.kernel.ids import ShardId
 
-    Act = Callable[["Stage"], Awaitable[Count]]
+    Act = Callable[["Demo"], Awaitable[DepositCount]]
 
 _CUT_S = 5.0
 """How long a network stays cut that costs nobody anything."""
 
 
-async def kill(stage: Stage) -> Count:
+async def kill(stage: Demo) -> DepositCount:
     """SIGKILL the leader; it is started again when another one leads."""
     leader, lead, before = await _leader(stage)
     began_s = _now_s()
@@ -34,7 +34,7 @@ async def kill(stage: Stage) -> Count:
     return count
 
 
-async def freeze(stage: Stage) -> Count:
+async def freeze(stage: Demo) -> DepositCount:
     """SIGSTOP the leader; it goes on when another one leads."""
     leader, lead, before = await _leader(stage)
     began_s = _now_s()
@@ -47,7 +47,7 @@ async def freeze(stage: Stage) -> Count:
     return count
 
 
-async def cut(stage: Stage) -> Count:
+async def cut(stage: Demo) -> DepositCount:
     """Cut the leader's network: on PostgreSQL from its database, on SQLite from the other runners."""
     leader, lead, before = await _leader(stage)
     began_s = _now_s()
@@ -65,7 +65,7 @@ async def cut(stage: Stage) -> Count:
     return count
 
 
-async def add(stage: Stage) -> Count:
+async def add(stage: Demo) -> DepositCount:
     """One more runner, which gets its share."""
     if not stage.has_room:
         stage.say("no more runners: this is a demo, and they share one machine")
@@ -77,7 +77,7 @@ async def add(stage: Stage) -> Count:
     return await _moved(stage, before, after, took_s=_now_s() - began_s)
 
 
-async def deploy(stage: Stage) -> Count:
+async def deploy(stage: Demo) -> DepositCount:
     """All runners leave in good order and start anew, one after the other."""
     lead, before, began_s = await stage.sight.lead(), await stage.sight.shards(), _now_s()
     stage.ledger.slowest_s = 0.0
@@ -103,7 +103,7 @@ ACTS: Mapping[str, Act] = {"k": kill, "f": freeze, "p": cut, "a": add, "d": depl
 """By their keys."""
 
 
-async def _leader(stage: Stage) -> tuple[DemoRunner, Lead, Mapping[ShardId, str | None]]:
+async def _leader(stage: Demo) -> tuple[DemoRunner, Lead, Mapping[ShardId, str | None]]:
     """Who leads just now, with all shards at their places."""
     before = await stage.sight.settled(stage.names())
     lead = await stage.sight.lead()
@@ -111,8 +111,8 @@ async def _leader(stage: Stage) -> tuple[DemoRunner, Lead, Mapping[ShardId, str 
 
 
 async def _taken_over(
-    stage: Stage, lead: Lead, before: Mapping[ShardId, str | None], began_s: float, *, without: DemoRunner
-) -> Count:
+    stage: Demo, lead: Lead, before: Mapping[ShardId, str | None], began_s: float, *, without: DemoRunner
+) -> DepositCount:
     now = await stage.sight.lead(after_epoch=lead.epoch)
     took = lasting(_now_s() - began_s)
     text = f"★ {IMPORTER} leads on {now.runner}, epoch {now.epoch}, continues after row {now.after:,}"
@@ -121,7 +121,7 @@ async def _taken_over(
     return await _moved(stage, before, after)
 
 
-async def _stayed(stage: Stage, leader: DemoRunner, lead: Lead, before: Mapping[ShardId, str | None]) -> Count:
+async def _stayed(stage: Demo, leader: DemoRunner, lead: Lead, before: Mapping[ShardId, str | None]) -> DepositCount:
     now = await stage.sight.lead()
     stage.say(f"mended the network of {leader.name} after {lasting(_CUT_S)}")
     if now.epoch == lead.epoch:
@@ -135,12 +135,12 @@ async def _stayed(stage: Stage, leader: DemoRunner, lead: Lead, before: Mapping[
 
 
 async def _moved(
-    stage: Stage,
+    stage: Demo,
     before: Mapping[ShardId, str | None],
     after: Mapping[ShardId, str | None],
     *,
     took_s: float | None = None,
-) -> Count:
+) -> DepositCount:
     count = await stage.ledger.check()
     number, to = moved(before, after)
     where = f" to {_listed(to)}" if to else ""
@@ -149,7 +149,7 @@ async def _moved(
     return count
 
 
-async def _back(stage: Stage, runner: DemoRunner) -> None:
+async def _back(stage: Demo, runner: DemoRunner) -> None:
     """Have the crew as it was: one that died, or was ended because it froze inside a commit, is started again."""
     if await _is_gone(runner):
         await runner.start()

@@ -30,7 +30,7 @@ class Lead(NamedTuple):
     """The last row of the leader before."""
 
 
-class Sight:
+class DemoView:
     """Looks at a cluster through a client.
 
     Args:

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.cli.demo.actions import ACTS, deploy, freeze, kill
-from coterie.cli.demo.cluster_view import IMPORTER, Sight, Stuck
-from coterie.cli.demo.load import ACCOUNTS, Ledger
+from coterie.cli.demo.cluster_view import IMPORTER, DemoView, Stuck
+from coterie.cli.demo.load import ACCOUNTS, DepositLoad
 from coterie.cli.demo.program import Account
 from coterie.cli.demo.runners import NAME, DemoRunner
 from coterie.cli.output import Screen, lasting, tell
 from coterie.cluster import Cluster
 from coterie.kernel.clock import SystemClock, to_datetime
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.settings.secret import redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from coterie.cli.demo.actions import Act
-    from coterie.cli.demo.load import Count
+    from coterie.cli.demo.load import DepositCount
 
 PROGRAM = "coterie-demo.py"
 FILE = "coterie-demo.db"
@@ -33,7 +33,7 @@ _HELP = "k kill the leader   f freeze it   p cut its network   a add a runner   
 _SCRIPT: tuple[tuple[str, Act], ...] = (("k", kill), ("f", freeze), ("d", deploy))
 
 
-class Stage:
+class Demo:
     """A cluster at work, and what can be asked of it.
 
     Args:
@@ -43,8 +43,8 @@ class Stage:
     """
 
     def __init__(self, cluster: Cluster, url: str, *, run: str) -> None:
-        self.sight = Sight(cluster)
-        self.ledger = Ledger(cluster, run=run)
+        self.sight = DemoView(cluster)
+        self.ledger = DepositLoad(cluster, run=run)
         self.is_file = url.startswith("sqlite")
         self.is_clean = True
         """Whether all who were asked to leave did so in good order."""
@@ -108,7 +108,7 @@ async def demo(url: str | None, *, script: bool) -> int:
     cluster = Cluster(place, name=NAME)
     cluster.entity(Account)
     async with cluster.connect():
-        stage = Stage(cluster, place, run=f"{Chance().between(0, 1):.8f}"[2:])
+        stage = Demo(cluster, place, run=f"{Random().between(0, 1):.8f}"[2:])
         done = "created" if is_new else "found, with what is in it" if url is None else "is ready"
         _tick(stage, "database", f"{shown} {done}", _now_s() - began_s)
         async with _opened(stage):
@@ -123,7 +123,7 @@ async def demo(url: str | None, *, script: bool) -> int:
 
 
 @asynccontextmanager
-async def _opened(stage: Stage) -> AsyncIterator[None]:
+async def _opened(stage: Demo) -> AsyncIterator[None]:
     """Runners and load, until the block ends; then nothing of them runs any more."""
     try:
         began_s = _now_s()
@@ -148,7 +148,7 @@ def write_program(path: Path) -> bool:
     return True
 
 
-def _introduce(stage: Stage, *, made: bool) -> None:
+def _introduce(stage: Demo, *, made: bool) -> None:
     lines = len(Path(PROGRAM).read_text("utf-8").splitlines())
     about = f"{lines} lines" if made else f"{lines} lines, as it was here"
     served = min((each.served or "" for each in stage.living()), key=lambda url: (len(url), url))
@@ -156,7 +156,7 @@ def _introduce(stage: Stage, *, made: bool) -> None:
     tell(f"  {'source':<11}  {PROGRAM}, {about}: read it, change it, coterie run {PROGRAM}")
 
 
-async def _play(stage: Stage) -> list[Count]:
+async def _play(stage: Demo) -> list[DepositCount]:
     """Without a terminal: kill, freeze, deploy."""
     counts = []
     for key, act in _SCRIPT:
@@ -165,11 +165,11 @@ async def _play(stage: Stage) -> list[Count]:
     return counts
 
 
-async def _obey(stage: Stage) -> list[Count]:
+async def _obey(stage: Demo) -> list[DepositCount]:
     """By the keys of the terminal, until q."""
     from coterie.cli.demo.keyboard import keys
 
-    counts: list[Count] = []
+    counts: list[DepositCount] = []
     tell(f"  {_HELP}\n")
     with keys() as pressed:
         while (key := (await pressed.get()).lower()) not in ("q", ""):
@@ -186,7 +186,7 @@ async def _obey(stage: Stage) -> list[Count]:
     return counts
 
 
-def _verdict(stage: Stage, counts: list[Count], file: str | None) -> int:
+def _verdict(stage: Demo, counts: list[DepositCount], file: str | None) -> int:
     last = counts[-1]
     wrong = stage.is_stuck or not stage.is_clean or not all(count.is_right for count in counts)
     glyph = stage.screen.glyph("bad" if wrong else "good")
@@ -197,7 +197,7 @@ def _verdict(stage: Stage, counts: list[Count], file: str | None) -> int:
     return 1 if wrong else 0
 
 
-def _tick(stage: Stage, what: str, text: str, took_s: float | None = None) -> None:
+def _tick(stage: Demo, what: str, text: str, took_s: float | None = None) -> None:
     took = "" if took_s is None else lasting(took_s)
     tell(f"  {stage.screen.glyph('good')} {what:<9}  {text:<60}  {took}".rstrip())
 

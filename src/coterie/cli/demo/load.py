@@ -26,7 +26,7 @@ _ANSWERED_WITHIN_S = 90.0
 _AT_ONCE = 50
 
 
-class Count(NamedTuple):
+class DepositCount(NamedTuple):
     """What has become of the deposits."""
 
     deposits: int
@@ -47,7 +47,7 @@ class Count(NamedTuple):
         return f"{lost}, {self.doubled} doubled{silent}"
 
 
-class Ledger:
+class DepositLoad:
     """Makes deposits of one cent, each under a key of its own, until it is stopped. Used on one loop.
 
     A deposit without a clear answer is made again under the same key. So when all of them are answered, each
@@ -88,7 +88,7 @@ class Ledger:
         """End."""
         await self._tasks.stop()
 
-    async def check(self, *, everything: bool = False) -> Count:
+    async def check(self, *, everything: bool = False) -> DepositCount:
         """Hold the senders, wait for all answers, and compare balances with the books.
 
         Args:
@@ -100,7 +100,7 @@ class Ledger:
             accounts = sorted(self._made if everything else self._unchecked)
             lost, doubled = await self._compare(accounts)
             self._unchecked.clear()
-            return Count(self.deposits, lost, doubled, unanswered)
+            return DepositCount(self.deposits, lost, doubled, unanswered)
         finally:
             self._may_begin.set()
 

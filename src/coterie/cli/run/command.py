@@ -11,14 +11,14 @@ import click
 
 from coterie import main
 from coterie.cli.client import WRONG, refuse
-from coterie.cli.run.console import Voice, be_heard
+from coterie.cli.run.console import Console, be_heard
 from coterie.cli.run.load import load, parse
 from coterie.cli.run.reporter import Reporter, WorkerReporter, shown_database
 from coterie.settings.parsers import split_address
 from coterie.storage.engines import file_of
 
 if TYPE_CHECKING:
-    from coterie.cli.run.load import Loaded, Target
+    from coterie.cli.run.load import LoadedProgram, Target
 
 _URL, _HTTP, _NAME = "COTERIE_URL", "COTERIE_HTTP_LISTEN", "COTERIE_RUNNER_NAME"
 
@@ -69,7 +69,7 @@ def command(
 
 
 def _run_here(place: Target, *, url: str | None, port: int | None, wait: bool) -> int:
-    loaded, voice = load(place), Voice()
+    loaded, voice = load(place), Console()
     _refuse_vain_options(loaded, url=url, port=port)
     if loaded.cluster.settings.log_format == "json":  # for programs that read: the log says it all
         loaded.cluster.run(wait=wait)
@@ -86,7 +86,7 @@ def _work(place: Target, worker: str, *, wait: bool) -> int:
     if loaded.cluster.settings.log_format == "json":
         main.be_heard(loaded.cluster.settings)
     else:
-        be_heard(Voice())
+        be_heard(Console())
     with socket.socket(fileno=int(line)) as opened:
         opened.set_inheritable(False)
         loaded.cluster.run(teller=WorkerReporter(loaded, opened), number=int(number), wait=wait)
@@ -105,7 +105,7 @@ def _env(number: int, workers: int) -> dict[str, str]:
     return {_NAME: f"{name}-{number}"} if name and workers > 1 else {}
 
 
-def _refuse_vain_options(loaded: Loaded, *, url: str | None, port: int | None) -> None:
+def _refuse_vain_options(loaded: LoadedProgram, *, url: str | None, port: int | None) -> None:
     """Options that the program overrides would do nothing, silently."""
     settings = loaded.cluster.settings
     for option, given, setting in (("--url", url, "url"), ("--port", port, "http_listen")):
@@ -116,7 +116,7 @@ def _refuse_vain_options(loaded: Loaded, *, url: str | None, port: int | None) -
             )
 
 
-def _refuse_memory(loaded: Loaded) -> None:
+def _refuse_memory(loaded: LoadedProgram) -> None:
     settings = loaded.cluster.settings
     if settings.url.startswith("sqlite") and file_of(settings) is None:
         hint = "use a file (sqlite:///coterie.db) or PostgreSQL, or leave --workers and --reload out"

@@ -8,7 +8,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from coterie.cli.output import instant, lasting, safe
-from coterie.cli.run.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits
+from coterie.cli.run.events import (
+    LeadershipBegan,
+    LeadershipEnded,
+    ProgramLoaded,
+    RunnerDraining,
+    RunnerJoined,
+    RunnerLeft,
+    ShardsOwned,
+    Waits,
+)
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.observe.logs import JsonLine, TextLine
 
@@ -25,12 +34,12 @@ _SAID_EVERY_S = 5.0
 """Where nobody watches a line that changes."""
 
 
-class Voice:
+class Console:
     """Speaks for one runner, or for several workers.
 
     Args:
         workers: How many there are; 0: the runner is this process.
-        as_json: Whether each line is an object, as the workers' logs are; a worker's `Found` says so, too.
+        as_json: Whether each line is an object, as the workers' logs are; a worker's `ProgramLoaded` says so, too.
     """
 
     def __init__(self, *, workers: int = 0, as_json: bool = False) -> None:
@@ -39,8 +48,8 @@ class Voice:
         self._is_terminal = sys.stderr.isatty()
         self._star = "★" if (sys.stderr.encoding or "").lower().replace("-", "") == "utf8" else "*"
         self._has_announced = False
-        self._drains: dict[str, Draining] = {}
-        self._lefts: dict[str, Left] = {}
+        self._drains: dict[str, RunnerDraining] = {}
+        self._lefts: dict[str, RunnerLeft] = {}
         self._is_draining = False
         self._open = False  # whether a line stands that may be drawn over
         self._next_s = 0.0
@@ -51,26 +60,26 @@ class Voice:
         match event:
             case Waits():
                 self._say_waiting(event)
-            case Found():
+            case ProgramLoaded():
                 self._as_json = event.log_format == "json"
                 self._announce(event)
-            case Joined():
+            case RunnerJoined():
                 at = f", {event.served}" if event.served and self._workers else ""
                 self.say(f"joined, {event.shards} shards owned{at}", who=event.runner)
-            case Owns():
+            case ShardsOwned():
                 if not self._is_draining:
                     self.say(f"{event.shards} shards owned", who=event.runner)
-            case Leads():
+            case LeadershipBegan():
                 self.say(f"{self._star} {event.singleton}: leader, epoch {event.epoch}", who=event.runner)
-            case Led():
+            case LeadershipEnded():
                 if not self._is_draining:
                     self.say(f"{event.singleton}: no longer leader", who=event.runner)
-            case Draining():
+            case RunnerDraining():
                 self._drains[event.runner] = event
                 if not self._workers:
                     self.begin_drain(event.left_s)
                 self._show_drain()
-            case Left():
+            case RunnerLeft():
                 self._lefts[event.runner] = event
                 self._drains[event.runner] = _over(event)
                 if not self._workers:
@@ -93,7 +102,7 @@ class Voice:
         how = f"still waiting after {lasting(event.waited_s)}" if event.waited_s >= 1 else "waiting for it"
         self.say(f"! {event.problem}: {how} (--no-wait refuses instead)")
 
-    def _announce(self, found: Found) -> None:
+    def _announce(self, found: ProgramLoaded) -> None:
         if self._has_announced:
             return
         self._has_announced = True
@@ -152,10 +161,10 @@ class Voice:
 _LINES = TextLine("%(message)s", fields=False)
 
 
-class Shown(logging.Handler):
+class ConsoleOptions(logging.Handler):
     """Warnings of coterie, for programs that have no logging of their own."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: Console) -> None:
         super().__init__(logging.WARNING)
         self._voice = voice
 
@@ -169,14 +178,14 @@ class Shown(logging.Handler):
         return _LINES.format(record)
 
 
-def be_heard(voice: Voice) -> None:
+def be_heard(voice: Console) -> None:
     """Show warnings, unless the program has chosen what to do with them."""
     log = logging.getLogger("coterie")
     if not log.hasHandlers():
-        log.addHandler(Shown(voice))
+        log.addHandler(ConsoleOptions(voice))
 
 
-def announcement(found: Found, *, workers: int = 0) -> list[str]:
+def announcement(found: ProgramLoaded, *, workers: int = 0) -> list[str]:
     """What was found and where from, before anything happens."""
     who = f"{workers} workers" if workers > 1 else f"runner {found.runner}"
     served = "off" if found.served is None else f"{found.served}/health"
@@ -194,7 +203,7 @@ def announcement(found: Found, *, workers: int = 0) -> list[str]:
     return [head, "", *lines, f"  {'tip':<11}{tip}"]
 
 
-def drain_line(drains: Sequence[Draining]) -> str:
+def drain_line(drains: Sequence[RunnerDraining]) -> str:
     """How far all of them are."""
     calls = sum(each.calls for each in drains)
     oldest_s = max((each.oldest_s for each in drains), default=0.0)
@@ -204,7 +213,7 @@ def drain_line(drains: Sequence[Draining]) -> str:
     return f"readiness is off · {given} of {shards} shards handed over · {flight} · {left_s:.0f}s left"
 
 
-def left_line(lefts: Sequence[Left], took_s: float, *, failed: Sequence[str] = ()) -> str:
+def left_line(lefts: Sequence[RunnerLeft], took_s: float, *, failed: Sequence[str] = ()) -> str:
     """How all of them have left."""
     given, shards = sum(each.given for each in lefts), sum(each.shards for each in lefts)
     returned = sum(each.returned for each in lefts)
@@ -221,8 +230,8 @@ def _as_json(text: str, who: str) -> str:
     return JsonLine(who).format(record)
 
 
-def _over(left: Left) -> Draining:
-    return Draining(runner=left.runner, shards=left.shards, given=left.given, calls=0, oldest_s=0.0, left_s=0.0)
+def _over(left: RunnerLeft) -> RunnerDraining:
+    return RunnerDraining(runner=left.runner, shards=left.shards, given=left.given, calls=0, oldest_s=0.0, left_s=0.0)
 
 
 def _now() -> datetime:

@@ -9,7 +9,7 @@ import msgspec
 from coterie.settings import LogFormat  # noqa: TC001 msgspec reads it
 
 
-class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
+class ProgramLoaded(msgspec.Struct, tag="found", frozen=True, kw_only=True):
     """The program was loaded, and its runner is registered."""
 
     runner: str
@@ -37,7 +37,7 @@ class Waits(msgspec.Struct, tag="waits", frozen=True, kw_only=True):
     waited_s: float
 
 
-class Joined(msgspec.Struct, tag="joined", frozen=True, kw_only=True):
+class RunnerJoined(msgspec.Struct, tag="joined", frozen=True, kw_only=True):
     """It holds its share of the seats."""
 
     runner: str
@@ -45,14 +45,14 @@ class Joined(msgspec.Struct, tag="joined", frozen=True, kw_only=True):
     served: str | None
 
 
-class Owns(msgspec.Struct, tag="owns", frozen=True, kw_only=True):
+class ShardsOwned(msgspec.Struct, tag="owns", frozen=True, kw_only=True):
     """Its share of the shards has changed."""
 
     runner: str
     shards: int
 
 
-class Leads(msgspec.Struct, tag="leads", frozen=True, kw_only=True):
+class LeadershipBegan(msgspec.Struct, tag="leads", frozen=True, kw_only=True):
     """It has become the leader of a singleton."""
 
     runner: str
@@ -60,14 +60,14 @@ class Leads(msgspec.Struct, tag="leads", frozen=True, kw_only=True):
     epoch: int
 
 
-class Led(msgspec.Struct, tag="led", frozen=True, kw_only=True):
+class LeadershipEnded(msgspec.Struct, tag="led", frozen=True, kw_only=True):
     """It leads a singleton no more."""
 
     runner: str
     singleton: str
 
 
-class Draining(msgspec.Struct, tag="draining", frozen=True, kw_only=True):
+class RunnerDraining(msgspec.Struct, tag="draining", frozen=True, kw_only=True):
     """It leaves."""
 
     runner: str
@@ -81,7 +81,7 @@ class Draining(msgspec.Struct, tag="draining", frozen=True, kw_only=True):
     left_s: float
 
 
-class Left(msgspec.Struct, tag="left", frozen=True, kw_only=True):
+class RunnerLeft(msgspec.Struct, tag="left", frozen=True, kw_only=True):
     """It has left."""
 
     runner: str
@@ -92,7 +92,9 @@ class Left(msgspec.Struct, tag="left", frozen=True, kw_only=True):
     """Messages that were in memory, had not begun, and are in storage for the next holder."""
 
 
-Event: TypeAlias = Waits | Found | Joined | Owns | Leads | Led | Draining | Left
+Event: TypeAlias = (
+    Waits | ProgramLoaded | RunnerJoined | ShardsOwned | LeadershipBegan | LeadershipEnded | RunnerDraining | RunnerLeft
+)
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

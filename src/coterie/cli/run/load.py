@@ -43,7 +43,7 @@ class Target(NamedTuple):
         return Path(self.place).resolve().parent if self.is_file else Path.cwd()
 
 
-class Loaded(NamedTuple):
+class LoadedProgram(NamedTuple):
     """A program's cluster, and how it is called there."""
 
     cluster: Cluster
@@ -59,12 +59,12 @@ def parse(text: str) -> Target:
     return Target(place, name)
 
 
-def load(target: Target) -> Loaded:
+def load(target: Target) -> LoadedProgram:
     """Import the program and find its cluster. Whatever is in the way ends the command, in two lines."""
     sys.path.insert(0, str(target.folder))  # its neighbours can be imported, as with `python app.py`
     module = _module_of_file(target) if target.is_file else _module_of_name(target)
     name = target.name or _only_cluster(module, target)
-    return Loaded(_named(module, name, target), f"{target.place}: {name}")
+    return LoadedProgram(_named(module, name, target), f"{target.place}: {name}")
 
 
 def _module_of_file(target: Target) -> ModuleType:

@@ -8,7 +8,17 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from coterie.cli.run.events import Draining, Found, Joined, Leads, Led, Left, Owns, Waits, encode
+from coterie.cli.run.events import (
+    LeadershipBegan,
+    LeadershipEnded,
+    ProgramLoaded,
+    RunnerDraining,
+    RunnerJoined,
+    RunnerLeft,
+    ShardsOwned,
+    Waits,
+    encode,
+)
 from coterie.errors import CoterieError
 from coterie.kernel.ids import Seat
 from coterie.settings.secret import redacted_url
@@ -19,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from coterie.cli.run.events import Event
-    from coterie.cli.run.load import Loaded
-    from coterie.main import Beside, Drain
+    from coterie.cli.run.load import LoadedProgram
+    from coterie.main import Drain, SideService
     from coterie.runner import Runner
     from coterie.settings import Settings
 
@@ -30,14 +40,14 @@ _PLURALS = {"entity": "entities"}
 
 
 class Reporter:
-    """Tells of a runner in this process (`signals.Teller`).
+    """Tells of a runner in this process (`signals.RunReporter`).
 
     Args:
         loaded: Its program.
         tell: Whom.
     """
 
-    def __init__(self, loaded: Loaded, tell: Callable[[Event], None]) -> None:
+    def __init__(self, loaded: LoadedProgram, tell: Callable[[Event], None]) -> None:
         self._loaded = loaded
         self._tell = tell
         self._served: str | None = None
@@ -46,12 +56,12 @@ class Reporter:
         """It cannot start yet."""
         self._tell(Waits(runner=runner.name, problem=problem, waited_s=waited_s))
 
-    def announce(self, runner: Runner, beside: Beside | None) -> None:
+    def announce(self, runner: Runner, beside: SideService | None) -> None:
         """It is registered."""
         settings = runner.settings
         self._served = None if beside is None else beside.url
         self._tell(
-            Found(
+            ProgramLoaded(
                 runner=runner.name,
                 cluster=settings.name,
                 app=self._loaded.shown,
@@ -70,7 +80,7 @@ class Reporter:
         with suppress(CoterieError):  # it stops before it was ready
             await runner.ready()
             shards = len(_shards(runner.seats))
-            self._tell(Joined(runner=runner.name, shards=shards, served=self._served))
+            self._tell(RunnerJoined(runner=runner.name, shards=shards, served=self._served))
             await self._look_again_and_again(runner, shards)
 
     async def _look_again_and_again(self, runner: Runner, told: int) -> None:
@@ -79,13 +89,13 @@ class Reporter:
         while True:
             shards, leads = len(_shards(runner.seats)), _led(runner)
             if shards == before != told:  # they have stopped moving
-                self._tell(Owns(runner=runner.name, shards=shards))
+                self._tell(ShardsOwned(runner=runner.name, shards=shards))
                 told = shards
             for name in led.keys() - leads.keys():
-                self._tell(Led(runner=runner.name, singleton=name))
+                self._tell(LeadershipEnded(runner=runner.name, singleton=name))
             for name, epoch in leads.items():
                 if led.get(name) != epoch:
-                    self._tell(Leads(runner=runner.name, singleton=name, epoch=epoch))
+                    self._tell(LeadershipBegan(runner=runner.name, singleton=name, epoch=epoch))
             before, led = shards, leads
             await asyncio.sleep(_LOOK_S)
 
@@ -98,7 +108,7 @@ class Reporter:
         shards = len(_shards(drain.held))
         calls, oldest_s = _in_flight(drain.runner)
         self._tell(
-            Draining(
+            RunnerDraining(
                 runner=drain.runner.name,
                 shards=shards,
                 given=shards - len(_shards(drain.kept)),
@@ -113,7 +123,9 @@ class Reporter:
         shards, host = len(_shards(drain.held)), drain.runner.calling.host
         returned = 0 if host is None or host.deliveries is None else host.deliveries.returned
         given = shards - len(_shards(drain.kept))
-        self._tell(Left(runner=drain.runner.name, shards=shards, given=given, took_s=drain.spent_s, returned=returned))
+        self._tell(
+            RunnerLeft(runner=drain.runner.name, shards=shards, given=given, took_s=drain.spent_s, returned=returned)
+        )
 
 
 class WorkerReporter(Reporter):
@@ -127,7 +139,7 @@ class WorkerReporter(Reporter):
         When the starter is gone, however it went, the worker drains and leaves.
     """
 
-    def __init__(self, loaded: Loaded, line: socket.socket) -> None:
+    def __init__(self, loaded: LoadedProgram, line: socket.socket) -> None:
         super().__init__(loaded, self._send)
         self._line = line
         line.setblocking(False)

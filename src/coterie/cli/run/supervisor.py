@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.client import REPLACED, WRONG
 from coterie.cli.output import lasting
-from coterie.cli.run.console import Voice
+from coterie.cli.run.console import Console
 from coterie.cli.run.reload import Watched
 from coterie.cli.run.worker import Worker, ending
 from coterie.errors import CoterieError
-from coterie.kernel.random import Chance
+from coterie.kernel.random import Random
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
@@ -52,7 +52,7 @@ async def supervise(
         wait: Whether they wait for a database that cannot be reached yet.
         env: The variables of a worker, by its number.
     """
-    crew = Crew(text, workers=workers, wait=wait, env=env)
+    crew = WorkerSupervisor(text, workers=workers, wait=wait, env=env)
     watched = Watched(target.folder) if reload else None
     loop = asyncio.get_running_loop()
     for each in _SIGNALS:
@@ -64,16 +64,16 @@ async def supervise(
             loop.remove_signal_handler(each)
 
 
-class Crew:
+class WorkerSupervisor:
     """The workers of one command."""
 
     def __init__(self, text: str, *, workers: int, wait: bool, env: Callable[[int], Mapping[str, str]]) -> None:
-        self.voice = Voice(workers=workers, as_json=_wants_json())
+        self.voice = Console(workers=workers, as_json=_wants_json())
         self._workers = [
             Worker(text, number=number, heard=self.voice.hear, wait=wait, env=env(number))
             for number in range(1, workers + 1)
         ]
-        self._chance = Chance()
+        self._chance = Random()
         self._asked: signal.Signals | None = None
         self._asked_s = 0.0
         self._stopping = asyncio.Event()

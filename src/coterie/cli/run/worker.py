@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from coterie.cli.run.events import Found, Joined, decode
+from coterie.cli.run.events import ProgramLoaded, RunnerJoined, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,8 +46,8 @@ class Worker:
         output: int | None = None,
     ) -> None:
         self.number = number
-        self.found: Found | None = None
-        self.joined: Joined | None = None
+        self.found: ProgramLoaded | None = None
+        self.joined: RunnerJoined | None = None
         """What it has said in its present life."""
         self._target = target
         self._heard = heard
@@ -106,9 +106,9 @@ class Worker:
         try:
             while told := await reader.readline():
                 event = decode(told)
-                if isinstance(event, Found):
+                if isinstance(event, ProgramLoaded):
                     self.found = event
-                elif isinstance(event, Joined):
+                elif isinstance(event, RunnerJoined):
                     self.joined = event
                 self._heard(event)
         except ConnectionError:

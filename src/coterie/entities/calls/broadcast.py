@@ -11,7 +11,7 @@ from coterie.entities.calls.wire import (
     MALFORMED,
     MARK,
     Broadcast,
-    Told,
+    BroadcastReply,
     decode_broadcast,
     decode_told,
     encode,
@@ -22,13 +22,13 @@ from coterie.entities.host.work import Work
 from coterie.errors import CoterieError, MalformedMessage, PersistenceError, RunnerUnavailable
 from coterie.kernel.service import Tasks
 from coterie.ownership.directory import peer_of
-from coterie.transport.protocol import Failure, pack_error, read_error
+from coterie.transport.protocol import FailureFrame, pack_error, read_error
 from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
-    from coterie.entities.calls.client import Calling
+    from coterie.entities.calls.client import CallClient
     from coterie.entities.definition import EntityType
     from coterie.entities.rpc import Rpc
     from coterie.storage.interface import RunnerRow
@@ -59,7 +59,7 @@ class Broadcasts:
         calling: Whose calls they are.
     """
 
-    def __init__(self, calling: Calling) -> None:
+    def __init__(self, calling: CallClient) -> None:
         self._calling = calling
         self._tasks = Tasks("broadcasts")
         self._answering: dict[Request, asyncio.Task[None]] = {}
@@ -99,7 +99,7 @@ class Broadcasts:
         except (CoterieError, TimeoutError):
             replies.silent.append(runner.name)
 
-    async def _answers(self, runner: RunnerRow, broadcast: Broadcast, rpc: Rpc) -> AsyncGenerator[Told, None]:
+    async def _answers(self, runner: RunnerRow, broadcast: Broadcast, rpc: Rpc) -> AsyncGenerator[BroadcastReply, None]:
         calling = self._calling
         if runner.id == calling.here.incarnation:
             async for told in self._here(broadcast):
@@ -147,12 +147,12 @@ class Broadcasts:
             return  # the reader has left
         request.end()
 
-    async def _here(self, broadcast: Broadcast) -> AsyncIterator[Told]:
+    async def _here(self, broadcast: Broadcast) -> AsyncIterator[BroadcastReply]:
         """What the entities of this process answer, as it comes."""
         host = self._calling.host
         if host is None:
             return
-        answers: asyncio.Queue[Told | None] = asyncio.Queue()  # bounded by the entities that may be resident
+        answers: asyncio.Queue[BroadcastReply | None] = asyncio.Queue()  # bounded by the entities that may be resident
         works = [self._work(broadcast, each, answers) for each in host.residents(broadcast.entity_type)]
         for work in works:
             host.deliver(work)
@@ -165,7 +165,9 @@ class Broadcasts:
                 if not work.is_told:
                     host.cancel(work)
 
-    def _work(self, broadcast: Broadcast, entity_id: str, answers: asyncio.Queue[Told | None]) -> BroadcastCall:
+    def _work(
+        self, broadcast: Broadcast, entity_id: str, answers: asyncio.Queue[BroadcastReply | None]
+    ) -> BroadcastCall:
         within_s = broadcast.within_s * _HANDLERS_SHARE
         message_id = self._calling.ids.draw()
         return BroadcastCall(
@@ -190,14 +192,14 @@ class BroadcastCall(Work, eq=False):
     is_told: bool = False
 
     def reply(self, body: bytes) -> None:
-        self._tell(Told(self.entity_id, body))
+        self._tell(BroadcastReply(self.entity_id, body))
 
     def failed(self, failure: bytes) -> None:
-        self._tell(Told(self.entity_id, FAILED + failure))
+        self._tell(BroadcastReply(self.entity_id, FAILED + failure))
 
     def refuse(self, error: CoterieError) -> None:
         code, facts = pack_error(error)
-        self._tell(Told(self.entity_id, b"", code, facts))
+        self._tell(BroadcastReply(self.entity_id, b"", code, facts))
 
     def not_mine(self) -> None:
         """It has left meanwhile, and so is not resident here."""
@@ -214,14 +216,14 @@ class BroadcastCall(Work, eq=False):
         if not self.is_told:
             self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
-    def _tell(self, told: Told | None) -> None:
+    def _tell(self, told: BroadcastReply | None) -> None:
         self.is_told = True
         self.answers.put_nowait(told)
 
 
-def _sort_in(told: Told, rpc: Rpc, replies: Replies[Any]) -> None:
+def _sort_in(told: BroadcastReply, rpc: Rpc, replies: Replies[Any]) -> None:
     if told.code:
-        replies.errors[told.entity_id] = read_error(Failure(0, told.code, told.facts))
+        replies.errors[told.entity_id] = read_error(FailureFrame(0, told.code, told.facts))
     elif told.body[:1] == bytes([MARK]):
         failure = read_marked(told.body)
         replies.errors[told.entity_id] = read_failure(failure if isinstance(failure, bytes) else b"", rpc.errors)

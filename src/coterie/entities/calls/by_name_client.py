@@ -15,10 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from coterie.entities.calls.router import as_told, may_run_elsewhere
-from coterie.entities.calls.wire import (
-    Name,
-    read_failure,
-)
+from coterie.entities.calls.wire import Name, read_failure
 from coterie.errors import CoterieError, RunnerUnavailable
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
@@ -28,7 +25,7 @@ from coterie.transport.routes import Route
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from coterie.client import Connection
+    from coterie.client import Client
     from coterie.kernel.ids import EntityAddress
     from coterie.storage.interface import RunnerRow
 
@@ -63,8 +60,8 @@ class Invoked(Struct, frozen=True, kw_only=True):
     persisted: bool = False
 
 
-class Residents(Struct, tag="residents", frozen=True, kw_only=True):
-    """Who lives there, the busiest first? The answer is a `Living`."""
+class ListActive(Struct, tag="residents", frozen=True, kw_only=True):
+    """Who lives there, the busiest first? The answer is a `ActiveEntities`."""
 
     entity_type: Name
     entity_id: str | None = None
@@ -72,7 +69,7 @@ class Residents(Struct, tag="residents", frozen=True, kw_only=True):
     most: Most = 1_000
 
 
-class Life(Struct, frozen=True, kw_only=True):
+class ActiveEntity(Struct, frozen=True, kw_only=True):
     """An entity that lives on a runner."""
 
     id: str
@@ -90,43 +87,43 @@ class Life(Struct, frozen=True, kw_only=True):
     """When it leaves, if nobody calls."""
 
 
-class Living(Struct, frozen=True, kw_only=True):
-    """The answer to `Residents`."""
+class ActiveEntities(Struct, frozen=True, kw_only=True):
+    """The answer to `ListActive`."""
 
-    lives: tuple[Life, ...]
+    lives: tuple[ActiveEntity, ...]
     total: int
     """How many there are, also beyond those that were asked for."""
     group: str | None = None
     """The shard group of the type; None: the runner's program does not have it."""
 
 
-class Running(Struct, tag="running", frozen=True, kw_only=True):
-    """Which stored messages are at work there? The answer is an `AtWork`."""
+class ListRunning(Struct, tag="running", frozen=True, kw_only=True):
+    """Which stored messages are at work there? The answer is an `RunningMessages`."""
 
     most: Most = 1_000
 
 
-class AtWork(Struct, frozen=True, kw_only=True):
-    """The answer to `Running`."""
+class RunningMessages(Struct, frozen=True, kw_only=True):
+    """The answer to `ListRunning`."""
 
     messages: dict[str, float]
     """By id, for how long each has run."""
 
 
-Question: TypeAlias = Invoke | Residents | Running
+Question: TypeAlias = Invoke | ListActive | ListRunning
 
 encode = msgspec.msgpack.Encoder().encode
 decode_question = msgspec.msgpack.Decoder[Question](Question).decode
 decode_invoked = msgspec.msgpack.Decoder(Invoked).decode
-decode_living = msgspec.msgpack.Decoder(Living).decode
-decode_at_work = msgspec.msgpack.Decoder(AtWork).decode
+decode_living = msgspec.msgpack.Decoder(ActiveEntities).decode
+decode_at_work = msgspec.msgpack.Decoder(RunningMessages).decode
 
 
 _WITHIN_S = 1.0
 """How long a runner has to say what it has at hand."""
 
 
-class Sent(NamedTuple):
+class SentByName(NamedTuple):
     """What was sent."""
 
     message_id: str
@@ -134,10 +131,10 @@ class Sent(NamedTuple):
     """Whether it is stored; otherwise a runner has taken it, and it may be lost with that."""
 
 
-class Found(NamedTuple):
+class EntityLocation(NamedTuple):
     """Who lives where."""
 
-    lives: Sequence[tuple[str, Life]]
+    lives: Sequence[tuple[str, ActiveEntity]]
     """With the name of the runner."""
     total: int
     group: str | None
@@ -154,7 +151,7 @@ class RunningMessage(NamedTuple):
     silent: Sequence[str]
 
 
-class Untyped:
+class CallsByName:
     """Calls by name, and who lives where.
 
     Args:
@@ -165,7 +162,7 @@ class Untyped:
         are checked, as by a caller that has the class.
     """
 
-    def __init__(self, here: Connection) -> None:
+    def __init__(self, here: Client) -> None:
         self._here = here
 
     async def call(
@@ -210,7 +207,7 @@ class Untyped:
         at: datetime | None = None,
         delay_s: float = 0.0,
         group: str | None = None,
-    ) -> Sent:
+    ) -> SentByName:
         """Send a call without waiting for its result. See `call`."""
         asked = Invoke(
             entity_type=entity.type,
@@ -223,19 +220,19 @@ class Untyped:
             delay_s=delay_s,
         )
         answer = await self._invoke(asked, within_s=within_s, group=group)
-        return Sent(answer.message_id, answer.persisted)
+        return SentByName(answer.message_id, answer.persisted)
 
-    async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> Found:
+    async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> EntityLocation:
         """The entities of a type that live anywhere just now, or one of them."""
-        answers = await self._ask_all(Residents(entity_type=entity_type, entity_id=entity_id, most=most))
+        answers = await self._ask_all(ListActive(entity_type=entity_type, entity_id=entity_id, most=most))
         told = [(name, decode_living(body)) for name, body in answers if body is not None]
         lives = [(name, life) for name, living in told for life in living.lives]
         group = next((living.group for _, living in told if living.group is not None), None)
-        return Found(lives, sum(living.total for _, living in told), group, _silent(answers))
+        return EntityLocation(lives, sum(living.total for _, living in told), group, _silent(answers))
 
     async def running(self, *, most: int = 1_000) -> RunningMessage:
         """Which stored messages are at work just now, and where."""
-        answers = await self._ask_all(Running(most=most))
+        answers = await self._ask_all(ListRunning(most=most))
         told = [(name, decode_at_work(body).messages) for name, body in answers if body is not None]
         found = {each: (name, seconds) for name, messages in told for each, seconds in messages.items()}
         return RunningMessage(found, _silent(answers))

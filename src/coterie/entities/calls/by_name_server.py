@@ -8,12 +8,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.calls.by_name_client import (
-    AtWork,
+    ActiveEntities,
+    ActiveEntity,
     Invoke,
     Invoked,
-    Life,
-    Living,
-    Residents,
+    ListActive,
+    RunningMessages,
     decode_question,
     encode,
 )
@@ -39,7 +39,7 @@ _SHARE = 0.95
 """Of the asker's time, for the call: its own error shall arrive, not the silence of its runner."""
 
 
-class Inquiries:
+class ByNameServer:
     """Answers what arrives on the route of questions.
 
     Args:
@@ -74,7 +74,7 @@ class Inquiries:
         if isinstance(asked, Invoke):
             self._begin(request, asked)
         else:
-            request.reply(encode(self._living(asked) if isinstance(asked, Residents) else self._at_work(asked.most)))
+            request.reply(encode(self._living(asked) if isinstance(asked, ListActive) else self._at_work(asked.most)))
 
     def on_cancel(self, request: Request) -> None:
         """Nobody waits any more."""
@@ -131,20 +131,20 @@ class Inquiries:
 
     # Who lives here
 
-    def _living(self, asked: Residents) -> Living:
+    def _living(self, asked: ListActive) -> ActiveEntities:
         lives, known = self._host.lives(asked.entity_type), self._types.get(asked.entity_type)
         if asked.entity_id is not None:
             lives = {each: lives[each] for each in (asked.entity_id,) if each in lives}
         busiest = heapq.nlargest(asked.most, lives.values(), key=_calls)
-        return Living(
+        return ActiveEntities(
             lives=tuple(map(self._life, busiest)), total=len(lives), group=None if known is None else known.group
         )
 
-    def _life(self, resident: Resident) -> Life:
+    def _life(self, resident: Resident) -> ActiveEntity:
         hosted, work = resident.hosted, resident.current if resident.running else None
         is_idle = resident.rested_ns and not resident.running and not resident.is_kept
         idle_s = self._since_s(resident.rested_ns) if is_idle else None
-        return Life(
+        return ActiveEntity(
             id=resident.id,
             waiting=_calls(resident)[0],
             mailbox=hosted.type.mailbox,
@@ -155,10 +155,10 @@ class Inquiries:
             leaves_s=None if idle_s is None else max(0.0, hosted.max_idle_s - idle_s),
         )
 
-    def _at_work(self, most: int) -> AtWork:
+    def _at_work(self, most: int) -> RunningMessages:
         stored = () if self._host.deliveries is None else self._host.deliveries.inbox.values()
         begun = (work for work in stored if work.has_begun and work.is_open)
-        return AtWork(messages={work.message_id: self._since_s(work.began_ns) for work in islice(begun, most)})
+        return RunningMessages(messages={work.message_id: self._since_s(work.began_ns) for work in islice(begun, most)})
 
     def _since_s(self, began_ns: int) -> float:
         return max(0.0, (self._host.clock.steady_ns() - began_ns) / 1e9)

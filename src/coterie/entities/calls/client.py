@@ -18,14 +18,14 @@ from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.calls.broadcast import Broadcasts
-from coterie.entities.calls.local import Detached, NearbyCall, NearbyStream, Pipe, take
-from coterie.entities.calls.router import Routing, as_told, may_run_elsewhere
-from coterie.entities.calls.server import Arrivals
+from coterie.entities.calls.local import DetachedCall, LocalCall, LocalPipe, LocalStream, take
+from coterie.entities.calls.router import Router, as_told, may_run_elsewhere
+from coterie.entities.calls.server import CallServer
 from coterie.entities.calls.spans import trace_of
 from coterie.entities.calls.wire import MARK, NOT_MINE, Envelope, NotMine, encode, read_failure, read_marked
 from coterie.entities.host.work import handling
-from coterie.entities.persisted.receiver import Handovers
-from coterie.entities.persisted.sender import Posting
+from coterie.entities.persisted.receiver import Receiver
+from coterie.entities.persisted.sender import PersistedSender
 from coterie.errors import (
     ConfigurationError,
     CoterieError,
@@ -42,14 +42,14 @@ from coterie.transport.routes import Route
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
-    from coterie.entities.calls.by_name_server import Inquiries
-    from coterie.entities.calls.router import Shard
+    from coterie.entities.calls.by_name_server import ByNameServer
+    from coterie.entities.calls.router import RoutedShard
     from coterie.entities.definition import EntityType
     from coterie.entities.host.host import Host
     from coterie.entities.host.work import Chain
     from coterie.entities.reference import Call, Stream
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.ownership.directory import Directory
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from coterie.transport.routes import Routes
 
     Lineage = tuple[str | None, Chain]
-    Items = interface.Stream | Pipe | AsyncGenerator[bytes, None]
+    Items = interface.ItemStream | LocalPipe | AsyncGenerator[bytes, None]
 
 _handled_here = handling.get
 _CALL = int(Route.CALL)  # an enum's member costs more to find, and to encode
@@ -71,7 +71,7 @@ _FAREWELL_S = 1.0
 """How long the last answers of a runner that left the cluster may be on their way."""
 
 
-class Here(Protocol):
+class CallerProcess(Protocol):
     """The process that calls: a client or a runner."""
 
     @property
@@ -91,7 +91,7 @@ class CallIds:
     senders never draw the same id, and one never draws one twice.
     """
 
-    def __init__(self, clock: Clock, chance: Chance) -> None:
+    def __init__(self, clock: Clock, chance: Random) -> None:
         self._wall_ns = clock.wall_ns
         sender = f"{chance.bits(_RANDOM_BITS):016x}"
         self._ends = [f"{number:02x}{sender}" for number in range(_IDS_PER_READING)]
@@ -107,7 +107,7 @@ class CallIds:
                 yield begin + end
 
 
-class Calling:
+class CallClient:
     """Sends the calls of one process, and answers those that arrive if it is a runner.
 
     Args:
@@ -117,15 +117,15 @@ class Calling:
         storage: Where its persisted calls are stored.
     """
 
-    def __init__(self, here: Here, *, clock: Clock, chance: Chance, storage: Storage) -> None:
+    def __init__(self, here: CallerProcess, *, clock: Clock, chance: Random, storage: Storage) -> None:
         self.here, self.clock, self.chance = here, clock, chance
         self.ids = CallIds(clock, chance)
         lease_s = here.settings.lease_ttl.total_seconds()
-        self.routing = Routing(here, shards=here.settings.shards, lease_s=lease_s)
+        self.routing = Router(here, shards=here.settings.shards, lease_s=lease_s)
         here.directory.on_gone(self._drop)
         self.host: Host | None = None
         self.broadcasts = Broadcasts(self)
-        self.posting = Posting(self, storage)
+        self.posting = PersistedSender(self, storage)
         self.wires: Transport | None = None
         self._loop: asyncio.AbstractEventLoop
         self.time: Callable[[], float] = _no_loop
@@ -133,18 +133,18 @@ class Calling:
         self.create_future: Callable[[], asyncio.Future[Any]] = _future
         self._draw = self.ids.draw
         self._default_s = here.settings.call_timeout.total_seconds()
-        self._arrivals: Arrivals | None = None
-        self._handovers: Handovers | None = None
-        self._inquiries: Inquiries | None = None
+        self._arrivals: CallServer | None = None
+        self._handovers: Receiver | None = None
+        self._inquiries: ByNameServer | None = None
         self._types: Mapping[str, EntityType[Any]] = {}
 
     # Life
 
-    def serve(self, host: Host, types: Mapping[str, EntityType[Any]], inquiries: Inquiries) -> None:
+    def serve(self, host: Host, types: Mapping[str, EntityType[Any]], inquiries: ByNameServer) -> None:
         """Calls of entities of this runner go to this host, questions of those without its program to `inquiries`."""
         self.host, self._types, self._inquiries = host, types, inquiries
-        self._arrivals = Arrivals(host, known=self._known)
-        self._handovers = Handovers(host)
+        self._arrivals = CallServer(host, known=self._known)
+        self._handovers = Receiver(host)
 
     def part(self) -> None:
         """This runner has lost its place: until the next `join` calls wait."""
@@ -235,7 +235,7 @@ class Calling:
                         body = encode(facts if trace_id is message_id else (*facts, trace_id, chain))
                     answer = await wires.request(peer, _CALL, body, within_s=left_s, target=call)
                 elif shard.is_mine and (host := self.host) is not None:
-                    work = NearbyCall(
+                    work = LocalCall(
                         name, entity_id, rpc.name, payload, until_s, within_s, message_id, chain, None, trace_id
                     )
                     future = work.answer = self._loop.create_future()  # from here on as in `call_nearby`
@@ -272,7 +272,7 @@ class Calling:
                     answer = await self.open_wires().request(shard.peer, _CALL, body, within_s=trip.left_s, target=call)
                 elif shard.is_mine and self.host is not None:
                     more = (message_id, chain, None, trace_id)
-                    answer = take(self.host, Detached(*facts, trip.until_s, trip.within_s, *more))
+                    answer = take(self.host, DetachedCall(*facts, trip.until_s, trip.within_s, *more))
                 else:
                     answer = NOT_MINE
             except CoterieError as error:
@@ -399,10 +399,10 @@ class Calling:
             wires = self.open_wires()
             return wires.stream(shard.peer, _CALL, encode(envelope), within_s=within_s, target=stream)
         if shard.is_mine and self.host is not None:
-            work = NearbyStream(
+            work = LocalStream(
                 address.type, address.id, rpc.name, payload, trip.until_s, within_s, message_id, chain, None, trace_id
             )
-            return Pipe(self.host, work)
+            return LocalPipe(self.host, work)
         return _nobody()
 
     async def _next(self, items: Items, trip: Trip) -> bytes | None:
@@ -420,7 +420,7 @@ class Trip:
 
     __slots__ = ("asked", "shard", "until_s", "what", "within_s")
 
-    def __init__(self, what: Call[Any] | Stream[Any], shard: Shard, until_s: float, within_s: float) -> None:
+    def __init__(self, what: Call[Any] | Stream[Any], shard: RoutedShard, until_s: float, within_s: float) -> None:
         self.what = what
         self.asked = ""
         """The runner that the last attempt went to."""

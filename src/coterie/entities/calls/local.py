@@ -22,7 +22,7 @@ TAKEN = b"\xc0"
 """The answer that says so: nothing, as msgpack has it."""
 
 
-class Detached(Work, eq=False):
+class DetachedCall(Work, eq=False):
     """A call whose answer goes nowhere. What keeps it from being taken is told; defects are in the log."""
 
     trouble: Any = None  # a CoterieError, or NOT_MINE
@@ -46,7 +46,7 @@ class Detached(Work, eq=False):
         """Nobody reads."""
 
 
-def take(host: Host, work: Detached) -> bytes:
+def take(host: Host, work: DetachedCall) -> bytes:
     """Have a call run; `TAKEN`, or `NOT_MINE`.
 
     Raises:
@@ -64,7 +64,7 @@ _AHEAD_MOST = 16
 """Items of a stream that wait for their reader."""
 
 
-class NearbyCall(Work, eq=False):
+class LocalCall(Work, eq=False):
     """A call whose answer is a future's result, in the same form as one that came from elsewhere."""
 
     answer: Any = None  # an asyncio.Future[bytes]
@@ -96,7 +96,7 @@ class NearbyCall(Work, eq=False):
         self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
 
-async def call_nearby(host: Host, work: NearbyCall) -> bytes:
+async def call_nearby(host: Host, work: LocalCall) -> bytes:
     """Deliver a call and wait for its answer, which the host gives by the deadline. Cancelled, it cancels the work."""
     answer = work.answer = asyncio.get_running_loop().create_future()
     host.deliver(work)
@@ -108,13 +108,13 @@ async def call_nearby(host: Host, work: NearbyCall) -> bytes:
     return body
 
 
-class NearbyStream(Work, eq=False):
+class LocalStream(Work, eq=False):
     """A stream whose items wait for a reader in this process, a few at a time."""
 
     pipe: Any = None  # a Pipe
 
     def reply(self, body: bytes) -> None:
-        """As in `NearbyCall.send`, the other way round."""
+        """As in `LocalCall.send`, the other way round."""
         del body
         self.refuse(MalformedMessage(what=self.target, problem="it is no stream, and was called as if it were one"))
 
@@ -138,10 +138,10 @@ class NearbyStream(Work, eq=False):
         self.pipe.finish(None)
 
 
-class Pipe:
+class LocalPipe:
     """Bytes from a handler to a reader in the same process: `async for`, once, then `aclose`."""
 
-    def __init__(self, host: Host, work: NearbyStream) -> None:
+    def __init__(self, host: Host, work: LocalStream) -> None:
         self._host = host
         self._work = work
         self._loop = asyncio.get_running_loop()

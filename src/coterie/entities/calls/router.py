@@ -65,7 +65,7 @@ _CALM_S = 2.0
 """After so much time without trouble the first pause counts again."""
 
 
-class Here(Protocol):
+class RouterProcess(Protocol):
     """The process that routes."""
 
     @property
@@ -74,7 +74,7 @@ class Here(Protocol):
     def directory(self) -> Directory: ...
 
 
-class Shard:
+class RoutedShard:
     """A shard with its owner as last looked up."""
 
     __slots__ = ("id", "is_mine", "peer", "seat", "version")
@@ -87,7 +87,7 @@ class Shard:
         self.version = -1
 
 
-class Routing:
+class Router:
     """Finds owners.
 
     Args:
@@ -96,7 +96,7 @@ class Routing:
         lease_s: How old the picture may be when a client sends by it: the owner may have been replaced since.
     """
 
-    def __init__(self, here: Here, *, shards: int, lease_s: float) -> None:
+    def __init__(self, here: RouterProcess, *, shards: int, lease_s: float) -> None:
         self.version = 0
         """Grows with each change of the picture; what was looked up before it is looked up again."""
         self.keeps_itself = True
@@ -106,14 +106,14 @@ class Routing:
         self._here = here
         self._directory = here.directory
         self._number_of = shards
-        self._shards: dict[ShardId, Shard] = {}
-        self._seats: dict[str, Shard] = {}
-        self._found: dict[str, dict[str, Shard]] = {}
+        self._shards: dict[ShardId, RoutedShard] = {}
+        self._seats: dict[str, RoutedShard] = {}
+        self._found: dict[str, dict[str, RoutedShard]] = {}
         self._count = 0
-        self._news = News(self._directory)
+        self._news = RouteNews(self._directory)
         self._directory.on_change(self._changed)
 
-    def find(self, entity_type: str, entity_id: str, group: str) -> Shard:
+    def find(self, entity_type: str, entity_id: str, group: str) -> RoutedShard:
         """The shard of an entity, with its present owner."""
         try:
             shard = self._found[entity_type][entity_id]
@@ -123,7 +123,7 @@ class Routing:
             self.look(shard)
         return shard
 
-    def of_seat(self, seat: str) -> Shard:
+    def of_seat(self, seat: str) -> RoutedShard:
         """The shard that a seat is of, with its present owner."""
         shard = self._seats.get(seat)
         if shard is None:
@@ -132,7 +132,7 @@ class Routing:
             self.look(shard)
         return shard
 
-    def look(self, shard: Shard) -> None:
+    def look(self, shard: RoutedShard) -> None:
         """Look up the owner of a shard."""
         owner = self._directory.holder(shard.seat)
         shard.version = self.version
@@ -148,7 +148,7 @@ class Routing:
         runners = self._directory.runners
         return [each for each in runners if group in each.groups and each.id != than and not each.leaving]
 
-    def hear(self, shard: Shard, holder: str, epoch: int) -> bool:
+    def hear(self, shard: RoutedShard, holder: str, epoch: int) -> bool:
         """Take note of what a runner knows; whether that is newer than what was known here."""
         if epoch <= self._directory.epoch(shard.seat) or self._directory.runner(holder) is None:
             return False
@@ -179,7 +179,7 @@ class Routing:
         """Ask for nothing more."""
         await self._news.stop()
 
-    def _find(self, entity_type: str, entity_id: str, group: str) -> Shard:
+    def _find(self, entity_type: str, entity_id: str, group: str) -> RoutedShard:
         shard = self._shard(ShardId(group, shard_number(entity_type, entity_id, self._number_of)))
         if self._count >= _ENTITIES_MOST:
             self._count = 0
@@ -188,10 +188,10 @@ class Routing:
         self._found.setdefault(entity_type, {})[entity_id] = shard
         return shard
 
-    def _shard(self, id: ShardId) -> Shard:
+    def _shard(self, id: ShardId) -> RoutedShard:
         shard = self._shards.get(id)
         if shard is None:
-            shard = self._shards[id] = Shard(id)
+            shard = self._shards[id] = RoutedShard(id)
         return shard
 
     def _stay_fresh(self) -> None:
@@ -204,7 +204,7 @@ class Routing:
         self._news.tell()
 
 
-class News:
+class RouteNews:
     """Readings of the tables for all calls that wait, one at a time, with pauses that grow from one to the next."""
 
     def __init__(self, directory: Directory) -> None:

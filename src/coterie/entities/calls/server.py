@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.calls.local import TAKEN, Detached, take
+from coterie.entities.calls.local import TAKEN, DetachedCall, take
 from coterie.entities.calls.wire import FAILED, MALFORMED, Envelope, NotMine, decode_call, pack_not_mine
 from coterie.entities.host.work import Work
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coterie.transport.interface import Request
 
 
-class Arrivals:
+class CallServer:
     """Answers what arrives on the route of calls.
 
     Args:
@@ -47,7 +47,7 @@ class Arrivals:
         if envelope.discards:
             self._take(request, envelope)
             return
-        work = (ArrivedStream if is_stream else ArrivedCall)(
+        work = (RemoteStream if is_stream else RemoteCall)(
             envelope.entity_type,
             envelope.entity_id,
             envelope.method,
@@ -69,7 +69,7 @@ class Arrivals:
 
     def _take(self, request: Request, envelope: Envelope) -> None:
         """Have a call run for which nobody waits."""
-        work = Detached(
+        work = DetachedCall(
             envelope.entity_type,
             envelope.entity_id,
             envelope.method,
@@ -103,7 +103,7 @@ class Arrivals:
         await self.tasks.stop()
 
 
-class ArrivedCall(Work, eq=False):
+class RemoteCall(Work, eq=False):
     """A call of another process."""
 
     request: Any = None  # a transport Request
@@ -136,14 +136,14 @@ class ArrivedCall(Work, eq=False):
             self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
 
-class ArrivedStream(Work, eq=False):
+class RemoteStream(Work, eq=False):
     """A stream that another process reads."""
 
     request: Any = None
     arrivals: Any = None
 
     def reply(self, body: bytes) -> None:
-        """As in `ArrivedCall.send`, the other way round."""
+        """As in `RemoteCall.send`, the other way round."""
         del body
         self.refuse(MalformedMessage(what=self.target, problem="it is no stream, and was called as if it were one"))
 

@@ -191,7 +191,7 @@ class Broadcast(Struct, array_like=True, gc=False):
     chain: Depth = ()
 
 
-class Told(Struct, array_like=True, gc=False):
+class BroadcastReply(Struct, array_like=True, gc=False):
     """What one entity answered to a broadcast: a body as above, or an error of ours by code and facts."""
 
     entity_id: str
@@ -215,7 +215,7 @@ MALFORMED = (ValueError, RecursionError)  # as in the transport's envelopes
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(Envelope).decode
 decode_broadcast = msgspec.msgpack.Decoder(Broadcast).decode
-decode_told = msgspec.msgpack.Decoder(Told).decode
+decode_told = msgspec.msgpack.Decoder(BroadcastReply).decode
 _decode_not_mine = msgspec.msgpack.Decoder(NotMine).decode
 
 

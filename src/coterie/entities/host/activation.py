@@ -16,8 +16,8 @@ from coterie.entities.host.dispatch import first_step
 from coterie.entities.host.resources import Resources
 from coterie.entities.host.work import handling
 from coterie.entities.persisted.effects import has_ended, ledger_of
-from coterie.entities.persisted.state import Kept, key_of
-from coterie.entities.persisted.transaction import Block
+from coterie.entities.persisted.state import CommittedState, key_of
+from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.errors import NotStarted, PersistenceError
 from coterie.kernel import metrics, spans
 from coterie.kernel.clock import to_datetime
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from coterie.entities.host.mailbox import Mailbox
     from coterie.entities.host.shard import ShardOccupant
     from coterie.entities.host.work import Work
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.settings import Settings
 
 
@@ -98,7 +98,7 @@ async def awaken(resident: Resident, work: Work) -> None:
     _begin(resident, entity)
 
 
-def backoff_s(hosted: Hosted, failures: int, chance: Chance) -> float:
+def backoff_s(hosted: Hosted, failures: int, chance: Random) -> float:
     """How long to leave an entity alone that could not begin so often: by its policy, the last pause for ever."""
     last = max(1, hosted.retry.attempts - 1)
     return hosted.retry.delay_s(min(failures, last), chance) or 0.0
@@ -154,10 +154,12 @@ def _instance(resident: Resident, loaded: StateLoaded | None = None) -> Any:
         if loaded is not None and loaded.value is not None:
             entity.state = codec.decode(loaded.value)
             # Not what is stored: a state that was migrated, or has a new default, has not changed by being read.
-            resident.kept = Kept(codec, key, codec.encode(entity.state), loaded.version)
+            resident.kept = CommittedState(codec, key, codec.encode(entity.state), loaded.version)
         else:
             entity.state = entity.initial_state()
-            resident.kept = Kept(codec, key, codec.encode(entity.state), 0 if loaded is None else loaded.version)
+            resident.kept = CommittedState(
+                codec, key, codec.encode(entity.state), 0 if loaded is None else loaded.version
+            )
     except Exception as error:  # a user's method or migration, or bytes that do not fit
         raise ActivationFailed(error) from error
     return entity
@@ -191,7 +193,7 @@ async def _give_up(resident: Resident) -> None:
 R = TypeVar("R")
 
 
-class Counts:
+class HostCounts:
     """What a host has done, in plain numbers."""
 
     __slots__ = ("activations", "delivered", "failed", "refused", "replied", "resident", "stored")
@@ -227,7 +229,7 @@ class Hosted:
         self.says_goodbye = entity_type.cls.on_deactivate is not Entity.on_deactivate
         self.entities: dict[str, Resident] = {}
         self.idle: list[tuple[int, int, Resident]] = []
-        """A heap for `Idling`: all that have ever rested, by a time at which they did."""
+        """A heap for `IdleEntities`: all that have ever rested, by a time at which they did."""
         self.gone = 0
         """How many of those have left."""
         self.failing: dict[str, str] = {}
@@ -273,7 +275,7 @@ class Resident:
         """The farewell of the one that makes room for this life."""
         self.entity: Any = None
         """The instance; None until it is activated."""
-        self.kept: Kept | None = None
+        self.kept: CommittedState | None = None
         """Its state as it is stored; None if it has none, or is not activated."""
         self.limit = 1
         """How many calls may run: one until it is activated, then its concurrency."""
@@ -289,7 +291,7 @@ class Resident:
         self.not_before_s = 0.0
         """When the next activation may be tried."""
         self.rested_ns = 0
-        """When its last call ended, on the steady clock; 0: `Idling` does not know it yet."""
+        """When its last call ended, on the steady clock; 0: `IdleEntities` does not know it yet."""
 
     @property
     def address(self) -> str:
@@ -320,12 +322,12 @@ class Resident:
     def _spawn_resource(self, work: Any) -> asyncio.Task[None]:
         return self.shard.tasks.spawn(work, name=f"{self.address} resource", context=self.new_context())
 
-    def transaction(self) -> Block:
+    def transaction(self) -> TransactionBlock:
         """SQL of the user's own, committed when the handler that runs here has ended."""
         work, storage = self._handled(what="a transaction"), self.shard.storage
         if storage is None:
             raise NotStarted(what=f"the database of {self.address}", hint="a probe has none: use simulate(…)")
-        return Block(work, partial(storage.transaction, limit_s=self.shard.transaction_limit_s))
+        return TransactionBlock(work, partial(storage.transaction, limit_s=self.shard.transaction_limit_s))
 
     def forget(self) -> None:
         """Delete its state with the commit of the handler that runs here."""

@@ -32,7 +32,7 @@ _AT_ONCE = 1_000
 """Entries looked at before the loop gets its turn."""
 
 
-class Idling:
+class IdleEntities:
     """Entities by type, those that have been idle longest first.
 
     Args:
@@ -150,7 +150,7 @@ def _rested_ns(resident: Resident) -> int:
 log = logging.getLogger("coterie.entities")
 
 
-class Farewells:
+class Deactivations:
     """Lets lives end.
 
     Promise:

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     Suspended = tuple[Work, Context, Coroutine[Any, Any, Any], Any]
     from collections.abc import Mapping
 
-    from coterie.entities.calls.server import ArrivedCall, ArrivedStream
+    from coterie.entities.calls.server import RemoteCall, RemoteStream
     from coterie.entities.host.activation import Hosted
     from coterie.entities.host.host import Host
-    from coterie.entities.persisted.inbox import StoredWork
+    from coterie.entities.persisted.inbox import StoredCall
 
 
 _handle = handling.set
@@ -68,7 +68,7 @@ _AWAITED = "_asyncio_future_blocking"
 it. So does whoever steps a coroutine in a task's stead."""
 
 
-class Spare:
+class SpareTask:
     """A task without work. Whoever steps a handler outside of any task pretends to be in this one meanwhile.
 
     Args:
@@ -124,7 +124,7 @@ _BATCH = 100
 """Handlers that one task runs before the loop gets its turn: a millisecond or so, if none of them blocks."""
 
 
-class Handles(Protocol):
+class CallHandler(Protocol):
     """Whoever knows what to do for a call."""
 
     now_ns: int
@@ -142,7 +142,7 @@ class Handles(Protocol):
     def raised(self, work: Work, error: BaseException) -> None: ...
 
 
-class Serving:
+class CallQueue:
     """A queue of calls, and the tasks that run them.
 
     Promise:
@@ -150,11 +150,11 @@ class Serving:
         another one. Its task is that of no other handler that waits.
     """
 
-    def __init__(self, handles: Handles) -> None:
+    def __init__(self, handles: CallHandler) -> None:
         self._handles = handles
         self._tasks = Tasks("entities")
         self.ready: deque[Work] = deque()
-        self.spare: Spare | None = None
+        self.spare: SpareTask | None = None
         """For those who begin a call outside of any task: see `prompt`."""
         self.is_serving = False
         """Whether a task runs, or will, that takes what is ready."""
@@ -167,9 +167,9 @@ class Serving:
 
     # Calls that were begun elsewhere
 
-    def prepare(self, context: Context) -> Spare:
+    def prepare(self, context: Context) -> SpareTask:
         """Have a task stand by from the next turn of the loop on."""
-        self.spare = Spare(self._tasks, context.copy(), self._wait)
+        self.spare = SpareTask(self._tasks, context.copy(), self._wait)
         return self.spare
 
     def suspend(self, work: Work, context: Context, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
@@ -181,7 +181,7 @@ class Serving:
         spare.give((work, context, coroutine, waits_for))
         self._handles.waits(work)
 
-    def drop(self, spare: Spare) -> None:
+    def drop(self, spare: SpareTask) -> None:
         """Use a spare no more."""
         if self.spare is spare:
             self.spare = None
@@ -266,7 +266,7 @@ _MOST_NS = 5_000_000
 """… and as much later the rest is queued, so that the loop gets its turn."""
 
 
-class Prompt:
+class ImmediateDispatch:
     """Begins calls at once, where that is simple.
 
     Args:
@@ -289,7 +289,7 @@ class Prompt:
         self._until_ns = 0  # when the others of that one have to queue
         self._steady_ns = host.clock.steady_ns
 
-    def serve(self, work: ArrivedCall | ArrivedStream | StoredWork, arrived_s: float) -> bool:
+    def serve(self, work: RemoteCall | RemoteStream | StoredCall, arrived_s: float) -> bool:
         """Run a call to its end or to its first wait; false if it has to be delivered as usual, untouched.
 
         This is the hot path of all calls that arrive: whatever is rare is left to others.
@@ -329,7 +329,7 @@ class Prompt:
         context = shard.context.copy()
         try:
             has_ended, value = context.run(first_step, work, coroutine)
-        except BaseException as error:  # noqa: BLE001 as in `Serving`
+        except BaseException as error:  # noqa: BLE001 as in `CallQueue`
             self._raised(work, error, spare)
             return True
         leave_task(loop, task)
@@ -349,7 +349,7 @@ class Prompt:
         self._more = _FEW if now_ns < self._until_ns else 0
         return self._more > 0
 
-    def _raised(self, work: ArrivedCall | ArrivedStream | StoredWork, error: BaseException, spare: Spare) -> None:
+    def _raised(self, work: RemoteCall | RemoteStream | StoredCall, error: BaseException, spare: SpareTask) -> None:
         leave_task(self._loop, spare.task)
         if spare.wake.done():  # as above
             self._serving.drop(spare)

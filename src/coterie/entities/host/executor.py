@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from coterie.entities.calls.spans import handled
 from coterie.entities.host.activation import ActivationFailed, NotHeld, awaken, awaken_at_once
-from coterie.entities.host.dispatch import Serving
+from coterie.entities.host.dispatch import CallQueue
 from coterie.entities.host.responder import report_defect, report_stubborn, timed_out
-from coterie.entities.persisted.commit import Committing
+from coterie.entities.persisted.commit import Commits
 from coterie.entities.rpc import nearest
 from coterie.errors import MalformedMessage, NewerVersion
 from coterie.kernel import chaos, spans
@@ -27,11 +27,11 @@ from coterie.work.limits import CLOSING_S, STUBBORN_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from coterie.entities.host.activation import Counts, Resident
-    from coterie.entities.host.responder import Answers
+    from coterie.entities.host.activation import HostCounts, Resident
+    from coterie.entities.host.responder import Responder
     from coterie.entities.host.work import Work
-    from coterie.entities.persisted.inbox import StoredWork
-    from coterie.storage.contracts.messages import Message, Messages
+    from coterie.entities.persisted.inbox import StoredCall
+    from coterie.storage.contracts.messages import Message, MessageStore
 
 
 class SeatLost(Exception):
@@ -76,7 +76,7 @@ _TRUST_S = 0.05
 """How often to look whether work may be started again, while the runner has lost its session [M2]."""
 
 
-class Lives(Protocol):
+class ActivationLookup(Protocol):
     """Whoever decides about lives: the host."""
 
     def rests(self, resident: Resident) -> None:
@@ -92,7 +92,7 @@ class Lives(Protocol):
         ...
 
 
-class Handlers:
+class HandlerExecutor:
     """Runs the handlers of all entities of a runner.
 
     Args:
@@ -112,12 +112,12 @@ class Handlers:
 
     def __init__(
         self,
-        lives: Lives,
-        answers: Answers,
+        lives: ActivationLookup,
+        answers: Responder,
         *,
-        counts: Counts,
+        counts: HostCounts,
         rest: Callable[[Resident], None],
-        messages: Messages | None,
+        messages: MessageStore | None,
         hand_over: Callable[[Message], None],
         most_bytes: int,
         steady_ns: Callable[[], int],
@@ -133,8 +133,8 @@ class Handlers:
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._deadlines = Deadlines(self._loop, self._sweep)
-        self.serving = Serving(self)
-        self._committing = Committing(messages, answers, self, hand_over, most_bytes)
+        self.serving = CallQueue(self)
+        self._committing = Commits(messages, answers, self, hand_over, most_bytes)
 
     def admit(self, work: Work) -> None:
         """Let a call run: its entity has room for it."""
@@ -322,7 +322,7 @@ class Handlers:
         report_defect(work, error)
         work.resident.hosted.defects.see(error, now_s=self._time())
         if work.is_stored:
-            cast("StoredWork", work).set_back(error)
+            cast("StoredCall", work).set_back(error)
         else:
             self._answers.fail(work, error)
         self._lives.defected(work.resident)
@@ -343,7 +343,7 @@ class Handlers:
         if isinstance(cause, NotHeld):
             self._answers.not_mine(work)
         elif work.is_stored:
-            cast("StoredWork", work).set_back(cause)
+            cast("StoredCall", work).set_back(cause)
         elif isinstance(cause, NewerVersion):  # of the cluster: no handler ran
             self._answers.refuse(work, cause)
         else:

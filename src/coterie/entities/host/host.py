@@ -15,16 +15,16 @@ from collections import Counter
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.host.activation import Counts, Hosted, NotHeld, Resident, backoff_s
-from coterie.entities.host.deactivation import Farewells, Idling
-from coterie.entities.host.dispatch import Prompt
-from coterie.entities.host.executor import Handlers
+from coterie.entities.host.activation import HostCounts, Hosted, NotHeld, Resident, backoff_s
+from coterie.entities.host.deactivation import Deactivations, IdleEntities
+from coterie.entities.host.dispatch import ImmediateDispatch
+from coterie.entities.host.executor import HandlerExecutor
 from coterie.entities.host.mailbox import Mailbox
-from coterie.entities.host.responder import Answers
+from coterie.entities.host.responder import Responder
 from coterie.entities.host.shard import ShardOccupant
-from coterie.entities.persisted.inbox import Deliveries
+from coterie.entities.persisted.inbox import Inbox
 from coterie.entities.persisted.outcome import cancelled
-from coterie.entities.persisted.poller import Sweeping
+from coterie.entities.persisted.poller import Poller
 from coterie.errors import CoterieError, MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.service import Tasks
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coterie.entities.host.defects import DefectStreak
     from coterie.entities.host.work import Work
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.retry import Retry
     from coterie.ownership.seats import Tenure
     from coterie.settings import Settings
@@ -76,7 +76,7 @@ class Host:
         cluster: Cluster | None,
         settings: Settings,
         clock: Clock,
-        chance: Chance,
+        chance: Random,
         name: str,
         storage: Storage | None = None,
         hand_over: Callable[[Message], None] = lambda _: None,
@@ -86,13 +86,13 @@ class Host:
         self.storage = storage
         self.settings = settings
         self.clock = clock
-        self.counts = Counts()
+        self.counts = HostCounts()
         self.tasks = Tasks("entities/resources")
-        self.answers = Answers(name, self.counts)
+        self.answers = Responder(name, self.counts)
         self._loop = asyncio.get_running_loop()
-        self.idling = Idling(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
+        self.idling = IdleEntities(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
         messages = None if storage is None else storage.messages
-        self.handlers = Handlers(
+        self.handlers = HandlerExecutor(
             self,
             self.answers,
             counts=self.counts,
@@ -103,22 +103,20 @@ class Host:
             steady_ns=clock.steady_ns,
         )
         self._serving = self.handlers.serving
-        self.farewells = Farewells()
+        self.farewells = Deactivations()
         self._types = types
         self._chance = chance
         self.name = name
         self._hosted: dict[str, Hosted] = {}
         self._shards: dict[ShardId, ShardOccupant] = {}
         self._ending: dict[ShardId, ShardOccupant] = {}  # given up, but handlers of them still run
-        self.prompt = Prompt(self, self._hosted)
-        self.deliveries: Deliveries | None = None
-        self.sweeping: Sweeping | None = None
+        self.prompt = ImmediateDispatch(self, self._hosted)
+        self.deliveries: Inbox | None = None
+        self.sweeping: Poller | None = None
         if messages is not None:
             supervisor = supervisor or Supervisor(chance)
-            self.sweeping = Sweeping(
-                self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor
-            )
-            self.deliveries = Deliveries(self, messages, chance=chance, wake=self.sweeping.wake)
+            self.sweeping = Poller(self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor)
+            self.deliveries = Inbox(self, messages, chance=chance, wake=self.sweeping.wake)
 
     # The face
 

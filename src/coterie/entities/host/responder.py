@@ -11,13 +11,13 @@ from coterie.errors import CoterieError, RunnerUnavailable, SendTimeout
 from coterie.kernel import metrics
 
 if TYPE_CHECKING:
-    from coterie.entities.host.activation import Counts
+    from coterie.entities.host.activation import HostCounts
     from coterie.entities.host.work import Work
 
 log = logging.getLogger("coterie.entities")
 
 
-class Answers:
+class Responder:
     """Answers calls. A call that is closed already (answered, or its caller has left) is left alone.
 
     Args:
@@ -29,7 +29,7 @@ class Answers:
         so that nobody repeats it unknowingly [INV-D8].
     """
 
-    def __init__(self, runner: str, counts: Counts) -> None:
+    def __init__(self, runner: str, counts: HostCounts) -> None:
         self._runner = runner
         self._counts = counts
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.cluster import Cluster
-    from coterie.entities.host.activation import Counts, Resident
-    from coterie.entities.host.deactivation import Farewells
+    from coterie.entities.host.activation import HostCounts, Resident
+    from coterie.entities.host.deactivation import Deactivations
     from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
     from coterie.kernel.clock import Clock
@@ -77,12 +77,12 @@ class ShardOccupant:
         return self._host.clock
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> HostCounts:
         """The runner's."""
         return self._host.counts
 
     @property
-    def farewells(self) -> Farewells:
+    def farewells(self) -> Deactivations:
         """The runner's."""
         return self._host.farewells
 

@@ -14,7 +14,7 @@ from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import EntityAddress, MessageId, Seat
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text
-from coterie.storage.contracts.messages import Filter
+from coterie.storage.contracts.messages import MessageFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ class Messages:
 
     def __init__(
         self,
-        source: Callable[[], messages.Messages],
+        source: Callable[[], messages.MessageStore],
         *,
         hint: Callable[[str], object] = lambda _: None,
         writing: Callable[[str], object] = lambda _: None,
@@ -193,7 +193,7 @@ class Messages:
         return rows[0]
 
 
-def _filter(*, status: Status | None, entity: str | None, older_than: Duration | None) -> Filter:
+def _filter(*, status: Status | None, entity: str | None, older_than: Duration | None) -> MessageFilter:
     if status is not None and status not in _STATUSES:
         raise ValueError(f"status is {status!r}, and there are {', '.join(_STATUSES)}")
     if entity is not None and not isinstance(entity, str):
@@ -202,9 +202,9 @@ def _filter(*, status: Status | None, entity: str | None, older_than: Duration |
         require_text(entity, what="entity")
     older_than_s = None if older_than is None else to_seconds(older_than, what="older_than", allow_zero=True)
     if entity is None or "/" not in entity:
-        return Filter(status=status, entity_type=entity, older_than_s=older_than_s)
+        return MessageFilter(status=status, entity_type=entity, older_than_s=older_than_s)
     address = EntityAddress.parse(entity)
-    return Filter(status=status, entity_type=address.type, entity_id=address.id, older_than_s=older_than_s)
+    return MessageFilter(status=status, entity_type=address.type, entity_id=address.id, older_than_s=older_than_s)
 
 
 def _info(row: MessageRow) -> MessageInfo:

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.entities.host.activation import Resident
-    from coterie.entities.host.responder import Answers
+    from coterie.entities.host.responder import Responder
     from coterie.entities.host.work import Work
-    from coterie.entities.persisted.effects import Ledger
-    from coterie.storage.contracts.messages import Committed, Message, Messages, StateChange, Transaction
+    from coterie.entities.persisted.effects import HandlerEffects
+    from coterie.storage.contracts.messages import Committed, Message, MessageStore, StateChange, Transaction
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 """Between two tries to save, while the database is away: a blip delays a reply, nothing more."""
 
 
-class Handles(Protocol):
+class HandlerRunner(Protocol):
     """Whoever runs handlers."""
 
     def ended(self, resident: Resident, work: Work | None = None) -> None:
@@ -53,7 +53,7 @@ class Handles(Protocol):
         ...
 
 
-class Committing:
+class Commits:
     """Commits the ends of handlers.
 
     Args:
@@ -66,9 +66,9 @@ class Committing:
 
     def __init__(
         self,
-        messages: Messages | None,
-        answers: Answers,
-        handles: Handles,
+        messages: MessageStore | None,
+        answers: Responder,
+        handles: HandlerRunner,
         hand_over: Callable[[Message], None],
         most_bytes: int,
     ) -> None:
@@ -130,7 +130,7 @@ class Committing:
             require_small(change.value, what=f"the state of {work.address}", most_bytes=self._most_bytes)
 
     def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
-        ledger: Ledger | None = None if work.ledger is BARE else work.ledger
+        ledger: HandlerEffects | None = None if work.ledger is BARE else work.ledger
         if ledger is None:
             work.ledger = ENDED
         else:
@@ -154,7 +154,7 @@ class Committing:
     def _submit(self, work: Work, write: Commit) -> None:
         assert self._messages is not None, "a probe writes nothing"
         try:
-            self._messages.save(write, Saving(self, work, write))
+            self._messages.save(write, PendingCommit(self, work, write))
         except PersistenceError as error:
             self.failed(work, write, error)
 
@@ -238,7 +238,7 @@ class Committing:
         self._handles.ended(work.resident, work)
 
 
-class Saving(Struct, eq=False, gc=False):
+class PendingCommit(Struct, eq=False, gc=False):
     """What waits for the commit of a handler that has ended (`groups.Waiter`): no future, no task."""
 
     committing: Any

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import Message, Transaction
 
 
-class Ledger:
+class HandlerEffects:
     """Of one call of one handler.
 
     Most volatile calls have none, most stored messages only `BARE`: it is made at its first use (`ledger_of`).
@@ -36,7 +36,7 @@ class Ledger:
         return self.calls
 
 
-BARE = Ledger()
+BARE = HandlerEffects()
 """Of a stored message, until its handler leaves something behind: it has an end to commit in any case."""
 
 
@@ -47,14 +47,14 @@ def has_ended(work: Any) -> bool:
     return not work.ledger.is_open
 
 
-ENDED = Ledger()
+ENDED = HandlerEffects()
 """Of a call that has ended and left nothing behind but its end and its state: closed while these are committed."""
 ENDED.is_open = False
 
 
-def ledger_of(work: Any) -> Ledger:
+def ledger_of(work: Any) -> HandlerEffects:
     """The ledger of a work whose handler runs, made at its first use."""
     if work.ledger is None or work.ledger is BARE:
-        work.ledger = Ledger()
-    ledger: Ledger = work.ledger
+        work.ledger = HandlerEffects()
+    ledger: HandlerEffects = work.ledger
     return ledger

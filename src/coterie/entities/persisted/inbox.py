@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from coterie.entities.host.host import Host
     from coterie.entities.persisted.receiver import Handover
     from coterie.errors import CoterieError
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.messages import Delivery, Mark, Messages, Suffered, Waiting
+    from coterie.storage.contracts.messages import Delivery, Mark, MessageStore, PendingMessages, Suffered
 
     Waiter = Callable[[bytes], None]
 
@@ -48,7 +48,7 @@ _EARLY_MOST = 1_000
 """Hand-overs that wait for a shard's first read; those beyond it are found by a sweep."""
 
 
-class StoredWork(Work, eq=False):
+class StoredCall(Work, eq=False):
     """A stored message. It has no deadline: whoever waits for it may leave, and it runs all the same."""
 
     deliveries: Any = None  # the Deliveries that it belongs to
@@ -73,7 +73,7 @@ class StoredWork(Work, eq=False):
         self.deliveries.failed(self, error)
 
 
-class Shelf:
+class ShardInbox:
     """The stored messages of one shard, as far as this runner knows them.
 
     Args:
@@ -84,7 +84,7 @@ class Shelf:
 
     def __init__(self, tenure: Tenure) -> None:
         self.tenure = tenure
-        self.works: dict[str, StoredWork] = {}
+        self.works: dict[str, StoredCall] = {}
         """Those in memory, by message id."""
         self.is_read = False
         """Whether a sweep has seen all that was pending when the seat was taken: hand-overs queue behind [M5]."""
@@ -143,7 +143,7 @@ _HASTE_S = 0.5
 """How much earlier than we believe a message must be due to be taken anew: pauses between attempts are about ours."""
 
 
-class Deliveries:
+class Inbox:
     """The stored messages of one runner.
 
     Args:
@@ -153,9 +153,9 @@ class Deliveries:
         wake: Has storage looked at soon.
     """
 
-    def __init__(self, host: Host, messages: Messages, *, chance: Chance, wake: Callable[[], None]) -> None:
-        self.shelves: dict[str, Shelf] = {}
-        self.inbox: dict[str, StoredWork] = {}
+    def __init__(self, host: Host, messages: MessageStore, *, chance: Random, wake: Callable[[], None]) -> None:
+        self.shelves: dict[str, ShardInbox] = {}
+        self.inbox: dict[str, StoredCall] = {}
         self.returned = 0
         """Messages that were in memory and had not begun when their shard was given up."""
         self._host, self._serve = host, host.prompt.serve
@@ -171,7 +171,7 @@ class Deliveries:
         self._doubted_before: set[str] = set()
         """Messages that have begun here and were dropped: whether they have ended, only storage knows."""
         self._forgot_s = 0.0
-        self._due: list[tuple[float, int, StoredWork]] = []
+        self._due: list[tuple[float, int, StoredCall]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         # The database's clock is at least the loop's and this; ours until the first sweep.
@@ -185,7 +185,7 @@ class Deliveries:
 
     def open(self, tenure: Tenure) -> None:
         """The seat of a shard was taken."""
-        self.shelves[tenure.seat] = Shelf(tenure)
+        self.shelves[tenure.seat] = ShardInbox(tenure)
         self._wake()
 
     def close(self, tenure: Tenure) -> None:
@@ -289,7 +289,7 @@ class Deliveries:
             self._take(delivery, shelf, swept=swept, is_due=is_due)
 
     def _take(
-        self, delivery: Delivery | Handover, shelf: Shelf, *, swept: bool, is_due: bool, arrived_s: float = 0.0
+        self, delivery: Delivery | Handover, shelf: ShardInbox, *, swept: bool, is_due: bool, arrived_s: float = 0.0
     ) -> None:
         """One that is not."""
         address, due_s, time = (delivery.entity_type, delivery.entity_id), delivery.due_s, self._time
@@ -315,7 +315,7 @@ class Deliveries:
             elif not (arrived_s and self._serve(work, arrived_s)):
                 self._host.deliver(work)
 
-    def read(self, shelf: Shelf) -> None:
+    def read(self, shelf: ShardInbox) -> None:
         """A round of sweeps has seen all that was pending of a shard."""
         shelf.caught_up()
         shelf.is_read = True
@@ -323,8 +323,8 @@ class Deliveries:
             delivery, is_due = shelf.early.popleft()
             self.arrived(delivery, is_due=is_due)
 
-    def _work(self, delivery: Delivery | Handover, shelf: Shelf) -> StoredWork:
-        work = StoredWork(
+    def _work(self, delivery: Delivery | Handover, shelf: ShardInbox) -> StoredCall:
+        work = StoredCall(
             delivery.entity_type,
             delivery.entity_id,
             delivery.method,
@@ -339,7 +339,7 @@ class Deliveries:
         )
         return self._put(shelf, work)
 
-    def _put(self, shelf: Shelf, work: StoredWork) -> StoredWork:
+    def _put(self, shelf: ShardInbox, work: StoredCall) -> StoredCall:
         """A work for an attempt, into memory."""
         work.ledger, work.deliveries, work.shelf = BARE, self, shelf
         self.inbox[work.message_id] = shelf.works[work.message_id] = work
@@ -347,13 +347,13 @@ class Deliveries:
 
     # What is due later
 
-    def hasten(self, row: Waiting) -> None:
+    def hasten(self, row: PendingMessages) -> None:
         """Storage says when a message is due: what waits here for much longer is forgotten, and taken anew (K6)."""
         work = self.inbox.get(row.id)
         if work is not None and work.due_s > max(self.now_s(), row.due_at.timestamp() + _HASTE_S):
             self._forget(work)
 
-    def _later(self, work: StoredWork, due_s: float) -> None:
+    def _later(self, work: StoredCall, due_s: float) -> None:
         work.due_s = due_s
         heapq.heappush(self._due, (due_s, next(self._numbers), work))
         if self._due[0][2] is work:
@@ -374,7 +374,7 @@ class Deliveries:
         finally:
             self._arm()
 
-    def _deliver_due(self, work: StoredWork) -> None:
+    def _deliver_due(self, work: StoredCall) -> None:
         work.due_s = 0.0  # it waits no more, though the database's clock be set back
         try:
             if work.shelf.leaves((work.entity_type, work.entity_id)):
@@ -387,7 +387,7 @@ class Deliveries:
 
     # How it ends
 
-    def completed(self, work: StoredWork, body: bytes) -> None:
+    def completed(self, work: StoredCall, body: bytes) -> None:
         """Its end is committed."""
         message_id, shelf = work.message_id, work.shelf
         self._forget(work)
@@ -397,12 +397,12 @@ class Deliveries:
         for waiter in self._waiters.pop(message_id, ()):
             waiter(body)
 
-    def _has_left(self, work: StoredWork) -> None:
+    def _has_left(self, work: StoredCall) -> None:
         """If it was the last one of its entity that there was room for, have those fetched that were left."""
         if work.shelf.leaves((work.entity_type, work.entity_id)) and not work.resident.mailbox:
             self._wake()
 
-    def dropped(self, work: StoredWork) -> None:
+    def dropped(self, work: StoredCall) -> None:
         """It has not run to its end here, or not in our name: storage knows what comes of it."""
         work.is_open = False
         if work.has_begun and len(self._doubted) < _ENDED_MOST:
@@ -411,7 +411,7 @@ class Deliveries:
         for waiter in self._waiters.pop(work.message_id, ()):
             waiter(LOOK)
 
-    def refused(self, work: StoredWork, error: CoterieError) -> None:
+    def refused(self, work: StoredCall, error: CoterieError) -> None:
         """The host has not run it."""
         if isinstance(error, MailboxFull | RunnerFull):
             self._leave_in_storage(work)
@@ -424,7 +424,7 @@ class Deliveries:
         else:
             self.dropped(work)
 
-    def failed(self, work: StoredWork, error: BaseException) -> None:
+    def failed(self, work: StoredCall, error: BaseException) -> None:
         """An attempt has failed."""
         work.is_open = False
         if isinstance(error, NewerVersion):  # not the message's fault: a runner with the newer program will run it
@@ -451,24 +451,24 @@ class Deliveries:
             ended.pop(message_id, None)
         self._wake()
 
-    def _forget(self, work: StoredWork) -> None:
+    def _forget(self, work: StoredCall) -> None:
         if self.inbox.get(work.message_id) is work:
             del self.inbox[work.message_id]
             work.shelf.works.pop(work.message_id, None)
         if self.suspects.current is work:
             self.suspects.ended()
 
-    def _is_here(self, work: StoredWork) -> bool:
+    def _is_here(self, work: StoredCall) -> bool:
         return self.inbox.get(work.message_id) is work
 
-    def _is_done(self, work: StoredWork) -> bool:
+    def _is_done(self, work: StoredCall) -> bool:
         return self._has_ended(work.message_id)
 
     def _remember_ended(self, message_id: str) -> None:
         if len(self._ended) < _ENDED_MOST:
             self._ended[message_id] = None
 
-    def _leave_in_storage(self, work: StoredWork) -> None:
+    def _leave_in_storage(self, work: StoredCall) -> None:
         """Whoever waits for it goes on waiting here."""
         work.is_open = False
         self._forget(work)
@@ -482,7 +482,7 @@ class Deliveries:
 
     # Setbacks
 
-    def _set_back(self, work: StoredWork, error: BaseException, *, again_s: float | None) -> None:
+    def _set_back(self, work: StoredCall, error: BaseException, *, again_s: float | None) -> None:
         work.is_open = False
         write = Setback(work.shelf.tenure.claim, work.message_id, work.attempt, described(error), again_s)
         try:
@@ -492,7 +492,7 @@ class Deliveries:
         else:
             saving.add_done_callback(partial(self._was_set_back, work, again_s))
 
-    def _was_set_back(self, work: StoredWork, again_s: float | None, saving: asyncio.Future[Suffered]) -> None:
+    def _was_set_back(self, work: StoredCall, again_s: float | None, saving: asyncio.Future[Suffered]) -> None:
         is_written = not saving.cancelled() and saving.exception() is None and saving.result() == "written"
         if is_written:
             outcome = "dead" if again_s is None else "retried"
@@ -508,7 +508,7 @@ class Deliveries:
         shelf = self.shelves.get(work.shelf.tenure.seat)
         if shelf is work.shelf and shelf is not None:
             # Another work for another attempt: the host is done with this one.
-            following = StoredWork(
+            following = StoredCall(
                 work.entity_type,
                 work.entity_id,
                 work.method,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from coterie.entities.host.host import Host
-    from coterie.entities.persisted.inbox import Deliveries, Shelf
-    from coterie.kernel.random import Chance
+    from coterie.entities.persisted.inbox import Inbox, ShardInbox
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
-    from coterie.storage.contracts.messages import Mark, Messages, Suspected, Waiting
+    from coterie.storage.contracts.messages import Mark, MessageStore, PendingMessages, Suspected
 
 log = logging.getLogger("coterie.entities")
 
@@ -39,7 +39,7 @@ _FETCH = 200
 _AWAY_S = 1.0
 
 
-class Sweeping:
+class Poller:
     """Sweeps, for one runner, from `start` to `stop`.
 
     Args:
@@ -53,9 +53,9 @@ class Sweeping:
     def __init__(
         self,
         host: Host,
-        messages: Messages,
+        messages: MessageStore,
         *,
-        chance: Chance,
+        chance: Random,
         concurrency: Callable[[], Mapping[str, int]],
         supervisor: Supervisor,
     ) -> None:
@@ -93,7 +93,7 @@ class Sweeping:
         await self._tasks.stop()
 
     @property
-    def _deliveries(self) -> Deliveries:
+    def _deliveries(self) -> Inbox:
         assert self._host.deliveries is not None, "a host with storage has them"
         return self._host.deliveries
 
@@ -121,7 +121,7 @@ class Sweeping:
         """Whether a round of sweeps has not yet come to its end."""
         return any(shelf.mark is not None for shelf in self._held().values())
 
-    def _held(self) -> dict[str, Shelf]:
+    def _held(self) -> dict[str, ShardInbox]:
         return {seat: shelf for seat, shelf in self._deliveries.shelves.items() if shelf.tenure.held}
 
     async def _pause(self) -> None:
@@ -159,7 +159,7 @@ class Sweeping:
             shelves[seat].mark = mark
         return len(deliveries.inbox) < MEMORY_MOST
 
-    async def _suspect(self, shelves: dict[str, Shelf]) -> None:
+    async def _suspect(self, shelves: dict[str, ShardInbox]) -> None:
         """Find what may have killed the holder before, before anything of its shard runs [C5]."""
         for shelf in shelves.values():
             if not shelf.is_suspected:
@@ -169,14 +169,14 @@ class Sweeping:
                 shelf.is_suspected = True
                 _report(shelf.tenure.seat, found)
 
-    def _ahead_s(self, shelves: dict[str, Shelf]) -> float:
+    def _ahead_s(self, shelves: dict[str, ShardInbox]) -> float:
         now_s = self._loop.time()
         if now_s < self._next_ahead_s and all(shelf.is_read for shelf in shelves.values()):
             return 0.0
         self._next_ahead_s = now_s + _AHEAD_EVERY_S
         return AHEAD_S
 
-    async def _merge(self, rows: Sequence[Waiting]) -> None:
+    async def _merge(self, rows: Sequence[PendingMessages]) -> None:
         """Bring what is new into memory, in order, as far as there is room for it."""
         deliveries = self._deliveries
         for row in rows:
@@ -189,7 +189,7 @@ class Sweeping:
                 if (delivery := found.get(row.id)) is not None:
                     deliveries.arrived(delivery, swept=True)
 
-    def _has_room(self, row: Waiting) -> bool:
+    def _has_room(self, row: PendingMessages) -> bool:
         """Whether it is worth fetching; if not, those behind it stay in storage too."""
         shelf = self._deliveries.shelves.get(row.seat)
         address = (row.entity_type, row.entity_id)
@@ -201,7 +201,7 @@ class Sweeping:
         return False
 
     def _follow(
-        self, shelves: dict[str, Shelf], marks: dict[str, Mark | None], rows: Sequence[Waiting]
+        self, shelves: dict[str, ShardInbox], marks: dict[str, Mark | None], rows: Sequence[PendingMessages]
     ) -> dict[str, Mark | None]:
         """The seats of which there is more, with the mark to go on from. Those without have been seen whole."""
         counts: dict[str, int] = dict.fromkeys(marks, 0)

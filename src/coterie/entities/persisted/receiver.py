@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.transport.interface import Request
 
 
-class Kind(IntEnum):
+class HandoverKind(IntEnum):
     """What a sender wants. A number is never used again for something else."""
 
     NEW = 0
@@ -61,7 +61,7 @@ class Handover(Struct, array_like=True, gc=False):
 
 
 _decode = msgspec.msgpack.Decoder(Handover).decode
-_NEW, _CANCEL = int(Kind.NEW), int(Kind.CANCEL)  # an enum's member costs more to find
+_NEW, _CANCEL = int(HandoverKind.NEW), int(HandoverKind.CANCEL)  # an enum's member costs more to find
 _YES, _NO = encode(True), encode(False)
 
 
@@ -101,7 +101,7 @@ def delivery_of(message: Message, due_s: float) -> Delivery:
     )
 
 
-class Handovers:
+class Receiver:
     """Answers what arrives on the route of messages.
 
     Args:
@@ -140,10 +140,10 @@ class Handovers:
         handover, deliveries = _opened(body), self._host.deliveries
         if handover is None or deliveries is None:
             return
-        if handover.kind == Kind.LOOK:
+        if handover.kind == HandoverKind.LOOK:
             self._host.wake()
         else:
-            again, is_due = handover.kind != Kind.NEW, handover.is_immediate
+            again, is_due = handover.kind != HandoverKind.NEW, handover.is_immediate
             deliveries.hand_over(handover, epoch=handover.epoch, again=again, waiter=None, is_due=is_due)
 
     def on_cancel(self, request: Request) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.calls.wire import LOOK
 from coterie.entities.persisted.outcome import dead, read_reply, too_late
-from coterie.entities.persisted.receiver import Kind, delivery_of, pack
+from coterie.entities.persisted.receiver import HandoverKind, delivery_of, pack
 from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout, ShuttingDown
 from coterie.kernel.service import Tasks
 from coterie.transport.routes import Route
@@ -18,8 +18,8 @@ from coterie.transport.routes import Route
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.entities.calls.client import Calling
-    from coterie.entities.persisted.inbox import Deliveries
+    from coterie.entities.calls.client import CallClient
+    from coterie.entities.persisted.inbox import Inbox
     from coterie.entities.rpc import Rpc
     from coterie.storage.contracts.messages import Message, MessageRow
     from coterie.storage.interface import Storage
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TOGETHER = 500
 
 
-class Seeking:
+class ReplyLookup:
     """Looks messages up. Those who ask while a read is under way share the next one.
 
     Args:
@@ -109,7 +109,7 @@ _SLICE_MOST_S = 2.0
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 
 
-class Awaiting:
+class ReplyWaiter:
     """Waits for replies.
 
     Args:
@@ -117,9 +117,9 @@ class Awaiting:
         storage: Where messages are.
     """
 
-    def __init__(self, calling: Calling, storage: Storage) -> None:
+    def __init__(self, calling: CallClient, storage: Storage) -> None:
         self._calling = calling
-        self._seeking = Seeking(storage)
+        self._seeking = ReplyLookup(storage)
 
     async def reply(
         self,
@@ -150,13 +150,13 @@ class Awaiting:
             MessageExpired: It is not there any more: purged.
         """
         time = self._calling.time
-        pause_s, slice_s, kind = _PAUSE_S, SLICE_S, Kind.NEW if is_new else Kind.AGAIN
+        pause_s, slice_s, kind = _PAUSE_S, SLICE_S, HandoverKind.NEW if is_new else HandoverKind.AGAIN
         while True:
             body, answer = answer, None
             if body is None:
                 left_s = min(slice_s, until_s - time())
                 body = await self._ask(message, kind, due_s=due_s, within_s=left_s) if left_s > 0 else LOOK
-                kind = Kind.AGAIN
+                kind = HandoverKind.AGAIN
             if body and body != LOOK:
                 return read_reply(body, rpc)
             slice_s = min(slice_s * 2, _SLICE_MOST_S)
@@ -192,7 +192,7 @@ class Awaiting:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
-    async def request(self, message: Message, kind: Kind, *, due_s: float, within_s: float) -> bytes:
+    async def request(self, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
         """What the runner that owns a message answers: nothing if it takes longer, `LOOK` if it is not reached."""
         calling = self._calling
         shard = calling.routing.of_seat(message.seat)
@@ -211,7 +211,7 @@ class Awaiting:
         """Wait no more."""
         await self._seeking.stop()
 
-    async def _ask(self, message: Message, kind: Kind, *, due_s: float, within_s: float) -> bytes:
+    async def _ask(self, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
         """What the owner answers, here or elsewhere, as `request` does."""
         calling = self._calling
         if calling.routing.of_seat(message.seat).is_mine and calling.host is not None:
@@ -224,14 +224,14 @@ class Awaiting:
         return answer
 
 
-async def _ask_here(deliveries: Deliveries, message: Message, kind: Kind, *, due_s: float, within_s: float) -> bytes:
+async def _ask_here(deliveries: Inbox, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def told(body: bytes) -> None:
         if not answer.done():
             answer.set_result(body)
 
-    again, is_due = kind is not Kind.NEW, message.is_immediate
+    again, is_due = kind is not HandoverKind.NEW, message.is_immediate
     deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=again, waiter=told, is_due=is_due)
     try:
         async with asyncio.timeout(within_s):

@@ -27,7 +27,7 @@ from coterie.entities.calls.wire import LOOK
 from coterie.entities.host.work import handling
 from coterie.entities.idempotency_key import derived_key, key_of
 from coterie.entities.persisted.effects import has_ended, ledger_of
-from coterie.entities.persisted.inbox import AHEAD_S, StoredWork
+from coterie.entities.persisted.inbox import AHEAD_S, StoredCall
 from coterie.entities.persisted.outcome import (
     cancelled,
     conflict,
@@ -40,8 +40,8 @@ from coterie.entities.persisted.outcome import (
     require_same,
     require_small,
 )
-from coterie.entities.persisted.receiver import Kind, delivery_of, pack, read_cancelled
-from coterie.entities.persisted.reply import SLICE_S, Awaiting
+from coterie.entities.persisted.receiver import HandoverKind, delivery_of, pack, read_cancelled
+from coterie.entities.persisted.reply import SLICE_S, ReplyWaiter
 from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout
 from coterie.kernel import spans
 from coterie.kernel.clock import to_datetime
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from coterie.entities.calls.client import Calling
+    from coterie.entities.calls.client import CallClient
     from coterie.entities.definition import EntityType
     from coterie.entities.host.work import Work
     from coterie.entities.reference import Call
@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Storage
 
 
-_MESSAGE_CODEC, _NEW = int(Route.MESSAGE), int(Kind.NEW)
+_MESSAGE_CODEC, _NEW = int(Route.MESSAGE), int(HandoverKind.NEW)
 
 
-class Bringing(Struct, eq=False, gc=False):
+class DirectDelivery(Struct, eq=False, gc=False):
     """What waits for the insert of a call (`groups.Waiter`): no future, no task."""
 
     calling: Any
@@ -123,7 +123,7 @@ _BRING_S = 1.0
 """How long to try to reach an owner with a message for which nobody waits: then its own sweep has found it."""
 
 
-class Posting:
+class PersistedSender:
     """Sends the persisted calls of one process.
 
     Args:
@@ -131,12 +131,12 @@ class Posting:
         storage: Where messages are stored.
     """
 
-    def __init__(self, calling: Calling, storage: Storage) -> None:
+    def __init__(self, calling: CallClient, storage: Storage) -> None:
         self._calling = calling
         self._storage = storage
         self._most_bytes = calling.here.settings.frame_limit
         self._ids = MessageIds(calling.clock, calling.chance)
-        self._awaiting = Awaiting(calling, storage)
+        self._awaiting = ReplyWaiter(calling, storage)
         self._tasks = Tasks("messages/bring")
         self._left: dict[tuple[str, str], None] = {}
         """Entities of which a message could not be brought: the next one must not overtake it [M5]."""
@@ -152,12 +152,12 @@ class Posting:
         until_s = calling.time() + within_s
         message = self._message(call, entity_type, outer, derives=True)
         refuse_in_transaction(call)
-        if isinstance(outer, StoredWork):
+        if isinstance(outer, StoredCall):
             outer.deliveries.suspects.acquit(
                 outer
             )  # it does nothing while it waits, maybe for a suspect behind it [C5]
         answer = calling.create_future()
-        bringing = Bringing(calling, call.rpc.counted, message, until_s, answer)
+        bringing = DirectDelivery(calling, call.rpc.counted, message, until_s, answer)
         try:
             self._storage.messages.save(Insert(message), bringing)
             body = await answer
@@ -262,7 +262,7 @@ class Posting:
             self._calling.host.wake()
         elif self._calling.wires is not None:
             message = Message(id="", seat=seat, entity_type="", entity_id="", method="", payload=b"")
-            self._calling.wires.notify(peer_of(owner), _MESSAGE, pack(Kind.LOOK, message, epoch=0, due_s=0.0))
+            self._calling.wires.notify(peer_of(owner), _MESSAGE, pack(HandoverKind.LOOK, message, epoch=0, due_s=0.0))
 
     async def stop(self) -> None:
         """Wait for nothing any more."""
@@ -303,7 +303,7 @@ class Posting:
         call.rpc.counted.sent.value += receipt.fresh
         return receipt
 
-    async def _hindered(self, bringing: Bringing, error: CoterieError) -> bytes | None:
+    async def _hindered(self, bringing: DirectDelivery, error: CoterieError) -> bytes | None:
         """What its owner has said of a call that could not be stored at first, or not be brought there."""
         if bringing.receipt is not None:
             return b"" if isinstance(error, SendTimeout) else LOOK
@@ -367,17 +367,17 @@ class Posting:
         if (shard.peer is None and not shard.is_mine) or calling.time() > calling.routing.fresh_until_s:
             calling.routing.doubt()  # who only sends is told by nobody that its picture is old
         address = (message.entity_type, message.entity_id)
-        kind = Kind.AGAIN if address in self._left else Kind.NEW
+        kind = HandoverKind.AGAIN if address in self._left else HandoverKind.NEW
         self._left.pop(address, None)
         if shard.peer is not None and calling.wires is not None:
             epoch = calling.here.directory.epoch(message.seat)
             body = pack(kind, message, epoch=epoch, due_s=due_s)
             if not calling.wires.notify(shard.peer, _MESSAGE, body):  # no connection yet: have one made
                 self._leave(address)
-                request = self._awaiting.request(message, Kind.AGAIN, due_s=due_s, within_s=_BRING_S)
+                request = self._awaiting.request(message, HandoverKind.AGAIN, due_s=due_s, within_s=_BRING_S)
                 self._tasks.spawn(request, name=f"bring {message.id}")
         elif shard.is_mine and calling.host is not None and calling.host.deliveries is not None:
-            again, delivery, is_due = kind is Kind.AGAIN, delivery_of(message, due_s), message.is_immediate
+            again, delivery, is_due = kind is HandoverKind.AGAIN, delivery_of(message, due_s), message.is_immediate
             calling.host.deliveries.hand_over(delivery, epoch=0, again=again, waiter=None, is_due=is_due)
         else:
             self._leave(address)
@@ -398,7 +398,7 @@ class Posting:
             return (
                 await self._storage.messages.cancel(row.id, None, reply=cancelled(row.id)) or None
             )  # somebody may hold it by now
-        answer = await self._awaiting.request(_named(row), Kind.CANCEL, due_s=0.0, within_s=1.0)
+        answer = await self._awaiting.request(_named(row), HandoverKind.CANCEL, due_s=0.0, within_s=1.0)
         return read_cancelled(answer)
 
     def _storage_now_s(self) -> float:

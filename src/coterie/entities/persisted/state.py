@@ -13,7 +13,7 @@ PREFIX = "entity-state:"
 """Under which states of entities are stored."""
 
 
-class Kept:
+class CommittedState:
     """The bytes of a state as it is committed, and the version of its row.
 
     Args:

@@ -24,9 +24,9 @@ from coterie.storage.contracts.messages import Suspicion
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.entities.persisted.inbox import StoredWork
+    from coterie.entities.persisted.inbox import StoredCall
     from coterie.entities.persisted.receiver import Handover
-    from coterie.storage.contracts.messages import Delivery, Messages
+    from coterie.storage.contracts.messages import Delivery, MessageStore
 
 log = logging.getLogger("coterie.entities")
 
@@ -47,19 +47,19 @@ class Suspects:
 
     def __init__(
         self,
-        messages: Messages,
+        messages: MessageStore,
         *,
-        is_here: Callable[[StoredWork], bool],
-        is_done: Callable[[StoredWork], bool],
-        begin: Callable[[StoredWork], None],
-        drop: Callable[[StoredWork], None],
+        is_here: Callable[[StoredCall], bool],
+        is_done: Callable[[StoredCall], bool],
+        begin: Callable[[StoredCall], None],
+        drop: Callable[[StoredCall], None],
     ) -> None:
-        self.current: StoredWork | None = None
+        self.current: StoredCall | None = None
         """The one that was begun last."""
         self._messages = messages
         self._is_here, self._is_done = is_here, is_done
         self._begin, self._drop = begin, drop
-        self._waiting: list[tuple[bool, int, int, StoredWork]] = []
+        self._waiting: list[tuple[bool, int, int, StoredCall]] = []
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._alone_until_s = 0.0
@@ -68,7 +68,7 @@ class Suspects:
         self._tasks = Tasks("entities/suspects")
         self._task: asyncio.Task[Any] | None = None
 
-    def add(self, work: StoredWork, delivery: Delivery | Handover) -> None:
+    def add(self, work: StoredCall, delivery: Delivery | Handover) -> None:
         """Begin a work when its turn comes."""
         place = (delivery.suspicion == Suspicion.BESIDE, delivery.losses, next(self._numbers))
         heapq.heappush(self._waiting, (*place, work))
@@ -80,12 +80,12 @@ class Suspects:
         """The current one has left memory."""
         self._changed.set()
 
-    def clear(self, work: StoredWork) -> None:
+    def clear(self, work: StoredCall) -> None:
         """This program cannot run a work, and has survived that: it is no suspect any more."""
         if self.current is work:
             self._is_cleared = True
 
-    def acquit(self, work: StoredWork) -> None:
+    def acquit(self, work: StoredCall) -> None:
         """The next one need not wait for this one any longer: it may be what this one waits for."""
         if self.current is work:
             self._alone_until_s = 0.0
@@ -115,7 +115,7 @@ class Suspects:
         else:
             await self._wait()
 
-    async def _take_turn(self, work: StoredWork) -> None:
+    async def _take_turn(self, work: StoredCall) -> None:
         if not self._is_here(work):
             return
         if self.current is not None:
@@ -127,7 +127,7 @@ class Suspects:
             self._alone_until_s = self._loop.time() + _ALONE_S
             self._begin(work)
 
-    async def _settle(self, work: StoredWork) -> None:
+    async def _settle(self, work: StoredCall) -> None:
         """The current one is not in memory any more; without an end of it in storage that must not look begun."""
         if not self._is_done(work):
             is_cleared = work.has_begun or self._is_cleared
@@ -141,7 +141,7 @@ class Suspects:
         except TimeoutError:
             pass
 
-    async def _mark(self, work: StoredWork, suspicion: Suspicion) -> bool:
+    async def _mark(self, work: StoredCall, suspicion: Suspicion) -> bool:
         try:
             return await self._messages.mark(work.shelf.tenure.claim, work.message_id, suspicion)
         except PersistenceError as error:

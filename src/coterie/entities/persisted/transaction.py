@@ -37,7 +37,7 @@ class Transaction(Protocol):
         ...
 
 
-class Block:
+class TransactionBlock:
     """One block, and what the user's code gets in it.
 
     Args:

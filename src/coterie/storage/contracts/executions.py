@@ -42,7 +42,7 @@ class Stamp(msgspec.Struct, frozen=True, gc=False):
         return self.claim.seat
 
 
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
+class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about the work on a seat."""
 
     seat: str
@@ -72,7 +72,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 class Executions(Protocol):
     """One row a seat, written by its holder under the fence."""
 
-    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> Execution | None:
+    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
         """A new holder introduces itself; what was known, in its name. None: the seat is not held."""
         ...
 
@@ -80,6 +80,6 @@ class Executions(Protocol):
         """Durable when it returns "written". Concurrent ones share transactions."""
         ...
 
-    async def list(self, prefix: str) -> Sequence[Execution]:
+    async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
         """Those of all seats whose names begin so, in the order of the names."""
         ...

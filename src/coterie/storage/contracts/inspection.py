@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Server(msgspec.Struct, frozen=True):
+class ServerInfo(msgspec.Struct, frozen=True):
     """The database, as it introduces itself."""
 
     product: str
@@ -50,7 +50,7 @@ class StateMark(msgspec.Struct, frozen=True):
     """When it was saved; None: this is the present state, whose epoch is that of whoever saved or loaded it last."""
 
 
-class Ending(msgspec.Struct, frozen=True):
+class EndedMessage(msgspec.Struct, frozen=True):
     """A message that has ended."""
 
     id: str
@@ -69,7 +69,7 @@ class Ending(msgspec.Struct, frozen=True):
 class Inspection(Protocol):
     """All of it in pages: what is past `after`, in order, `most` at most."""
 
-    async def server(self) -> Server:
+    async def server(self) -> ServerInfo:
         """What the database is."""
         ...
 
@@ -81,6 +81,6 @@ class Inspection(Protocol):
         """Of the next keys the present state and what is kept of its history: by key and version, the present last."""
         ...
 
-    async def endings(self, *, after: str, most: int) -> Sequence[Ending]:
+    async def endings(self, *, after: str, most: int) -> Sequence[EndedMessage]:
         """Messages that have ended, by id."""
         ...

@@ -128,7 +128,7 @@ class Setback(msgspec.Struct, frozen=True, gc=False):
 Suffered = Literal["written", "fenced", "gone"]
 
 
-class Waiting(msgspec.Struct, frozen=True, gc=False):
+class PendingMessages(msgspec.Struct, frozen=True, gc=False):
     """A pending message, as a sweep sees it."""
 
     seat: str
@@ -142,10 +142,10 @@ class Due(msgspec.Struct, frozen=True, gc=False):
     """What a sweep found, in order of seat, then due time, then id."""
 
     now: datetime
-    rows: tuple[Waiting, ...]
+    rows: tuple[PendingMessages, ...]
 
 
-class Late(msgspec.Struct, frozen=True, gc=False):
+class LateReply(msgspec.Struct, frozen=True, gc=False):
     """A pending message whose time has come."""
 
     seat: str
@@ -160,7 +160,7 @@ class Backlog(msgspec.Struct, frozen=True, gc=False):
     """What waits, and what was given up, as those see it who judge the whole."""
 
     now: datetime
-    late: tuple[Late, ...]
+    late: tuple[LateReply, ...]
     """Of each seat the one that has been due longest; those that have been due longest first."""
     dead: int
 
@@ -250,7 +250,7 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """How often its runner was lost after it had begun it alone."""
 
 
-class Filter(msgspec.Struct, frozen=True, kw_only=True):
+class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which messages; what is None does not matter."""
 
     status: Status | None = None
@@ -289,8 +289,8 @@ class Transaction(Protocol):
         """Commit it with the handler's own writes; anything but "written" has rolled back.
 
         The workflows, the fence and the messages are the last statements before the commit [M3]. A commit whose
-        outcome is unknown raises; asking again with `Messages.commit` tells: "gone" of a message that this commit ended
-        is "written".
+        outcome is unknown raises; asking again with `MessageStore.commit` tells: "gone" of a message that this commit
+        ended is "written".
 
         Raises:
             KeyConflict: There is a run with the id of a workflow that it starts, and another payload.
@@ -302,7 +302,7 @@ class Transaction(Protocol):
         ...
 
 
-class Messages(Protocol):
+class MessageStore(Protocol):
     """The messages of one cluster."""
 
     def insert(self, message: Message) -> Future[Receipt]:
@@ -374,7 +374,7 @@ class Messages(Protocol):
         """
         ...
 
-    async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
+    async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
         """Messages in order of their ids, which is about the order in which they were sent, past the id `after`."""
         ...
 
@@ -385,11 +385,11 @@ class Messages(Protocol):
         """
         ...
 
-    async def remove(self, chosen: Filter, *, most: int) -> int:
+    async def remove(self, chosen: MessageFilter, *, most: int) -> int:
         """Delete up to `most` messages that are done or dead (never pending ones); how many it were."""
         ...
 
-    async def count(self, chosen: Filter, *, most: int) -> int:
+    async def count(self, chosen: MessageFilter, *, most: int) -> int:
         """How many messages there are, counted up to `most`."""
         ...
 

@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class TickClaim(msgspec.Struct, frozen=True):
-    """Give the ticks after `last` their verdicts, all of these or none. The result is a `Claimed`."""
+    """Give the ticks after `last` their verdicts, all of these or none. The result is a `ClaimResult`."""
 
     claim: Claim
     name: str
@@ -58,7 +58,7 @@ class TickClaim(msgspec.Struct, frozen=True):
         return self.claim.seat
 
 
-class Claimed(msgspec.Struct, frozen=True, gc=False):
+class ClaimResult(msgspec.Struct, frozen=True, gc=False):
     """What became of a `TickClaim`.
 
     written     all of it is there
@@ -138,7 +138,7 @@ class TickRow(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None
 
 
-class Take(msgspec.Struct, frozen=True):
+class CronTakeover(msgspec.Struct, frozen=True):
     """A cron that a holder looks after."""
 
     claim: Claim
@@ -154,7 +154,7 @@ class PauseRow(msgspec.Struct, frozen=True, gc=False):
     until: datetime | None
 
 
-class Book(msgspec.Struct, frozen=True, kw_only=True):
+class CronBook(msgspec.Struct, frozen=True, kw_only=True):
     """All that a holder needs to know about a cron."""
 
     fingerprint: str
@@ -204,10 +204,10 @@ class CronRow(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
 
 
-class Ticks(Protocol):
+class TickStore(Protocol):
     """The crons of one cluster."""
 
-    async def take(self, takes: Sequence[Take]) -> Mapping[str, Book]:
+    async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
         """Look after crons: what is known of each, by name; one that is missing is not held.
 
         What is not over is this holder's from now on: what a former one had begun becomes the next attempt, what was
@@ -215,7 +215,7 @@ class Ticks(Protocol):
         """
         ...
 
-    async def claim(self, write: TickClaim) -> Claimed:
+    async def claim(self, write: TickClaim) -> ClaimResult:
         """Durable when it returns "written". Concurrent ones share transactions."""
         ...
 

@@ -55,7 +55,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepWrite(msgspec.Struct, frozen=True):
-    """Store a step, or the end of one that is being waited for. The result is a `Stepped`."""
+    """Store a step, or the end of one that is being waited for. The result is a `StepResult`."""
 
     claim: Claim
     unit: str
@@ -76,7 +76,7 @@ class StepWrite(msgspec.Struct, frozen=True):
         return f"{self.unit}\n{self.branch}\n{self.position}"
 
 
-class Stepped(msgspec.Struct, frozen=True, gc=False):
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     """What became of a `StepWrite`.
 
     written   it is there
@@ -92,7 +92,7 @@ class Stepped(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnitEnd(msgspec.Struct, frozen=True):
-    """End a unit. The result is a `UnitEnded`.
+    """End a unit. The result is a `UnitEndResult`.
 
     Its steps and deferreds go in the same commit; a workflow's row stays for the retention time, others' go, too. If
     another unit waits for it (`parent`), that one's deferred of the name `waited_as` is resolved with `outcome` in the
@@ -113,7 +113,7 @@ class UnitEnd(msgspec.Struct, frozen=True):
         return self.unit
 
 
-class UnitEnded(msgspec.Struct, frozen=True, gc=False):
+class UnitEndResult(msgspec.Struct, frozen=True, gc=False):
     """What became of a `UnitEnd`; over: it had ended before, perhaps by this very write."""
 
     told: Literal["written", "over", "fenced"]
@@ -171,7 +171,7 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     """Of the run, if it is new."""
 
 
-class Started(msgspec.Struct, frozen=True):
+class UnitStartResult(msgspec.Struct, frozen=True):
     """What became of a `UnitStart`."""
 
     told: Literal["started", "there", "conflict"]
@@ -200,7 +200,7 @@ class DeferredRow(msgspec.Struct, frozen=True, gc=False):
     error: str | None
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class UnitSnapshot(msgspec.Struct, frozen=True):
     """A unit with all that is known of it, for its holder."""
 
     row: UnitRow
@@ -209,7 +209,7 @@ class Loaded(msgspec.Struct, frozen=True):
     now: datetime
 
 
-class Taken(msgspec.Struct, frozen=True):
+class TakenUnits(msgspec.Struct, frozen=True):
     """What is to be done on a seat."""
 
     rows: tuple[UnitRow, ...]
@@ -219,7 +219,7 @@ class Taken(msgspec.Struct, frozen=True):
     now: datetime
 
 
-class Resolved(msgspec.Struct, frozen=True, gc=False):
+class ResolveResult(msgspec.Struct, frozen=True, gc=False):
     """What became of a resolution.
 
     resolved   it is stored; `wake` is the seat of the unit that may wait for it, if that is known
@@ -281,36 +281,36 @@ def claimed_at_of(life: int) -> datetime:
     return _EPOCH + timedelta(microseconds=life)
 
 
-class Units(Protocol):
+class UnitStore(Protocol):
     """The durable work of one cluster."""
 
     # For the holder of a seat, under the fence
 
-    async def step(self, write: StepWrite) -> Stepped:
+    async def step(self, write: StepWrite) -> StepResult:
         """Durable when it returns "written". Concurrent ones share transactions."""
         ...
 
-    async def end(self, write: UnitEnd) -> UnitEnded:
+    async def end(self, write: UnitEnd) -> UnitEndResult:
         """Durable when it returns "written". Concurrent ones share transactions."""
         ...
 
     async def open(
         self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
-    ) -> Loaded | None:
+    ) -> UnitSnapshot | None:
         """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held.
 
         `life` is for one that begins; one that is there keeps its own.
         """
         ...
 
-    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:
+    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
         """The workflows on these seats that are to be run, by seat, so many of each at most.
 
         Suspended ones that are due are made running. A seat that is missing is not held.
         """
         ...
 
-    async def load(self, claim: Claim, unit: str) -> Loaded | None:
+    async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
         """A unit with its steps and deferreds. None: the seat is not held, or there is no such unit on it."""
         ...
 
@@ -326,7 +326,7 @@ class Units(Protocol):
 
     # For everybody
 
-    async def start(self, start: UnitStart) -> Started:
+    async def start(self, start: UnitStart) -> UnitStartResult:
         """Store a workflow, to be run by whoever holds its seat.
 
         Raises:
@@ -334,7 +334,9 @@ class Units(Protocol):
         """
         ...
 
-    async def resolve(self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None) -> Resolved:
+    async def resolve(
+        self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
+    ) -> ResolveResult:
         """Store what a deferred of one life of a unit gives, once, whether anybody waits for it yet or not.
 
         A unit that is not there is over, except for one of a tick that is not: that begins with its first step.

@@ -14,7 +14,7 @@ for the start `storage.py`, `server_check.py`, `schema.py`. `user_sql.py` runs t
 rows for `coterie check`, `instants.py` reads dates that Python cannot express. SQL lies in `sql/` and `migrations/`.
 """
 
-from coterie.storage.postgres.connector import Limits
+from coterie.storage.postgres.connector import ConnectionLimits
 from coterie.storage.postgres.storage import PostgresStorage
 
-__all__ = ["Limits", "PostgresStorage"]
+__all__ = ["ConnectionLimits", "PostgresStorage"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage import statements
-from coterie.storage.contracts.inspection import AuditRow, Ending, Server, StateMark
+from coterie.storage.contracts.inspection import AuditRow, EndedMessage, ServerInfo, StateMark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.kernel.fork_guard import Origin
+    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.postgres.pool import Pool
 
 _SQL = statements.load("coterie.storage.postgres.sql", "inspection.sql")
@@ -19,16 +19,16 @@ _SQL = statements.load("coterie.storage.postgres.sql", "inspection.sql")
 class PostgresInspection:
     """See `storage.inspection.Inspection`."""
 
-    def __init__(self, *, cluster: str, pool: Pool, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._origin = origin
 
-    async def server(self) -> Server:
+    async def server(self) -> ServerInfo:
         """What the server is."""
         self._origin.require_same()
         (row,) = await self._pool.read(_SQL["server"])
-        return Server(f"PostgreSQL {row['version']}", ours=row["ours"], taken=row["taken"], most=row["most"])
+        return ServerInfo(f"PostgreSQL {row['version']}", ours=row["ours"], taken=row["taken"], most=row["most"])
 
     async def audit(self, *, after: int, most: int) -> Sequence[AuditRow]:
         """The audit, by number."""
@@ -38,9 +38,9 @@ class PostgresInspection:
         """Of the next keys the present state and what is kept of its history."""
         return [StateMark(*row) for row in await self._page("states", after, most)]
 
-    async def endings(self, *, after: str, most: int) -> Sequence[Ending]:
+    async def endings(self, *, after: str, most: int) -> Sequence[EndedMessage]:
         """Messages that have ended, by id."""
-        return [Ending(*row) for row in await self._page("endings", after, most)]
+        return [EndedMessage(*row) for row in await self._page("endings", after, most)]
 
     async def _page(self, name: str, after: object, most: int) -> Sequence[Any]:
         self._origin.require_same()

@@ -16,13 +16,13 @@ from coterie.kernel import fork_guard
 from coterie.settings.secret import redacted_url
 from coterie.storage.postgres import instants, server_check
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, describe, hint_of, hopeless
-from coterie.storage.postgres.session import Session, deadline
+from coterie.storage.postgres.session import PostgresSession, deadline
 from coterie.storage.postgres.session_registry import SessionRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
 
 log = logging.getLogger("coterie")
 
@@ -36,7 +36,7 @@ OLDEST = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """How long what may take. Nothing waits without one of these."""
 
     connect_s: float = 3.0  # one try, set-up included
@@ -54,7 +54,9 @@ class Limits:
 class Connector:
     """Opens sessions on one database."""
 
-    def __init__(self, url: str, *, incarnation: str, chance: Chance, limits: Limits, sessions_most: int = 100) -> None:
+    def __init__(
+        self, url: str, *, incarnation: str, chance: Random, limits: ConnectionLimits, sessions_most: int = 100
+    ) -> None:
         self.address = without_password(url)
         self.registry = SessionRegistry(most=sessions_most)
         self.name = application_name(incarnation)
@@ -63,7 +65,7 @@ class Connector:
         self._url = url
         self._chance = chance
         self._limits = limits
-        self._origin = fork_guard.Origin(f"the connection to {self.address}")
+        self._origin = fork_guard.ProcessOrigin(f"the connection to {self.address}")
         self._warned: set[str] = set()
 
     def rename(self, incarnation: str) -> None:
@@ -79,7 +81,7 @@ class Connector:
         standby: bool = False,
         incarnation: str | None = None,
         bare: bool = False,
-    ) -> Session:
+    ) -> PostgresSession:
         """A session, after some tries with growing pauses between. A standby is a failed try unless allowed.
 
         Args:
@@ -112,7 +114,7 @@ class Connector:
                     raise self._unreachable(error, tries=number, took_s=deadline(0) - began) from error
             await asyncio.sleep(pause_s)
 
-    async def look(self, session: Session, *, over: float) -> None:
+    async def look(self, session: PostgresSession, *, over: float) -> None:
         """See whether the server keeps our promises; warn, once, of what may lose data in a crash.
 
         Raises:
@@ -125,7 +127,7 @@ class Connector:
                 log.warning(warning)
         session.look_at = deadline(LOOK_S)
 
-    async def look_again(self, session: Session, *, over: float) -> None:
+    async def look_again(self, session: PostgresSession, *, over: float) -> None:
         """The same for a session that is about to write: settings of the server change under those that are open.
 
         Raises:
@@ -137,7 +139,7 @@ class Connector:
             session.abort()
             raise Lost(error.problem, sent=False) from error
 
-    async def _prepared(self, session: Session, role: Role, *, over: float) -> Session:
+    async def _prepared(self, session: PostgresSession, role: Role, *, over: float) -> PostgresSession:
         """A session with its settings, on a server that is fit; sessions that were dropped before are ended there."""
         await self.set_up(session, role, over=over)
         try:
@@ -154,7 +156,7 @@ class Connector:
             raise
         return session
 
-    async def _opened(self, name: str, *, over: float, standby: bool) -> Session:
+    async def _opened(self, name: str, *, over: float, standby: bool) -> PostgresSession:
         """A bare session, counted."""
         if self.pooled:  # the pooler bounds them
             return await self._try(name, over=over, standby=standby)
@@ -167,7 +169,7 @@ class Connector:
             self.registry.end(session)
         return session
 
-    async def set_up(self, session: Session, role: Role, *, over: float) -> Session:
+    async def set_up(self, session: PostgresSession, role: Role, *, over: float) -> PostgresSession:
         """Give a bare session its settings: for good, or for each transaction behind a pooler."""
         if self.pooled:
             session.opening = transaction_settings(role, application=session.name, limits=self._limits)
@@ -180,10 +182,10 @@ class Connector:
             raise
         return session
 
-    async def _try(self, name: str, *, over: float, standby: bool) -> Session:
+    async def _try(self, name: str, *, over: float, standby: bool) -> PostgresSession:
         raw = await self._open(over)
         label = self._chance.token(4).hex()
-        session = Session(raw, what=f"the connection to {self.address}", label=label, name=name)
+        session = PostgresSession(raw, what=f"the connection to {self.address}", label=label, name=name)
         session.opening = "begin"
         try:
             require_version(session.version, address=self.address)
@@ -226,7 +228,7 @@ class Connector:
         )
 
 
-def session_settings(role: Role, *, application: str, limits: Limits) -> str:
+def session_settings(role: Role, *, application: str, limits: ConnectionLimits) -> str:
     """The script that sets up a session. Not as start-up parameters, which poolers refuse or drop."""
     settings: Mapping[str, str] = {
         **_settings(role, application=application, limits=limits),
@@ -239,12 +241,12 @@ def session_settings(role: Role, *, application: str, limits: Limits) -> str:
     return "; ".join(f"set {name} = '{value}'" for name, value in settings.items())
 
 
-def transaction_settings(role: Role, *, application: str, limits: Limits) -> str:
+def transaction_settings(role: Role, *, application: str, limits: ConnectionLimits) -> str:
     """The script that opens a transaction with the same settings, which leaves none behind: others come next."""
     return f"begin isolation level read committed; {local_settings(role, application=application, limits=limits)}"
 
 
-def local_settings(role: Role, *, application: str, limits: Limits) -> str:
+def local_settings(role: Role, *, application: str, limits: ConnectionLimits) -> str:
     """The script that sets them for the transaction that is open."""
     settings = _settings(role, application=application, limits=limits)
     script = "; ".join(f"set local {name} = '{value}'" for name, value in settings.items())
@@ -252,7 +254,7 @@ def local_settings(role: Role, *, application: str, limits: Limits) -> str:
     return f"{script}; set local synchronous_commit to default"
 
 
-def _settings(role: Role, *, application: str, limits: Limits) -> Mapping[str, str]:
+def _settings(role: Role, *, application: str, limits: ConnectionLimits) -> Mapping[str, str]:
     call_s = {"migration": limits.migration_s, "dedicated": limits.dedicated_s}.get(role, limits.call_s)
     lock_s = min(limits.lock_s if role in ("writer", "dedicated") else 2.0, call_s / 2)
     return {
@@ -291,7 +293,7 @@ def require_version(major: int, *, address: str) -> None:
         )
 
 
-def _tcp_options(limits: Limits) -> Mapping[str, int]:
+def _tcp_options(limits: ConnectionLimits) -> Mapping[str, int]:
     """Notice a silent network within seconds, instead of the system's hours."""
     silent_ms = int(2000 * limits.call_s)
     return {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": silent_ms}

@@ -11,7 +11,7 @@ from coterie.storage.postgres.writer import SQL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.kernel.fork_guard import Origin
+    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.group_commit import GroupWriter
     from coterie.storage.postgres.pool import Pool
 
@@ -22,7 +22,7 @@ CLEAR_STEP = 5000
 class PostgresKv:
     """Keys and values of one cluster on PostgreSQL."""
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer

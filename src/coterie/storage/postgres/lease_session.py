@@ -26,9 +26,9 @@ from coterie.storage.postgres.session import deadline
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from coterie.kernel.random import Chance
-    from coterie.storage.postgres.connector import Connector, Limits
-    from coterie.storage.postgres.session import Session
+    from coterie.kernel.random import Random
+    from coterie.storage.postgres.connector import ConnectionLimits, Connector
+    from coterie.storage.postgres.session import PostgresSession
 
 
 T = TypeVar("T")
@@ -40,15 +40,15 @@ Beside = Callable[[float], AbstractAsyncContextManager[object]]
 """What is done beside a try that met a lock; it is given the time at which the call is over."""
 
 
-class Dedicated:
+class LeaseSession:
     """One session that nothing else shares, for one task at a time. It is not replaced when lost.
 
     Promise:
-        A call ends within `Limits.dedicated_s`, with all its tries: what met a deadlock or a lock is tried again at
-        once [C4]. When the session is lost, its advisory locks are gone with it, and every call says so.
+        A call ends within `ConnectionLimits.dedicated_s`, with all its tries: what met a deadlock or a lock is tried
+        again at once [C4]. When the session is lost, its advisory locks are gone with it, and every call says so.
     """
 
-    def __init__(self, session: Session, *, address: str, chance: Chance, limits: Limits) -> None:
+    def __init__(self, session: PostgresSession, *, address: str, chance: Random, limits: ConnectionLimits) -> None:
         self._session = session
         self._chance = chance
         self._within_s = limits.dedicated_s
@@ -139,7 +139,7 @@ LOOK_S = 0.01
 """Between two looks at what the waiting session waits for."""
 
 
-class Ending:
+class SessionTerminator:
     """Ends exactly the sessions that the deleting one waits for, on a second connection.
 
     These are the victim's, and those of other runners that froze while they evicted the same victim. Where the server
@@ -175,7 +175,7 @@ class Ending:
             await tasks.stop()
             session.abort()
 
-    async def _watch(self, session: Session, *, pid: Callable[[], int], victim: str, over: float) -> None:
+    async def _watch(self, session: PostgresSession, *, pid: Callable[[], int], victim: str, over: float) -> None:
         ended: set[int] = set()
         while True:
             name = application_name(victim)
@@ -185,7 +185,7 @@ class Ending:
                     ended.add(row["pid"])
             await asyncio.sleep(LOOK_S)
 
-    async def _end(self, session: Session, pid: int, *, name: str, over: float) -> bool:
+    async def _end(self, session: PostgresSession, pid: int, *, name: str, over: float) -> bool:
         """End one; False: a pooler has given it to another process meanwhile."""
         runner = name.removeprefix("coterie/")
         if not self._refused:  # said before: the eviction may be done, and this cancelled, before an answer comes

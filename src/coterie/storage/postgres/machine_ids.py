@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import Origin
+    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.group_commit import GroupWriter
     from coterie.storage.postgres.pool import Pool
 
@@ -26,7 +26,7 @@ class PostgresMachines:
     vain only leaves ids out.
     """
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer

@@ -13,11 +13,11 @@ from coterie.storage.contracts.messages import (
     Delivery,
     Due,
     Insert,
-    Late,
+    LateReply,
     Loss,
     MessageRow,
+    PendingMessages,
     Suspected,
-    Waiting,
 )
 from coterie.storage.postgres.batch.messages import STATUSES, receipt
 from coterie.storage.postgres.writer import SQL
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import Origin
+    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.contracts.messages import (
         Commit,
         Committed,
-        Filter,
         Mark,
         Message,
+        MessageFilter,
         Receipt,
         Setback,
         Status,
@@ -52,7 +52,7 @@ _errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 class PostgresMessages:
     """The messages of one cluster. See `storage.messages.Messages`."""
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer
@@ -84,13 +84,13 @@ class PostgresMessages:
         marks = [after[seat] or (None, None) for seat in seats]
         rows = await self._read("due", seats, [mark[0] for mark in marks], [mark[1] for mark in marks], ahead_s, most)
         # One row is always there, as the clock is wanted in any case.
-        return Due(rows[0][0], tuple(Waiting(*row[1:]) for row in rows if row[1] is not None))
+        return Due(rows[0][0], tuple(PendingMessages(*row[1:]) for row in rows if row[1] is not None))
 
     async def backlog(self, *, most: int, dead_most: int) -> Backlog:
         """The longest due message of each seat, and how many are dead."""
         rows = await self._read("backlog", most, dead_most)
         # One row is always there, as in `due`.
-        return Backlog(rows[0][0], tuple(Late(*row[2:]) for row in rows if row[2] is not None), rows[0][1])
+        return Backlog(rows[0][0], tuple(LateReply(*row[2:]) for row in rows if row[2] is not None), rows[0][1])
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
         """Those of these messages that are pending, in no order."""
@@ -123,7 +123,7 @@ class PostgresMessages:
             return bool(await self._write("cancel", id, reply))
         return bool(await self._write("cancel_fenced", claim.runner, claim.seat, claim.epoch, id, reply))
 
-    async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
+    async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
         """Messages in order of their ids, past the id `after`."""
         name = "list_dead" if chosen.status == "dead" else "list"
         return _rows(await self._read(name, after or "", most, *_asked(chosen)))
@@ -134,12 +134,12 @@ class PostgresMessages:
             return len(await self._write("revive", id))
         return cast("int", (await self._write("revive_all", entity_type, entity_id))[0][0])
 
-    async def remove(self, chosen: Filter, *, most: int) -> int:
+    async def remove(self, chosen: MessageFilter, *, most: int) -> int:
         """Delete up to `most` messages that are done or dead."""
         name = "remove_dead" if chosen.status == "dead" else "remove_messages"
         return cast("int", (await self._write(name, most, *_asked(chosen)))[0][0])
 
-    async def count(self, chosen: Filter, *, most: int) -> int:
+    async def count(self, chosen: MessageFilter, *, most: int) -> int:
         """How many messages there are, counted up to `most`."""
         name = "count_dead" if chosen.status == "dead" else "count_messages"
         return cast("int", (await self._read(name, most, *_asked(chosen)))[0][0])
@@ -174,6 +174,6 @@ def _row(row: asyncpg.Record) -> MessageRow:
     return MessageRow(**{**row, "status": STATUSES[row["status"]], "errors": _errors(row["errors"])})
 
 
-def _asked(chosen: Filter) -> tuple[Any, ...]:
+def _asked(chosen: MessageFilter) -> tuple[Any, ...]:
     status = None if chosen.status is None else STATUSES.index(chosen.status)
     return status, chosen.entity_type, chosen.entity_id, chosen.method, chosen.older_than_s

@@ -18,16 +18,16 @@ from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.interface import ClusterSnapshot, Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting
 from coterie.storage.postgres import server_check
-from coterie.storage.postgres.lease_session import Dedicated, Ending, lock_key
+from coterie.storage.postgres.lease_session import LeaseSession, SessionTerminator, lock_key
 from coterie.storage.postgres.session import deadline
 from coterie.storage.unreadable_rows import checked_runner, checked_seat, readable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from coterie.kernel.random import Chance
-    from coterie.storage.interface import Declaration, Registration
-    from coterie.storage.postgres.connector import Connector, Limits
+    from coterie.kernel.random import Random
+    from coterie.storage.interface import Registration, SeatDeclaration
+    from coterie.storage.postgres.connector import ConnectionLimits, Connector
     from coterie.storage.postgres.lease_session import Fetch
 
 T = TypeVar("T")
@@ -39,16 +39,18 @@ SQL = statements.load("coterie.storage.postgres.sql", "ownership.sql")
 _RUNNERS, _RUNNER = msgspec.json.Decoder(tuple[msgspec.Raw, ...]), msgspec.json.Decoder(RunnerRow)
 
 
-class Owners:
+class PostgresOwners:
     """Opens the dedicated sessions of one process: one at a time, and one more for each life after an eviction."""
 
-    def __init__(self, connector: Connector, *, cluster: str, chance: Chance, limits: Limits, audit: bool) -> None:
+    def __init__(
+        self, connector: Connector, *, cluster: str, chance: Random, limits: ConnectionLimits, audit: bool
+    ) -> None:
         self._connector = connector
         self._cluster = cluster
         self._chance = chance
         self._limits = limits
         self._audit = audit
-        self._ending = Ending(connector, transaction_s=limits.transaction_s)
+        self._ending = SessionTerminator(connector, transaction_s=limits.transaction_s)
 
     @asynccontextmanager
     async def open(self, incarnation: str) -> AsyncIterator[PostgresOwnership]:
@@ -56,7 +58,7 @@ class Owners:
         over = deadline(1.5 * self._limits.dedicated_s)  # and one try: the lease keeper knows when to come again
         session = await self._connector.connect("dedicated", over=over, tries=1, incarnation=incarnation)
         address = self._connector.address
-        dedicated = Dedicated(session, address=address, chance=self._chance, limits=self._limits)
+        dedicated = LeaseSession(session, address=address, chance=self._chance, limits=self._limits)
         label = self._chance.token(4).hex()
         opened = PostgresOwnership(
             dedicated,
@@ -89,12 +91,12 @@ class PostgresOwnership:
 
     def __init__(
         self,
-        dedicated: Dedicated,
+        dedicated: LeaseSession,
         *,
         cluster: str,
         me: str,
         label: str,
-        ending: Ending,
+        ending: SessionTerminator,
         audit: bool,
         leases_only: bool = False,
     ) -> None:
@@ -128,7 +130,7 @@ class PostgresOwnership:
         """Everybody and everything."""
         return to_view(await self._dedicated.read(SQL["view"], self._cluster))
 
-    async def register(self, me: Registration, seats: Sequence[Declaration], *, ttl_s: float) -> None:
+    async def register(self, me: Registration, seats: Sequence[SeatDeclaration], *, ttl_s: float) -> None:
         """Appear in the cluster, with a lease, and declare seats, in one transaction."""
         assert me.id == self._me, "a session is opened for one incarnation"
         about = me.name, me.address, me.host_id, list(me.groups), me.weight, me.version
@@ -141,11 +143,11 @@ class PostgresOwnership:
 
         await self._dedicated.transact(appear)
 
-    async def declare(self, seats: Sequence[Declaration]) -> None:
+    async def declare(self, seats: Sequence[SeatDeclaration]) -> None:
         """Make seats known, and their definitions current where that is due [M8]."""
         await self._dedicated.transact(partial(self._define, seats=seats))
 
-    async def define(self, seats: Sequence[Declaration]) -> bool:
+    async def define(self, seats: Sequence[SeatDeclaration]) -> bool:
         """Declare seats that one's program has defined since `register`, and be a candidate for them."""
         knows = msgspec.json.encode({seat.name: seat.fingerprint for seat in seats}).decode()
 
@@ -157,7 +159,7 @@ class PostgresOwnership:
 
         return await self._dedicated.transact(learn)
 
-    async def _define(self, fetch: Fetch, seats: Sequence[Declaration]) -> None:
+    async def _define(self, fetch: Fetch, seats: Sequence[SeatDeclaration]) -> None:
         await fetch(SQL["declare"], self._cluster, *_columns(seats))
         defined = [seat for seat in seats if seat.fingerprint]
         if not defined:
@@ -301,5 +303,5 @@ def to_renewal(row: Any) -> Renewal:
     )
 
 
-def _columns(seats: Sequence[Declaration]) -> tuple[list[str], list[str], list[str]]:
+def _columns(seats: Sequence[SeatDeclaration]) -> tuple[list[str], list[str], list[str]]:
     return [seat.name for seat in seats], [seat.group for seat in seats], [seat.fingerprint for seat in seats]

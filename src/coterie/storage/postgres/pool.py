@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.random import Chance
-    from coterie.storage.postgres.connector import Connector, Limits
-    from coterie.storage.postgres.session import Session
+    from coterie.kernel.random import Random
+    from coterie.storage.postgres.connector import ConnectionLimits, Connector
+    from coterie.storage.postgres.session import PostgresSession
 
 
 class Pool:
@@ -28,14 +28,14 @@ class Pool:
     way back (a round trip, and our settings gone) and knows no deadline for a call with all its retries.
     """
 
-    def __init__(self, connector: Connector, *, size: int, chance: Chance, limits: Limits) -> None:
+    def __init__(self, connector: Connector, *, size: int, chance: Random, limits: ConnectionLimits) -> None:
         self.size = size
         self._connector = connector
         self._chance = chance
         self._limits = limits
         self._free = asyncio.Semaphore(size)
-        self._idle: list[Session] = []
-        self._lent: dict[Session, None] = {}
+        self._idle: list[PostgresSession] = []
+        self._lent: dict[PostgresSession, None] = {}
         self._closed = False
 
     @property
@@ -49,7 +49,7 @@ class Pool:
             session.abort()
         self._idle.clear()
 
-    def adopt(self, session: Session) -> None:
+    def adopt(self, session: PostgresSession) -> None:
         """Take over a session that was opened elsewhere."""
         self._idle.append(session)
 
@@ -88,7 +88,7 @@ class Pool:
             await asyncio.sleep(self._chance.between(0.005, 0.05))
 
     @asynccontextmanager
-    async def session(self, *, over: float, writes: bool = True) -> AsyncIterator[Session]:
+    async def session(self, *, over: float, writes: bool = True) -> AsyncIterator[PostgresSession]:
         """Lend a session, for writes on a server that makes them durable. It comes back if it is fit for others."""
         await self._wait_for_room(over)
         try:
@@ -131,7 +131,7 @@ class Pool:
                 hint="raise pool_size, or look at what the database is busy with",
             ) from error
 
-    def _take(self) -> Session | None:
+    def _take(self) -> PostgresSession | None:
         if self._closed:
             raise ShuttingDown(what=f"the pool of {self._connector.address}")
         while self._idle:
@@ -141,7 +141,7 @@ class Pool:
             session.abort()
         return None
 
-    def _give_back(self, session: Session) -> None:
+    def _give_back(self, session: PostgresSession) -> None:
         if session.closed:
             return
         if self._closed or session.in_transaction or session.name != self._connector.name:

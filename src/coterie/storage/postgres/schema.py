@@ -20,11 +20,11 @@ from coterie.storage.postgres.session import deadline
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.storage.migrations import Phase
-    from coterie.storage.postgres.connector import Connector, Limits
+    from coterie.storage.postgres.connector import ConnectionLimits, Connector
     from coterie.storage.postgres.pool import Pool
-    from coterie.storage.postgres.session import Session
+    from coterie.storage.postgres.session import PostgresSession
 
 
 log = logging.getLogger("coterie")
@@ -38,7 +38,7 @@ LOCK = lock_key("migrations")  # of the database, not of a cluster: clusters sha
 class PostgresSchema:
     """The migrations of one database. Each call opens a session of its own, as it is asked for so rarely."""
 
-    def __init__(self, connector: Connector, *, limits: Limits, known: Sequence[Migration] = KNOWN) -> None:
+    def __init__(self, connector: Connector, *, limits: ConnectionLimits, known: Sequence[Migration] = KNOWN) -> None:
         self.known = known
         self._connector = connector
         self._limits = limits
@@ -60,7 +60,7 @@ class PostgresSchema:
             are one transaction, and so are all of them on an empty database, which is empty or complete.
         """
 
-        async def apply(session: Session) -> list[Migration]:
+        async def apply(session: PostgresSession) -> list[Migration]:
             applied = await self._read(session)
             pending = migrations.pending(self.known, applied, phase)
             groups = [[migration] for migration in pending] if applied else [pending]
@@ -72,7 +72,7 @@ class PostgresSchema:
         """Set up an empty database if asked and allowed to, then refuse what this program cannot work on."""
         await self._with_session(lambda session: self._require_usable(session, migrate=migrate))
 
-    async def _require_usable(self, session: Session, *, migrate: bool) -> None:
+    async def _require_usable(self, session: PostgresSession, *, migrate: bool) -> None:
         if not await self._is_empty(session):
             await self._require_grants(session)
         elif not migrate or not (await self._fetch(session, "role"))[0]["creates"]:
@@ -86,20 +86,20 @@ class PostgresSchema:
             await self._require_grants(session)
         migrations.require_usable(self.known, await self._read(session), address=self._connector.address)
 
-    async def _require_grants(self, session: Session) -> None:
+    async def _require_grants(self, session: PostgresSession) -> None:
         role = (await self._fetch(session, "role"))[0]
         may = {row["name"]: row["may"] for row in await self._fetch(session, "tables")}
         require_grants(may, enters=role["enters"], role=role["name"], address=self._connector.address)
 
-    async def _is_empty(self, session: Session) -> bool:
+    async def _is_empty(self, session: PostgresSession) -> bool:
         return "migrations" not in {row["name"] for row in await self._fetch(session, "tables")}
 
-    async def _read(self, session: Session) -> Sequence[Migration]:
+    async def _read(self, session: PostgresSession) -> Sequence[Migration]:
         if await self._is_empty(session):
             return []
         return [Migration(*row) for row in await self._fetch(session, "applied")]
 
-    async def _apply(self, session: Session, group: Sequence[Migration]) -> list[Migration]:
+    async def _apply(self, session: PostgresSession, group: Sequence[Migration]) -> list[Migration]:
         """Apply a group in one transaction, but for those where somebody else was faster; the rest."""
         over = deadline(self._limits.migration_s)
         await session.begin(over=over)
@@ -116,10 +116,10 @@ class PostgresSchema:
             log.info("applied migration %s to %s", migration, self._connector.address)
         return mine
 
-    async def _fetch(self, session: Session, name: str, *values: Any) -> Sequence[Any]:
+    async def _fetch(self, session: PostgresSession, name: str, *values: Any) -> Sequence[Any]:
         return await session.fetch(SQL[name], *values, over=deadline(self._limits.migration_s))
 
-    async def _with_session(self, work: Callable[[Session], Awaitable[T]]) -> T:
+    async def _with_session(self, work: Callable[[PostgresSession], Awaitable[T]]) -> T:
         session = await self._connector.connect("migration", tries=self._limits.tries)
         try:
             return await work(session)
@@ -134,7 +134,7 @@ class PostgresSchema:
 _SECRETS = statements.load("coterie.storage.postgres.sql", "secrets.sql")
 
 
-async def read_or_draw(pool: Pool, *, cluster: str, chance: Chance) -> bytes:
+async def read_or_draw(pool: Pool, *, cluster: str, chance: Random) -> bytes:
     """The secret of a cluster. What is drawn counts only if it is read back [M4]."""
     rows = await pool.read(_SECRETS["read"], cluster)
     if not rows:

@@ -11,7 +11,7 @@ from coterie.storage import statements
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from coterie.storage.postgres.session import Session
+    from coterie.storage.postgres.session import PostgresSession
 
 SQL = statements.load("coterie.storage.postgres.sql", "server.sql")
 
@@ -46,7 +46,7 @@ ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ServerCheck:
     """Which server process answers, and the mark that was left on it."""
 
     pid: int
@@ -54,7 +54,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """What a server says about itself."""
 
     standby: bool
@@ -65,17 +65,17 @@ class Facts:
     synchronous_standby_names: str = ""
 
 
-async def warnings(session: Session, *, address: str, over: float) -> list[str]:
+async def warnings(session: PostgresSession, *, address: str, over: float) -> list[str]:
     """What to say about the server on which a session is, now.
 
     Raises:
         ConfigurationError: It would break promises.
     """
     rows = await session.fetch(SQL["facts"], over=over)
-    return judge(Facts(**dict(rows[0])), address=address)
+    return judge(ServerFacts(**dict(rows[0])), address=address)
 
 
-def judge(facts: Facts, *, address: str) -> list[str]:
+def judge(facts: ServerFacts, *, address: str) -> list[str]:
     """The warnings about a server. Pure.
 
     Raises:
@@ -102,7 +102,7 @@ def judge(facts: Facts, *, address: str) -> list[str]:
     return found
 
 
-async def lends_sessions(ours: Session, other: Session, *, mark: str, over: float) -> bool:
+async def lends_sessions(ours: PostgresSession, other: PostgresSession, *, mark: str, over: float) -> bool:
     """Whether a pooler lends server sessions per transaction: locks and settings would be lost [P28, m8].
 
     A session keeps one server process and its settings, whatever other sessions do. A pooler gives the process that
@@ -115,16 +115,16 @@ async def lends_sessions(ours: Session, other: Session, *, mark: str, over: floa
     kept = await _look(ours, over=over)
     for _ in range(ROUNDS):
         others = await _look(other, over=over)
-        if others.pid == kept.pid or await _look(ours, over=over) != Look(kept.pid, mark):
+        if others.pid == kept.pid or await _look(ours, over=over) != ServerCheck(kept.pid, mark):
             return True
         if (kept.pid, others.pid) == (ours.greeted_by, other.greeted_by):
             return False
     return False
 
 
-async def _look(session: Session, *, over: float) -> Look:
+async def _look(session: PostgresSession, *, over: float) -> ServerCheck:
     rows = await session.fetch(SQL["whose"], over=over)
-    return Look(**dict(rows[0]))
+    return ServerCheck(**dict(rows[0]))
 
 
 def require_grants(may: Mapping[str, Collection[str]], *, enters: bool, role: str, address: str) -> None:

@@ -27,7 +27,7 @@ PLAN_S = 10.0
 _NOT_PREPARED = (None, 0.0)
 
 
-class Session:
+class PostgresSession:
     """One connection and what is prepared on it, for one task at a time.
 
     Calls take the time by which they must be `over`, on the loop's clock (see `deadline`).
@@ -42,7 +42,7 @@ class Session:
         """What the server knows it by."""
         self.look_at = 0.0
         """When to look again, on the loop's clock, whether the server makes commits durable."""
-        self.on_drop: Callable[[Session], object] = lambda _: None
+        self.on_drop: Callable[[PostgresSession], object] = lambda _: None
         """Told when the connection is cut while it may be in use at the server."""
         self.opening: str | None = None
         """What opens each transaction, where a pooler lends the server's session for no longer; None: it is ours."""
@@ -51,7 +51,7 @@ class Session:
         self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
         self._numbers = itertools.count(1)
-        self._origin = fork_guard.Origin(what)
+        self._origin = fork_guard.ProcessOrigin(what)
         self._expired: str | None = None
         self._loop = asyncio.get_running_loop()
         self._began = self._over = math.inf  # of the call under way
@@ -228,7 +228,7 @@ class _Limited:
 
     __slots__ = ("_over", "_sent", "_session")
 
-    def __init__(self, session: Session, over: float, *, sent: bool) -> None:
+    def __init__(self, session: PostgresSession, over: float, *, sent: bool) -> None:
         self._session = session
         self._over = over
         self._sent = sent

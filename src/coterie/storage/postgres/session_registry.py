@@ -15,7 +15,7 @@ from coterie.errors import PersistenceError
 from coterie.storage import statements
 
 if TYPE_CHECKING:
-    from coterie.storage.postgres.session import Session
+    from coterie.storage.postgres.session import PostgresSession
 
 SQL = statements.load("coterie.storage.postgres.sql", "server.sql")
 
@@ -36,7 +36,7 @@ class SessionRegistry:
     def __init__(self, *, most: int) -> None:
         self.most = most
         self._opening = 0
-        self._open: list[Session] = []
+        self._open: list[PostgresSession] = []
         self._dropped: dict[int, str] = {}  # the server process of each, and its application_name
         self._probed_s = 0.0
         self._changing = threading.Lock()
@@ -62,19 +62,19 @@ class SessionRegistry:
         with self._changing:
             self._opening += 1
 
-    def end(self, session: Session | None) -> None:
+    def end(self, session: PostgresSession | None) -> None:
         """It was opened, or not."""
         with self._changing:
             self._opening -= 1
             if session is not None:
                 self._open.append(session)
 
-    def dropped(self, session: Session) -> None:
+    def dropped(self, session: PostgresSession) -> None:
         """The connection of a session was cut here: what runs on it may go on at the server."""
         with self._changing:
             self._dropped[session.greeted_by] = session.name
 
-    async def end_dropped(self, session: Session, *, address: str, over: float) -> None:
+    async def end_dropped(self, session: PostgresSession, *, address: str, over: float) -> None:
         """End at the server what was dropped here, on a session that was just opened.
 
         A COMMIT that waits for a standby has happened on the server: what became of it is unknown to its caller, who

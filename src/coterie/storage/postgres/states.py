@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from coterie.storage.contracts.executions import Execution
+from coterie.storage.contracts.executions import ExecutionRecord
 from coterie.storage.interface import ASIDE_MOST, StateLoaded, StateRow
 from coterie.storage.postgres.writer import SQL
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import Origin
+    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.contracts.executions import Stamp, Stamped
     from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Claim, StateSave, Written
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class PostgresStates:
     """State that is written in the name of seats. See `storage.interface.States`."""
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer
@@ -83,13 +83,13 @@ class PostgresStates:
 class PostgresExecutions:
     """One row a seat. See `storage.executions.Executions`."""
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer
         self._origin = origin
 
-    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> Execution | None:
+    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
         """A new holder introduces itself; what was known. None: the seat is not held."""
         self._check()
         # Repeated after a lost answer it does the same, under the same fence.
@@ -102,7 +102,7 @@ class PostgresExecutions:
         self._check()
         return cast("Stamped", await self._writer.write(write))
 
-    async def list(self, prefix: str) -> Sequence[Execution]:
+    async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
         """Those of all seats whose names begin so, in the order of the names."""
         self._check()
         return [_execution(row) for row in await self._pool.read(SQL["list_executions"], self._cluster, prefix)]
@@ -112,5 +112,5 @@ class PostgresExecutions:
         self._writer.require_running()
 
 
-def _execution(row: asyncpg.Record) -> Execution:
-    return Execution(**{name: row[name] for name in Execution.__struct_fields__})
+def _execution(row: asyncpg.Record) -> ExecutionRecord:
+    return ExecutionRecord(**{name: row[name] for name in ExecutionRecord.__struct_fields__})

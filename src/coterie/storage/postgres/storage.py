@@ -14,33 +14,33 @@ from coterie.storage.interface import Storage
 from coterie.storage.postgres import schema as stored_schema
 from coterie.storage.postgres import server_check
 from coterie.storage.postgres.audit import PostgresInspection
-from coterie.storage.postgres.connector import Connector, Limits
+from coterie.storage.postgres.connector import ConnectionLimits, Connector
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, hopeless, loss, refusal
 from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machine_ids import PostgresMachines
 from coterie.storage.postgres.messages import PostgresMessages
-from coterie.storage.postgres.ownership import SQL, Owners, to_view
+from coterie.storage.postgres.ownership import SQL, PostgresOwners, to_view
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.storage.postgres.session import deadline
 from coterie.storage.postgres.states import PostgresExecutions, PostgresStates
 from coterie.storage.postgres.ticks import PostgresTicks
 from coterie.storage.postgres.units import PostgresUnits
-from coterie.storage.postgres.user_sql import Undertakings
-from coterie.storage.postgres.writer import Committer
+from coterie.storage.postgres.user_sql import PostgresTransactions
+from coterie.storage.postgres.writer import PostgresWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.interface import ClusterSnapshot
     from coterie.storage.postgres.ownership import PostgresOwnership
-    from coterie.storage.postgres.session import Session
-    from coterie.storage.user_transaction import Undertaking
+    from coterie.storage.postgres.session import PostgresSession
+    from coterie.storage.user_transaction import UserTransaction
 
 log = logging.getLogger("coterie")
 
@@ -82,12 +82,12 @@ class PostgresStorage(Storage):
         settings: Settings,
         *,
         incarnation: str,
-        chance: Chance,
+        chance: Random,
         check_schema: bool = True,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        self._limits = limits or Limits(
+        self._limits = limits or ConnectionLimits(
             transaction_s=settings.transaction_limit.total_seconds(),
             dedicated_s=min(2.0, settings.lease_ttl.total_seconds() / 3),
         )
@@ -99,12 +99,12 @@ class PostgresStorage(Storage):
             sessions_most=2 * settings.pool_size + _BESIDE_POOLS,
         )
         super().__init__(what=f"the storage at {self.address}")
-        self._origin = fork_guard.Origin(self.what)
+        self._origin = fork_guard.ProcessOrigin(self.what)
         self._chance = chance
         self._cluster = settings.name
         self._migrate = settings.migrate
         self._check_schema = check_schema
-        self._committer = Committer(
+        self._committer = PostgresWriter(
             self._connector, cluster=settings.name, chance=chance, limits=self._limits, audit=settings.audit
         )
         self.writer = GroupWriter(self._committer.commit, supervisor=supervisor)
@@ -119,7 +119,7 @@ class PostgresStorage(Storage):
         self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.inspection = PostgresInspection(cluster=settings.name, pool=self.pool, origin=self._origin)
-        self.undertakings = Undertakings(
+        self.undertakings = PostgresTransactions(
             self._connector,
             size=settings.pool_size,
             limits=self._limits,
@@ -130,7 +130,7 @@ class PostgresStorage(Storage):
             alone=self.writer.write,
         )
         self.schema = PostgresSchema(self._connector, limits=self._limits)
-        self._owners = Owners(
+        self._owners = PostgresOwners(
             self._connector, cluster=settings.name, chance=chance, limits=self._limits, audit=settings.audit
         )
 
@@ -176,7 +176,7 @@ class PostgresStorage(Storage):
         self.require_running()
         return to_view(await self.pool.read(SQL["view"], self._cluster))
 
-    def transaction(self, *, limit_s: float) -> Undertaking:
+    def transaction(self, *, limit_s: float) -> UserTransaction:
         """SQL of the user's own, on a session of its own. See `storage.interface.Storage`."""
         self._origin.require_same()
         self.require_running()
@@ -209,7 +209,7 @@ class PostgresStorage(Storage):
             await self.schema.require_usable(migrate=self._migrate)
         await self.writer.start()
 
-    async def _first_session(self) -> Session:
+    async def _first_session(self) -> PostgresSession:
         while True:
             try:
                 return await self._connector.connect("work", tries=self._limits.tries, standby=True, bare=True)
@@ -219,7 +219,7 @@ class PostgresStorage(Storage):
                 self.on_unreachable(error)
             await asyncio.sleep(self._chance.between(0.5, 1.0) * _PAUSE_S)
 
-    async def _set_up(self, ours: Session, other: Session) -> None:
+    async def _set_up(self, ours: PostgresSession, other: PostgresSession) -> None:
         """Find out whether sessions are ours, and give these two their settings accordingly."""
         over = deadline(self._limits.call_s)
         mark = self._chance.token(8).hex()

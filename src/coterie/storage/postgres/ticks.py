@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from coterie.kernel.ids import Seat
-from coterie.storage.contracts.ticks import Book, CronRow, PauseRow, TickRow
+from coterie.storage.contracts.ticks import CronBook, CronRow, PauseRow, TickRow
 from coterie.storage.postgres.batch.single import LONGEST_S
 from coterie.storage.postgres.writer import SQL
 from coterie.storage.unreadable_rows import readable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import Origin
-    from coterie.storage.contracts.ticks import Claimed, Kind, Take, TickClaim, TickNote
+    from coterie.kernel.fork_guard import ProcessOrigin
+    from coterie.storage.contracts.ticks import ClaimResult, CronTakeover, Kind, TickClaim, TickNote
     from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Written
     from coterie.storage.postgres.pool import Pool
@@ -34,20 +34,20 @@ _CRON = ("definition", "effective_from", "last", "runs", "ran_at", "error", "err
 class PostgresTicks:
     """The crons of one cluster. See `storage.ticks.Ticks`."""
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer
         self._origin = origin
 
-    async def take(self, takes: Sequence[Take]) -> Mapping[str, Book]:
+    async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
         """Look after crons: what is known of each, by name; one that is missing is not held."""
-        books: dict[str, Book] = {}
+        books: dict[str, CronBook] = {}
         for runner in dict.fromkeys(take.claim.runner for take in takes):
             books |= await self._take(runner, {take.name: take for take in takes if take.claim.runner == runner})
         return books
 
-    async def _take(self, runner: str, takes: Mapping[str, Take]) -> dict[str, Book]:
+    async def _take(self, runner: str, takes: Mapping[str, CronTakeover]) -> dict[str, CronBook]:
         """Look, and write only where there is something new: sweeps find nothing nearly always.
 
         The look needs no fence: before a seat was granted, all that former holders wrote was there. What is triggered
@@ -63,18 +63,18 @@ class PostgresTicks:
             books |= (await self._look(runner, news))[0]
         return books
 
-    async def _look(self, runner: str, takes: Sequence[Take]) -> tuple[dict[str, Book], list[str]]:
+    async def _look(self, runner: str, takes: Sequence[CronTakeover]) -> tuple[dict[str, CronBook], list[str]]:
         """What is known of those that are held, and of which there is something to be written."""
         rows = await self._read("look_at_crons", runner, *_columns(takes))
         found = {name: list(of_one) for name, of_one in groupby(rows, key=lambda row: cast("str", row["cron"]))}
         fresh = [name for name, of_one in found.items() if any(row["fresh"] for row in of_one)]
         return {name: _book(of_one) for name, of_one in found.items()}, fresh
 
-    async def claim(self, write: TickClaim) -> Claimed:
+    async def claim(self, write: TickClaim) -> ClaimResult:
         """Durable when it returns "written"."""
         assert write.verdicts, "a claim is about one tick at least"
         self._check()
-        return cast("Claimed", await self._writer.write(write))
+        return cast("ClaimResult", await self._writer.write(write))
 
     async def note(self, write: TickNote) -> Written:
         """Durable when it returns "written"."""
@@ -126,7 +126,7 @@ class PostgresTicks:
         self._writer.require_running()
 
 
-def _columns(takes: Sequence[Take]) -> list[list[Any]]:
+def _columns(takes: Sequence[CronTakeover]) -> list[list[Any]]:
     return [
         [take.claim.seat for take in takes],
         [take.claim.epoch for take in takes],
@@ -135,12 +135,12 @@ def _columns(takes: Sequence[Take]) -> list[list[Any]]:
     ]
 
 
-def _book(rows: Sequence[asyncpg.Record]) -> Book:
+def _book(rows: Sequence[asyncpg.Record]) -> CronBook:
     row = rows[0]
     pauses = [PauseRow(*pause) for pause in zip(row["since"] or (), row["until"] or (), strict=True)]
     if row["paused_at"] is not None:
         pauses.append(PauseRow(row["paused_at"], None))
-    return Book(
+    return CronBook(
         fingerprint=row["fingerprint"],
         effective_from=row["effective_from"],
         last=row["last_at"],

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coterie.storage.contracts.units import (
     DeferredRow,
-    Loaded,
     ParentEnded,
-    Resolved,
-    Started,
+    ResolveResult,
     StepRow,
-    Taken,
+    TakenUnits,
     UnitRow,
+    UnitSnapshot,
     UnitsPurged,
+    UnitStartResult,
     claimed_at_of,
     require_same,
     tick_of_unit,
@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import Origin
-    from coterie.storage.contracts.units import Stepped, StepWrite, UnitEnd, UnitEnded, UnitKind, UnitStart, UnitStatus
+    from coterie.kernel.fork_guard import ProcessOrigin
+    from coterie.storage.contracts.units import (
+        StepResult,
+        StepWrite,
+        UnitEnd,
+        UnitEndResult,
+        UnitKind,
+        UnitStart,
+        UnitStatus,
+    )
     from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Claim
     from coterie.storage.postgres.pool import Pool
@@ -40,33 +48,33 @@ if TYPE_CHECKING:
 class PostgresUnits:
     """The durable work of one cluster. See `storage.units.Units`."""
 
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: Origin) -> None:
+    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
         self._pool = pool
         self._writer = writer
         self._origin = origin
 
-    def step(self, write: StepWrite) -> Coroutine[Any, Any, Stepped]:
+    def step(self, write: StepWrite) -> Coroutine[Any, Any, StepResult]:
         """Durable when it returns "written"."""
         self._check()
         return self._writer.write_here(write)
 
-    async def end(self, write: UnitEnd) -> UnitEnded:
+    async def end(self, write: UnitEnd) -> UnitEndResult:
         """Durable when it returns "written"."""
         self._check()
-        return cast("UnitEnded", await self._writer.write(write))
+        return cast("UnitEndResult", await self._writer.write(write))
 
     async def open(
         self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
-    ) -> Loaded | None:
+    ) -> UnitSnapshot | None:
         """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held."""
         # Like a read it may be repeated after a lost answer: it does nothing more.
         (told,) = await self._read("open_unit", claim.runner, claim.seat, claim.epoch, unit, kind, name, id, life)
         return await self.load(claim, unit) if told["held"] else None
 
-    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:
+    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
         """The workflows on these seats that are to be run, by seat."""
-        taken: dict[str, Taken] = {}
+        taken: dict[str, TakenUnits] = {}
         for runner in dict.fromkeys(claim.runner for claim in claims):
             mine = [claim for claim in claims if claim.runner == runner]
             columns = [claim.seat for claim in mine], [claim.epoch for claim in mine]
@@ -77,23 +85,23 @@ class PostgresUnits:
             taken |= found
         return taken
 
-    async def _look(self, runner: str, seats: list[str], epochs: list[int], *, most: int) -> dict[str, Taken]:
+    async def _look(self, runner: str, seats: list[str], epochs: list[int], *, most: int) -> dict[str, TakenUnits]:
         rows = await self._read("look_for_units", runner, seats, epochs, most)
-        found: dict[str, Taken] = {}
+        found: dict[str, TakenUnits] = {}
         for seat, group in groupby(rows, key=lambda row: row["held_seat"]):
             ours = list(group)
             units = tuple(_unit(row) for row in ours if row["unit"] is not None)
-            found[seat] = Taken(units, ours[0]["next_at"], ours[0]["now"])
+            found[seat] = TakenUnits(units, ours[0]["next_at"], ours[0]["now"])
         return found
 
-    async def load(self, claim: Claim, unit: str) -> Loaded | None:
+    async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
         """A unit with its steps and deferreds. None: the seat is not held, or there is no such unit on it."""
         rows = await self._read("look_at_unit", claim.runner, claim.seat, claim.epoch, unit)
         if not rows:
             return None
         steps = await self._read("steps_of_unit", unit)
         deferreds = await self._read("deferreds_of_unit", unit, rows[0]["life"])
-        return Loaded(
+        return UnitSnapshot(
             row=_unit(rows[0]),
             steps=tuple(StepRow(**dict(row.items())) for row in steps),
             deferreds=tuple(DeferredRow(*row) for row in deferreds),
@@ -110,7 +118,7 @@ class PostgresUnits:
         )  # repeated after a lost answer it does the same
         return cast("Literal['suspended', 'ready', 'over', 'fenced']", rows[0]["told"])
 
-    async def start(self, start: UnitStart) -> Started:
+    async def start(self, start: UnitStart) -> UnitStartResult:
         """Store a workflow, to be run by whoever holds its seat."""
         self._check()
         return await _started(self._pool.read, self._cluster, start)
@@ -124,13 +132,15 @@ class PostgresUnits:
         for start in starts:
             require_same(start, (await _started(fetch, self._cluster, start)).row.digest)
 
-    async def resolve(self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None) -> Resolved:
+    async def resolve(
+        self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
+    ) -> ResolveResult:
         """Store what a deferred of one life of a unit gives, once."""
         self._check()
         tick = tick_of_unit(unit)
         of_tick = (None,) * 5 if tick is None else (*tick, claimed_at_of(life))
         rows = await self._pool.write(SQL["resolve_deferred"], self._cluster, unit, name, value, error, life, *of_tick)
-        return Resolved(rows[0]["told"], rows[0]["wake"] if rows[0]["told"] == "resolved" else None)
+        return ResolveResult(rows[0]["told"], rows[0]["wake"] if rows[0]["told"] == "resolved" else None)
 
     async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
         """Ask for the end of some children of workflows that have failed or were interrupted."""
@@ -185,16 +195,16 @@ class PostgresUnits:
         self._writer.require_running()
 
 
-async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> Started:
+async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> UnitStartResult:
     while True:
         given = (start.unit, start.name, start.id, start.seat, start.payload, start.digest, start.version)
         begun = await fetch(SQL["start_unit"], cluster, *given, start.parent, start.waited_as, start.life)
         if begun:
-            return Started("started", _unit(begun[0]))
+            return UnitStartResult("started", _unit(begun[0]))
         there = await fetch(SQL["get_unit"], cluster, start.unit)
         if there:  # else it was purged meanwhile
             row = _unit(there[0])
-            return Started("there" if row.digest == start.digest else "conflict", row)
+            return UnitStartResult("there" if row.digest == start.digest else "conflict", row)
         parent = [] if start.parent is None else await fetch(SQL["get_unit"], cluster, start.parent)
         if start.parent is not None and (not parent or parent[0]["ended_at"] is not None):
             raise ParentEnded(start.parent)

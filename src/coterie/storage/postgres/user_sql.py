@@ -25,7 +25,7 @@ from coterie.storage.postgres.connector import local_settings, session_settings
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, loss, refusal
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.session import deadline
-from coterie.storage.user_transaction import UNDONE, Undertaking
+from coterie.storage.user_transaction import UNDONE, UserTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.errors import Outcome
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.service import Tasks
     from coterie.storage.contracts.messages import Commit, Committed
     from coterie.storage.contracts.units import UnitStart
-    from coterie.storage.postgres.connector import Connector, Limits
-    from coterie.storage.postgres.session import Session
+    from coterie.storage.postgres.connector import ConnectionLimits, Connector
+    from coterie.storage.postgres.session import PostgresSession
 
     Fetch = Callable[..., Awaitable[Any]]
     Started = Callable[[Fetch, Sequence[UnitStart]], Awaitable[None]]
@@ -102,7 +102,7 @@ _TIMED = 17
 """The first version that limits transactions by itself."""
 
 
-class Undertakings:
+class PostgresTransactions:
     """Opens the transactions of one storage.
 
     Args:
@@ -121,8 +121,8 @@ class Undertakings:
         connector: Connector,
         *,
         size: int,
-        limits: Limits,
-        chance: Chance,
+        limits: ConnectionLimits,
+        chance: Random,
         tasks: Tasks,
         started: Started,
         written: Written,
@@ -136,29 +136,31 @@ class Undertakings:
         self._written = written
         self._alone = alone
 
-    def open(self, *, limit_s: float) -> Undertaking:
+    def open(self, *, limit_s: float) -> UserTransaction:
         """A transaction, not begun yet."""
-        ground = PostgresGround(
+        ground = PostgresUserSql(
             self.pool, self._connector, limits=self._limits, started=self._started, written=self._written
         )
         what = self._connector.address
-        return Undertaking(ground, what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
+        return UserTransaction(ground, what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
 
 
-class PostgresGround:
+class PostgresUserSql:
     """One transaction on a session of its own. See `storage.undertakings.Ground`.
 
     A session on which anything was cut short is dropped, never used again.
     """
 
-    def __init__(self, pool: Pool, connector: Connector, *, limits: Limits, started: Started, written: Written) -> None:
+    def __init__(
+        self, pool: Pool, connector: Connector, *, limits: ConnectionLimits, started: Started, written: Written
+    ) -> None:
         self._pool = pool
         self._connector = connector
         self._limits = limits
         self._started = started
         self._written = written
         self._lent = AsyncExitStack()
-        self._session: Session | None = None
+        self._session: PostgresSession | None = None
         self._over = 0.0
         self._doing = f"run a transaction on {connector.address}"
 
@@ -208,11 +210,11 @@ class PostgresGround:
             pass  # it was dropped
 
     @property
-    def _open(self) -> Session:
+    def _open(self) -> PostgresSession:
         assert self._session is not None, "it has begun"
         return self._session
 
-    def _opening(self, session: Session) -> str:
+    def _opening(self, session: PostgresSession) -> str:
         left = self._left_ms()
         settings = [f"{name} to default" for name in _THEIRS]
         settings += [f"{name} = {left}" for name in ("statement_timeout", "idle_in_transaction_session_timeout")]
@@ -246,7 +248,7 @@ class PostgresGround:
                 await self._started(fetch, starts)
             return await self._written(fetch, write)
 
-    async def _renew(self, session: Session) -> None:
+    async def _renew(self, session: PostgresSession) -> None:
         over = self._patience()
         try:
             if session.in_transaction:

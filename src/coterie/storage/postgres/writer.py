@@ -26,11 +26,11 @@ from coterie.storage.postgres.session import deadline
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.storage.contracts.messages import Message, Receipt
     from coterie.storage.interface import Write
-    from coterie.storage.postgres.connector import Connector, Limits
-    from coterie.storage.postgres.session import Session
+    from coterie.storage.postgres.connector import ConnectionLimits, Connector
+    from coterie.storage.postgres.session import PostgresSession
 
     Fetch = Callable[..., Awaitable[Any]]
 
@@ -51,7 +51,7 @@ AGAIN_MOST = 4
 """Tries of a group that met a deadlock or, alone, a lock, before it is refused."""
 
 
-class Committer:
+class PostgresWriter:
     """Commits groups on a session of its own, which it replaces when it is lost.
 
     Args:
@@ -63,18 +63,18 @@ class Committer:
     """
 
     def __init__(
-        self, connector: Connector, *, cluster: str, chance: Chance, limits: Limits, audit: bool = False
+        self, connector: Connector, *, cluster: str, chance: Random, limits: ConnectionLimits, audit: bool = False
     ) -> None:
         self._connector = connector
         self._cluster = cluster
         self._audit = audit
         self._chance = chance
         self._limits = limits
-        self._session: Session | None = None
+        self._session: PostgresSession | None = None
         self._down = False
         self._doing = f"write to {connector.address}"
 
-    def adopt(self, session: Session) -> None:
+    def adopt(self, session: PostgresSession) -> None:
         """Take over a session that was opened elsewhere, as a writer."""
         self._session = session
 
@@ -127,7 +127,7 @@ class Committer:
         # A group that meets a stranger's lock is not tried again as a whole: its members are, one by one.
         return tries < AGAIN_MOST and (verdict == "again" or alone)
 
-    def _run(self, session: Session, writes: Sequence[Write], *, over: float) -> Awaitable[list[Any]]:
+    def _run(self, session: PostgresSession, writes: Sequence[Write], *, over: float) -> Awaitable[list[Any]]:
         if len(writes) == 1 and not self._audit and (shape := single.shape_of(writes[0])) is not None:
             return self._run_alone(session, shape, writes, over=over)
         buckets = plan.fold(writes)
@@ -136,7 +136,7 @@ class Committer:
         return self._run_all(session, buckets, writes, over=over)
 
     async def _run_alone(
-        self, session: Session, shape: single.Shape, writes: Sequence[Write], *, over: float
+        self, session: PostgresSession, shape: single.Shape, writes: Sequence[Write], *, over: float
     ) -> list[Any]:
         """As `_written`, in few steps: whoever is alone waits for nothing else."""
         take, read = single.WAYS[shape]
@@ -155,7 +155,7 @@ class Committer:
         return found
 
     async def _run_all(
-        self, session: Session, buckets: Sequence[plan.Bucket], writes: Sequence[Write], *, over: float
+        self, session: PostgresSession, buckets: Sequence[plan.Bucket], writes: Sequence[Write], *, over: float
     ) -> list[Any]:
         outcome: list[Any] = [None] * len(writes)
 
@@ -224,7 +224,7 @@ class Committer:
             for place, receipt in zip(places, message_batch.results("insert_messages", again, rows), strict=True):
                 found[place] = receipt
 
-    async def _connected(self, *, over: float, failure: PersistenceError | None) -> Session:
+    async def _connected(self, *, over: float, failure: PersistenceError | None) -> PostgresSession:
         self._drop()
         try:
             self._session = await self._reconnect(over=over)
@@ -232,10 +232,10 @@ class Committer:
             raise failure or error from error  # what came before says more than that time is over
         return self._session
 
-    def _fit(self, session: Session) -> bool:
+    def _fit(self, session: PostgresSession) -> bool:
         return not session.closed and not session.standby and session.name == self._connector.name
 
-    async def _reconnect(self, *, over: float) -> Session:
+    async def _reconnect(self, *, over: float) -> PostgresSession:
         # In an outage the queued groups would wait for their deadlines one after another: the first one waits
         # in full, later ones get a single try after a short pause, so that a long queue is told soon.
         if self._down:

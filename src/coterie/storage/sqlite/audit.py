@@ -8,12 +8,12 @@ import apsw
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
-from coterie.storage.contracts.inspection import AuditRow, Ending, Server, StateMark
+from coterie.storage.contracts.inspection import AuditRow, EndedMessage, ServerInfo, StateMark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
 _SQL = statements.load("coterie.storage.sqlite.sql", "inspection.sql")
 
@@ -21,13 +21,13 @@ _SQL = statements.load("coterie.storage.sqlite.sql", "inspection.sql")
 class SqliteInspection:
     """See `storage.inspection.Inspection`."""
 
-    def __init__(self, main: Database, *, cluster: str) -> None:
+    def __init__(self, main: SqliteDatabase, *, cluster: str) -> None:
         self._main = main
         self._cluster = cluster
 
-    async def server(self) -> Server:
+    async def server(self) -> ServerInfo:
         """What reads and writes the file."""
-        return Server(f"SQLite {apsw.sqlite_lib_version()}")
+        return ServerInfo(f"SQLite {apsw.sqlite_lib_version()}")
 
     async def audit(self, *, after: int, most: int) -> Sequence[AuditRow]:
         """The audit, by number."""
@@ -42,11 +42,11 @@ class SqliteInspection:
             for key, seat, version, epoch, at_ns in rows
         ]
 
-    async def endings(self, *, after: str, most: int) -> Sequence[Ending]:
+    async def endings(self, *, after: str, most: int) -> Sequence[EndedMessage]:
         """Messages that have ended, by id."""
         rows = await self._page("endings", after, most)
         return [
-            Ending(
+            EndedMessage(
                 message,
                 entity_type,
                 entity_id,

@@ -17,7 +17,7 @@ import apsw
 from coterie.errors import ConfigurationError, PersistenceError, StorageReplaced
 from coterie.kernel import metrics
 from coterie.kernel.clock import SystemClock
-from coterie.kernel.fork_guard import Origin
+from coterie.kernel.fork_guard import ProcessOrigin
 from coterie.kernel.service import Service
 from coterie.storage import migrations
 from coterie.storage.sqlite import file_guard, schema, write_lock
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from coterie.errors import Outcome
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.storage.sqlite.executor import Executor, Executors
 
 
@@ -137,7 +137,7 @@ def _require_settings(connection: apsw.Connection, path: Path, mode: object) -> 
 _MIGRATIONS = "coterie.storage.sqlite.migrations.leases"
 
 
-class Desk:
+class SqliteConnections:
     """The connections of one executor.
 
     Args:
@@ -181,9 +181,9 @@ class Desk:
             self._leases = self._open_leases()
         return self._leases
 
-    def lent(self) -> Desk:
+    def lent(self) -> SqliteConnections:
         """The same connections for another executor, which does not close them."""
-        return Desk(self.main, lambda: self.leases, turn=self.turn)
+        return SqliteConnections(self.main, lambda: self.leases, turn=self.turn)
 
     def close(self) -> None:
         """Let go of the connections that belong to this desk."""
@@ -191,7 +191,7 @@ class Desk:
             self.closing.close()
 
 
-def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience, clock: Clock) -> Desk:
+def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience, clock: Clock) -> SqliteConnections:
     """A desk with connections of its own to two files (resolved paths); `patience` is for setting up the leases."""
     closing = ExitStack()
     files = [main]
@@ -207,12 +207,12 @@ def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience,
         files.append(leases)
         return connection
 
-    desk = Desk(closing.enter_context(_opened(main, writes=writes)), open_leases, files=files)
+    desk = SqliteConnections(closing.enter_context(_opened(main, writes=writes)), open_leases, files=files)
     desk.closing = closing
     return desk
 
 
-def desk_in_memory(*, patience: Patience, clock: Clock) -> Desk:
+def desk_in_memory(*, patience: Patience, clock: Clock) -> SqliteConnections:
     """A desk with databases of its own, which are gone with it."""
 
     def open_leases() -> apsw.Connection:
@@ -221,7 +221,7 @@ def desk_in_memory(*, patience: Patience, clock: Clock) -> Desk:
         prepare_leases(connection, patience=patience, clock=clock, address="memory")
         return connection
 
-    desk = Desk(open_memory(), open_leases)
+    desk = SqliteConnections(open_memory(), open_leases)
     desk.closing.callback(desk.main.close)
     return desk
 
@@ -279,7 +279,7 @@ _PAUSE_S = 0.0004
 busy senders and a runner seemed to do less again; SQLite's own waiting starves."""
 
 
-class Database(Service):
+class SqliteDatabase(Service):
     """A database with an executor that writes, one that reads if it is a file, and more for those who ask.
 
     Args:
@@ -291,7 +291,7 @@ class Database(Service):
     """
 
     def __init__(
-        self, path: Path | None, *, executors: Executors, clock: Clock, chance: Chance, limit_s: float
+        self, path: Path | None, *, executors: Executors, clock: Clock, chance: Random, limit_s: float
     ) -> None:
         self.address = "memory" if path is None else str(path)
         super().__init__(what=f"SQLite database {self.address}")
@@ -303,8 +303,8 @@ class Database(Service):
         self._reader = self._writer
         if self.path is not None:
             self._reader = executors("reader", lambda: self._open(writes=False))
-        self._memory: Desk | None = None
-        self.origin = Origin(self.what)
+        self._memory: SqliteConnections | None = None
+        self.origin = ProcessOrigin(self.what)
         self._chance = chance
         self._patience = self.patience(limit_s=limit_s)
 
@@ -322,7 +322,7 @@ class Database(Service):
         self.require_usable()
         patience = self._patience
 
-        def run(desk: Desk) -> T:
+        def run(desk: SqliteConnections) -> T:
             with desk.turn:
                 desk.require_in_place(lately=True)
                 result = write_lock.transact(desk.main, work, patience=patience, doing=doing)
@@ -335,12 +335,12 @@ class Database(Service):
         """The result of `work`, which sees all that was committed before."""
         return await self.read_desk(lambda desk: work(desk.main), doing=doing)
 
-    async def read_desk(self, work: Callable[[Desk], T], *, doing: str) -> T:
+    async def read_desk(self, work: Callable[[SqliteConnections], T], *, doing: str) -> T:
         """The result of `work`, which may read the leases too."""
         self.require_usable()
         patience = self._patience
 
-        def run(desk: Desk) -> T:
+        def run(desk: SqliteConnections) -> T:
             with desk.turn:
                 desk.require_in_place(lately=True)
                 return write_lock.read(desk.main, lambda _: work(desk), patience=patience, doing=doing)
@@ -351,12 +351,12 @@ class Database(Service):
             metrics.STORAGE_ERRORS.of("read", error.outcome).value += 1
             raise
 
-    def session(self) -> Executor[Desk]:
+    def session(self) -> Executor[SqliteConnections]:
         """One more executor that writes, not started yet: it belongs to the loop that starts it."""
         self.require_usable()
         return self._executors("ownership", lambda: self._open(writes=True))
 
-    def desk(self) -> Desk:
+    def desk(self) -> SqliteConnections:
         """One more desk that writes, for a thread of somebody else's: it belongs to the thread that asks."""
         return self._open(writes=True)
 
@@ -391,7 +391,7 @@ class Database(Service):
             await self._reader.stop()
         await self._writer.stop()
 
-    def _open(self, *, writes: bool) -> Desk:
+    def _open(self, *, writes: bool) -> SqliteConnections:
         patience, clock = self._patience, self._clock
         if self.path is not None and self.leases_path is not None:
             return desk_of_files(self.path, self.leases_path, writes=writes, patience=patience, clock=clock)

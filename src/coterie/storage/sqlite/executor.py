@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from coterie.errors import PersistenceError
 from coterie.kernel import coroutines, metrics
-from coterie.kernel.fork_guard import Origin
+from coterie.kernel.fork_guard import ProcessOrigin
 from coterie.kernel.service import Service
 from coterie.storage.interface import WAITING_MOST
 
 if TYPE_CHECKING:
-    from coterie.storage.sqlite.database import Desk
+    from coterie.storage.sqlite.database import SqliteConnections
 
 
 log = logging.getLogger("coterie")
@@ -55,11 +55,11 @@ class Executor(Protocol[Owned_co]):
         ...
 
 
-Executors = Callable[[Role, "Callable[[], Desk]"], "Executor[Desk]"]
+Executors = Callable[[Role, "Callable[[], SqliteConnections]"], "Executor[SqliteConnections]"]
 """Makes the executor of a role from what opens its desk; a simulator's may share one for all."""
 
 
-def threads(role: Role, connect: Callable[[], Desk]) -> Executor[Desk]:
+def threads(role: Role, connect: Callable[[], SqliteConnections]) -> Executor[SqliteConnections]:
     """The executors of real life: a thread each."""
     return ThreadExecutor(connect, what=f"SQLite {role}")
 
@@ -99,7 +99,7 @@ class ThreadExecutor(Service, Generic[Owned]):
         self._outbox: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._delivering = False
         self._thread: threading.Thread | None = None
-        self._origin = Origin(what)
+        self._origin = ProcessOrigin(what)
 
     async def run(self, work: Callable[[Owned], T]) -> T:
         """The result of `work`, or its error."""

@@ -41,14 +41,14 @@ _ENDINGS = ("", "-wal", "-shm")
 _clock = SystemClock()  # real files, real time
 
 _lock = threading.RLock()
-_held: dict[Path, Held] = {}
+_held: dict[Path, GuardedFiles] = {}
 _identities: dict[Identity, Path] = {}
 _inherited: dict[Path, int] = {}
 _hooked = False
 
 
 @dataclass(slots=True)
-class Held:
+class GuardedFiles:
     """A file that connections of this process have open; the last `release` must follow their closing."""
 
     path: Path
@@ -122,7 +122,7 @@ def lock_holder(path: Path) -> int | None:
     return None if held is None else write_lock_holder(held.shm)
 
 
-def hold(path: Path) -> Held:
+def hold(path: Path) -> GuardedFiles:
     """Guard a file (a resolved path) that this process has just opened in WAL mode."""
     with _lock:
         _hook()
@@ -135,12 +135,14 @@ def hold(path: Path) -> Held:
         files = beside(path, _ENDINGS)
         identities = {_identity(file): file for file in files}
         shm = os.open(files[-1], os.O_RDWR | os.O_CLOEXEC)
-        held = _held[path] = Held(path, shm, tuple((str(file), identity) for identity, file in identities.items()))
+        held = _held[path] = GuardedFiles(
+            path, shm, tuple((str(file), identity) for identity, file in identities.items())
+        )
         _identities.update(identities)
         return held
 
 
-def _forget(held: Held) -> None:
+def _forget(held: GuardedFiles) -> None:
     del _held[held.path]
     ours = set(beside(held.path, _ENDINGS))
     for identity in [identity for identity, file in _identities.items() if file in ours]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.storage.interface import Fenced, Write
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
     Handler = Callable[..., Any]
 
@@ -133,7 +133,7 @@ class SqliteKv:
     """The keys and values of one cluster. See `storage.interface.Kv`."""
 
     def __init__(
-        self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
+        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
     ) -> None:
         self._database = database
         self._write = write

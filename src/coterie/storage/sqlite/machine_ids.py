@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.clock import Clock
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
 _SQL = statements.load(f"{__package__}.sql", "machines.sql")
 
@@ -59,7 +59,7 @@ class SqliteMachines:
     vain only leaves ids out.
     """
 
-    def __init__(self, database: Database, *, cluster: str, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, *, cluster: str, clock: Clock) -> None:
         self._database = database
         self._cluster = cluster
         self._clock = clock

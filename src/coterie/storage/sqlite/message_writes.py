@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.storage.contracts.messages import Backlog, Delivery, Due, Late, Loss, Receipt, Suspected, Waiting
+from coterie.storage.contracts.messages import (
+    Backlog,
+    Delivery,
+    Due,
+    LateReply,
+    Loss,
+    PendingMessages,
+    Receipt,
+    Suspected,
+)
 from coterie.storage.sqlite import messages, states
 from coterie.storage.sqlite.messages import SQL, Error, bindings, encoded, later_ns
 
@@ -34,11 +43,11 @@ def due(
     connection: apsw.Connection, scope: Scope, after: Mapping[str, Mark | None], *, ahead_s: float, most: int
 ) -> Due:
     """Of each seat the first messages past a mark that are due, or will be soon."""
-    rows: list[Waiting] = []
+    rows: list[PendingMessages] = []
     for seat in sorted(after):
         names = bindings(scope, seat=seat, until_ns=later_ns(scope, ahead_s), most=most, **_past(after[seat]))
         rows += [
-            Waiting(seat, message, to_datetime(at_ns), *entity)
+            PendingMessages(seat, message, to_datetime(at_ns), *entity)
             for message, at_ns, *entity in connection.execute(SQL["due"], names)
         ]
     return Due(to_datetime(scope.now_ns), tuple(rows))
@@ -47,7 +56,7 @@ def due(
 def backlog(connection: apsw.Connection, scope: Scope, *, most: int, dead_most: int) -> Backlog:
     """Of each seat the message that has been due longest, and how many are dead."""
     late = [
-        Late(seat, message, to_datetime(at_ns), *call)
+        LateReply(seat, message, to_datetime(at_ns), *call)
         for seat, message, at_ns, *call in connection.execute(SQL["backlog"], bindings(scope, most=most))
     ]
     ((dead,),) = connection.execute(SQL["count_dead"], bindings(scope, most=dead_most))

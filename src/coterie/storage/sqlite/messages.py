@@ -30,16 +30,16 @@ if TYPE_CHECKING:
         Committed,
         Delivery,
         Due,
-        Filter,
         Mark,
         Message,
+        MessageFilter,
         Setback,
         Suffered,
         Suspicion,
     )
     from coterie.storage.group_commit import GroupWriter, Waiter
     from coterie.storage.interface import Claim
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
 
 SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
@@ -104,7 +104,7 @@ def look(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[
 
 
 def listed(
-    connection: apsw.Connection, scope: Scope, chosen: Filter, *, after: str | None, most: int
+    connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str | None, most: int
 ) -> list[MessageRow]:
     """The next messages in the order of their ids."""
     ids = _chosen(connection, scope, chosen, after=after or "", most=most)
@@ -125,13 +125,13 @@ def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_
     return _changed(connection, "revive_entity", names)
 
 
-def remove(connection: apsw.Connection, scope: Scope, chosen: Filter, *, most: int) -> int:
+def remove(connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, most: int) -> int:
     """Delete some messages that have ended; how many."""
     ids = _chosen(connection, scope, chosen, after="", most=most, ended=True)
     return _changed(connection, "remove", bindings(scope, ids=encoded(ids)))
 
 
-def count(connection: apsw.Connection, scope: Scope, chosen: Filter, *, most: int) -> int:
+def count(connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, most: int) -> int:
     """How many there are, up to a bound."""
     return len(_chosen(connection, scope, chosen, after="", most=most))
 
@@ -166,7 +166,7 @@ def encoded(ids: Sequence[str]) -> str:
 
 
 def _chosen(
-    connection: apsw.Connection, scope: Scope, chosen: Filter, *, after: str, most: int, ended: bool = False
+    connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str, most: int, ended: bool = False
 ) -> list[str]:
     before_ns = None if chosen.older_than_s is None else later_ns(scope, -chosen.older_than_s)
     names = bindings(scope, after=after, most=most, ended=ended, before_ns=before_ns, method=chosen.method)
@@ -214,7 +214,7 @@ class SqliteMessages:
 
     def __init__(
         self,
-        database: Database,
+        database: SqliteDatabase,
         *,
         writer: GroupWriter,
         cluster: str,
@@ -288,7 +288,7 @@ class SqliteMessages:
         fenced = claim is not None
         return await self._fenced(claim, lambda c, s: cancel(c, s, id, reply, fenced=fenced), about=id, lost=False)
 
-    async def list(self, chosen: Filter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
+    async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
         """Messages in order of their ids, past the id `after`."""
         return await self._read(lambda c, s: listed(c, s, chosen, after=after, most=most))
 
@@ -296,11 +296,11 @@ class SqliteMessages:
         """Make a dead message, or all dead ones of an entity, pending again; how many."""
         return await self._transact(lambda c, s: revive(c, s, id=id, entity_type=entity_type, entity_id=entity_id))
 
-    async def remove(self, chosen: Filter, *, most: int) -> int:
+    async def remove(self, chosen: MessageFilter, *, most: int) -> int:
         """Delete up to `most` messages that are done or dead; how many it were."""
         return await self._transact(lambda c, s: remove(c, s, chosen, most=most))
 
-    async def count(self, chosen: Filter, *, most: int) -> int:
+    async def count(self, chosen: MessageFilter, *, most: int) -> int:
         """How many messages there are, counted up to `most`."""
         return await self._read(lambda c, s: count(c, s, chosen, most=most))
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.settings import Settings
-    from coterie.storage.interface import ClusterSnapshot, Declaration, Grant, Registration
-    from coterie.storage.sqlite.database import Database, Desk
+    from coterie.storage.interface import ClusterSnapshot, Grant, Registration, SeatDeclaration
+    from coterie.storage.sqlite.database import SqliteConnections, SqliteDatabase
     from coterie.storage.sqlite.executor import Executor
     from coterie.storage.sqlite.seats import Lease
     from coterie.storage.sqlite.witness import Witness
@@ -55,7 +55,7 @@ _START_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SessionContext:
     """What the work of all sessions stands on."""
 
     cluster: str
@@ -73,14 +73,14 @@ class Ground:
         return Boot(self.cluster, self.boot_id, self.clock.steady_ns())
 
 
-class Waits:
+class LockWaits:
     """How long one session waits for which lock.
 
     Args:
         renew_s: The time between two of its renewals.
     """
 
-    def __init__(self, database: Database, chance: Chance, *, renew_s: float) -> None:
+    def __init__(self, database: SqliteDatabase, chance: Random, *, renew_s: float) -> None:
         def patience(limit_s: float, *, main: bool = True) -> Patience:
             holder = database.write_lock_holder if main else database.leases_lock_holder
             # "refused": the session is as good as before.
@@ -97,7 +97,7 @@ class Waits:
             patience.end()
 
 
-class Owners:
+class SqliteOwners:
     """The sessions of one process: one at a time, and one more for each life after an eviction.
 
     Args:
@@ -105,7 +105,7 @@ class Owners:
     """
 
     def __init__(
-        self, database: Database, *, settings: Settings, clock: Clock, chance: Chance, witness: Witness | None
+        self, database: SqliteDatabase, *, settings: Settings, clock: Clock, chance: Random, witness: Witness | None
     ) -> None:
         if witness is None:
             cluster, path = settings.name, database.path
@@ -115,13 +115,13 @@ class Owners:
         self._chance = chance
         self._kill = settings.sqlite_kill_frozen
         self._renew_s = settings.lease_renew.total_seconds()
-        self._ground = Ground(settings.name, clock, boot, witness, settings.audit)
+        self._ground = SessionContext(settings.name, clock, boot, witness, settings.audit)
 
     @asynccontextmanager
     async def open(self, incarnation: str) -> AsyncIterator[SqliteOwnership]:
         """A session with the sign of life of this incarnation, on the loop of whoever opens it."""
         executor = self._database.session()
-        waits = Waits(self._database, self._chance, renew_s=self._renew_s)
+        waits = LockWaits(self._database, self._chance, renew_s=self._renew_s)
         frozen = Frozen(self._database, kill=self._kill)
         session = SqliteOwnership(executor, incarnation, ground=self._ground, waits=waits, frozen=frozen)
         await executor.start()
@@ -166,7 +166,15 @@ class SqliteOwnership:
     leases_only = False
     generation = 0
 
-    def __init__(self, executor: Executor[Desk], me: str, *, ground: Ground, waits: Waits, frozen: Frozen) -> None:
+    def __init__(
+        self,
+        executor: Executor[SqliteConnections],
+        me: str,
+        *,
+        ground: SessionContext,
+        waits: LockWaits,
+        frozen: Frozen,
+    ) -> None:
         self.appeared = False
         """Whether there may be a row of ours."""
         self._executor = executor
@@ -194,13 +202,15 @@ class SqliteOwnership:
         """Everybody and everything."""
         return await self._read(lambda desk: look(desk, self._ground), doing="look at runners and seats")
 
-    async def register(self, me: Registration, seats: Sequence[Declaration], *, ttl_s: float) -> None:
+    async def register(self, me: Registration, seats: Sequence[SeatDeclaration], *, ttl_s: float) -> None:
         """Appear in the cluster, with a lease, and declare seats."""
         assert me.id == self._me, "a session is opened for one incarnation"
         self.appeared = True
         await self._run(lambda desk: self._register(desk, me, seats, ttl_s=ttl_s))
 
-    def _register(self, desk: Desk, me: Registration, declared: Sequence[Declaration], *, ttl_s: float) -> None:
+    def _register(
+        self, desk: SqliteConnections, me: Registration, declared: Sequence[SeatDeclaration], *, ttl_s: float
+    ) -> None:
         scope = self._ground.scope()
         with self._both(desk, doing=f"register runner {me.name}", patience=self._waits.start):
             seats.register(desk.main, scope, me)
@@ -209,22 +219,22 @@ class SqliteOwnership:
             seats.sweep(desk.leases, boot, set(seats.registered(desk.main, scope)))
             seats.grant(desk.leases, boot, me.id, ttl_s=ttl_s)
 
-    async def declare(self, seats: Sequence[Declaration]) -> None:
+    async def declare(self, seats: Sequence[SeatDeclaration]) -> None:
         """Make seats known, and their definitions current where that is due [M8]."""
         await self._declare(seats)
 
-    async def define(self, seats: Sequence[Declaration]) -> bool:
+    async def define(self, seats: Sequence[SeatDeclaration]) -> bool:
         """Declare seats that one's program has defined since `register`, and be a candidate for them."""
         return await self._write(lambda main: self._define(main, seats), doing="define seats")
 
-    def _define(self, main: apsw.Connection, declared: Sequence[Declaration]) -> bool:
+    def _define(self, main: apsw.Connection, declared: Sequence[SeatDeclaration]) -> bool:
         scope = self._ground.scope()
         if not seats.learn(main, scope, self._me, {each.name: each.fingerprint for each in declared}):
             return False
         seats.declare(main, scope, declared)
         return True
 
-    async def _declare(self, declared: Sequence[Declaration]) -> None:
+    async def _declare(self, declared: Sequence[SeatDeclaration]) -> None:
         # The lock, for which others wait, is taken only if there is something to write.
         scope, doing = self._ground.scope, "declare seats"
         if await self._read(lambda desk: seats.undeclared(desk.main, scope(), declared), doing=doing):
@@ -234,7 +244,7 @@ class SqliteOwnership:
         """Prolong one's lease; None: there is none, one was evicted."""
         return await self._run(lambda desk: self._renew(desk, ttl_s=ttl_s))
 
-    def _renew(self, desk: Desk, *, ttl_s: float) -> Renewal | None:
+    def _renew(self, desk: SqliteConnections, *, ttl_s: float) -> Renewal | None:
         boot, doing = self._ground.boot(), "renew the lease"
         try:
             with writing(desk.leases, patience=self._waits.leases, doing=doing):
@@ -266,7 +276,7 @@ class SqliteOwnership:
     async def leaving(self, runner: str) -> bool:
         """Mark a runner as leaving; False: there is none."""
 
-        def leave(desk: Desk) -> bool:
+        def leave(desk: SqliteConnections) -> bool:
             with writing(desk.leases, patience=self._waits.leases, doing=doing):
                 there = runner in seats.registered(desk.main, self._ground.scope())
                 return there and seats.leave(desk.leases, self._ground.boot(), runner)
@@ -292,7 +302,7 @@ class SqliteOwnership:
             self._note(main, "released", self._me, {name: epoch} if released else {})
             return released
 
-        def lazily(desk: Desk) -> bool:
+        def lazily(desk: SqliteConnections) -> bool:
             # It need not outlive a loss of power, which ends its holder; whoever acquires the seat waits for the disk.
             desk.main.pragma("synchronous", "NORMAL")
             try:
@@ -306,7 +316,7 @@ class SqliteOwnership:
     async def presences(self, runners: Sequence[str]) -> Presences:
         """Whose processes are alive. Counters are read before: who renews after that is spared."""
 
-        def presences(desk: Desk) -> Presences:
+        def presences(desk: SqliteConnections) -> Presences:
             everybody = seats.read(desk.leases, self._ground.boot())
             there = seats.registered(desk.main, self._ground.scope())
             known = {each: everybody.get(each, seats.NONE) for each in runners if each in there}
@@ -328,7 +338,7 @@ class SqliteOwnership:
         """Delete a runner that has not renewed since `counter` was seen; False: spared [C4]."""
         return await self._run(lambda desk: self._evict(desk, victim, counter=counter, expired=expired))
 
-    def _evict(self, desk: Desk, victim: str, *, counter: int, expired: bool) -> bool:
+    def _evict(self, desk: SqliteConnections, victim: str, *, counter: int, expired: bool) -> bool:
         def is_due() -> bool:
             return seats.is_still(desk.leases, self._ground.boot(), victim, counter=counter, expired=expired)
 
@@ -348,7 +358,14 @@ class SqliteOwnership:
         await self._run(lambda desk: self._delete(desk, self._me, lambda: True, kind="left", patience=patience))
 
     def _delete(
-        self, desk: Desk, runner: str, is_due: Callable[[], bool], *, kind: str, patience: Patience, about: str = ""
+        self,
+        desk: SqliteConnections,
+        runner: str,
+        is_due: Callable[[], bool],
+        *,
+        kind: str,
+        patience: Patience,
+        about: str = "",
     ) -> bool:
         doing = f"delete runner {runner}"
         with self._both(desk, doing=doing, patience=patience):
@@ -361,7 +378,7 @@ class SqliteOwnership:
         return True
 
     @contextmanager
-    def _both(self, desk: Desk, *, patience: Patience, doing: str) -> Iterator[None]:
+    def _both(self, desk: SqliteConnections, *, patience: Patience, doing: str) -> Iterator[None]:
         """Hold both write locks. At the end the leases are committed first, and then what is left of the main file."""
         with (
             writing(desk.main, patience=patience, doing=doing),
@@ -376,19 +393,19 @@ class SqliteOwnership:
             seats.note(main, self._ground.scope(), kind, runner, what, about=about)
 
     async def _write(self, work: Callable[[apsw.Connection], T], *, doing: str, patience: Patience | None = None) -> T:
-        def write(desk: Desk) -> T:
+        def write(desk: SqliteConnections) -> T:
             with writing(desk.main, patience=patience or self._waits.main, doing=doing):
                 return work(desk.main)
 
         return await self._run(write)
 
-    async def _read(self, work: Callable[[Desk], T], *, doing: str) -> T:
+    async def _read(self, work: Callable[[SqliteConnections], T], *, doing: str) -> T:
         return await self._run(
             lambda desk: read(desk.main, lambda _: work(desk), patience=self._waits.main, doing=doing)
         )
 
-    async def _run(self, work: Callable[[Desk], T]) -> T:
-        def run(desk: Desk) -> T:
+    async def _run(self, work: Callable[[SqliteConnections], T]) -> T:
+        def run(desk: SqliteConnections) -> T:
             try:
                 with desk.turn:
                     desk.require_in_place()
@@ -401,7 +418,7 @@ class SqliteOwnership:
         return await self._executor.run(run)
 
 
-def look(desk: Desk, ground: Ground) -> ClusterSnapshot:
+def look(desk: SqliteConnections, ground: SessionContext) -> ClusterSnapshot:
     """Everybody and everything."""
     everybody = seats.read(desk.leases, ground.boot())
     with snapshot(desk.main):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.storage.migrations import Phase
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
 
 SQL = statements.load("coterie.storage.sqlite.sql", "secrets.sql")
@@ -48,7 +48,7 @@ _SQL = statements.load(f"{__package__}.sql", "schema.sql")
 class SqliteSchema:
     """The migrations of one database, from one package."""
 
-    def __init__(self, database: Database, *, package: str, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, *, package: str, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self.known = migrations.load(package)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from coterie.storage.interface import Declaration, Registration
+    from coterie.storage.interface import Registration, SeatDeclaration
     from coterie.storage.sqlite.kv import Scope
 
 
@@ -158,13 +158,13 @@ def agreements(main: apsw.Connection, scope: Scope) -> dict[str, str]:
     return dict(main.execute(SQL["agreements"], scope.bindings()))
 
 
-def undeclared(main: apsw.Connection, scope: Scope, seats: Iterable[Declaration]) -> list[Declaration]:
+def undeclared(main: apsw.Connection, scope: Scope, seats: Iterable[SeatDeclaration]) -> list[SeatDeclaration]:
     """Those that are not known, or not by this definition."""
     known = dict(main.execute(SQL["fingerprints"], scope.bindings()))
     return [seat for seat in seats if known.get(seat.name) != seat.fingerprint]
 
 
-def declare(main: apsw.Connection, scope: Scope, seats: Iterable[Declaration]) -> None:
+def declare(main: apsw.Connection, scope: Scope, seats: Iterable[SeatDeclaration]) -> None:
     """Make seats known, and their definitions current where that is due [M8]."""
     rows = [scope.bindings(name=each.name, group=each.group, fingerprint=each.fingerprint) for each in seats]
     main.executemany(SQL["declare"], rows)

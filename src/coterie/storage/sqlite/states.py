@@ -14,7 +14,7 @@ import msgspec
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
-from coterie.storage.contracts.executions import Execution
+from coterie.storage.contracts.executions import ExecutionRecord
 from coterie.storage.interface import ASIDE_MOST, StateLoaded, StateRow
 from coterie.storage.sqlite import seats
 from coterie.storage.sqlite.kv import Scope
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.executions import Stamp, Stamped
     from coterie.storage.contracts.messages import StateChange
     from coterie.storage.interface import Claim, StateSave, Write, Written
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
 
 SQL = dict(statements.load(f"{__package__}.sql", "states.sql"))
@@ -166,7 +166,7 @@ def purge(connection: apsw.Connection, scope: Scope, *, most: int) -> int:
 
 def begin(
     connection: apsw.Connection, scope: Scope, claim: Claim, *, leader: str, expected_s: float | None
-) -> Execution | None:
+) -> ExecutionRecord | None:
     """A new holder introduces itself; what was known. None: the seat is not held."""
     if not held(connection, scope.cluster, claim):
         return None
@@ -188,7 +188,7 @@ def stamp(connection: apsw.Connection, scope: Scope, write: Stamp, *, audit: boo
     return "written"
 
 
-def listed(connection: apsw.Connection, scope: Scope, prefix: str) -> list[Execution]:
+def listed(connection: apsw.Connection, scope: Scope, prefix: str) -> list[ExecutionRecord]:
     """What is known about the work on seats whose names begin so."""
     return [_execution(scope, row) for row in connection.execute(_SQL["list"], scope.bindings(prefix=prefix))]
 
@@ -197,10 +197,10 @@ def _ago_ns(scope: Scope, age_s: float | None) -> int | None:
     return None if age_s is None else scope.now_ns - int(age_s * 1e9)
 
 
-def _execution(scope: Scope, row: Sequence[Any]) -> Execution:
+def _execution(scope: Scope, row: Sequence[Any]) -> ExecutionRecord:
     seat, epoch, leader, known_at_ns, since_at_ns, runs, *rest = row
     ran_at_ns, progress_at_ns, alive_at_ns, error, error_at_ns, note, done, total, expected_s = rest
-    return Execution(
+    return ExecutionRecord(
         seat=seat,
         epoch=epoch,
         leader=leader,
@@ -224,7 +224,7 @@ class SqliteStates:
     """State that is written in the name of seats. See `storage.interface.States`."""
 
     def __init__(
-        self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
+        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
     ) -> None:
         self._database = database
         self._write = write
@@ -269,14 +269,14 @@ class SqliteExecutions:
     """One row a seat. See `storage.executions.Executions`."""
 
     def __init__(
-        self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
+        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
     ) -> None:
         self._database = database
         self._write = write
         self._cluster = cluster
         self._clock = clock
 
-    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> Execution | None:
+    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
         """A new holder introduces itself; what was known. None: the seat is not held."""
         return await self._database.transact(
             lambda c: begin(c, self._scope(), claim, leader=leader, expected_s=expected_s),
@@ -287,7 +287,7 @@ class SqliteExecutions:
         """Durable when it returns "written"."""
         return cast("Stamped", await self._write(write))
 
-    async def list(self, prefix: str) -> Sequence[Execution]:
+    async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
         """Those of all seats whose names begin so, in the order of the names."""
         return await self._database.read(lambda c: listed(c, self._scope(), prefix), doing="list what leaders say")
 

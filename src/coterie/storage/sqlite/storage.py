@@ -15,17 +15,17 @@ from coterie.storage.group_commit import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
 from coterie.storage.sqlite import batch, message_writes, schema, states, tick_writes, unit_writes, units
 from coterie.storage.sqlite.audit import SqliteInspection
-from coterie.storage.sqlite.database import Database
+from coterie.storage.sqlite.database import SqliteDatabase
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
 from coterie.storage.sqlite.location import path_of
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
-from coterie.storage.sqlite.ownership import Owners
+from coterie.storage.sqlite.ownership import SqliteOwners
 from coterie.storage.sqlite.schema import SqliteSchema
 from coterie.storage.sqlite.ticks import SqliteTicks
 from coterie.storage.sqlite.units import SqliteUnits
-from coterie.storage.sqlite.user_sql import Undertakings
+from coterie.storage.sqlite.user_sql import SqliteTransactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.clock import Clock
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.contracts.units import UnitStart
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.kv import Handler
     from coterie.storage.sqlite.ownership import SqliteOwnership
     from coterie.storage.sqlite.witness import Witness
-    from coterie.storage.user_transaction import Undertaking
+    from coterie.storage.user_transaction import UserTransaction
 
 _GROUP_MOST = 200
 """Writes of one transaction. Processes take turns: while one of them commits, others work on what it has committed
@@ -78,7 +78,7 @@ class SqliteStorage(Storage):
         *,
         incarnation: str,
         clock: Clock,
-        chance: Chance,
+        chance: Random,
         executors: Executors = threads,
         witness: Witness | None = None,
         check_schema: bool = True,
@@ -90,10 +90,10 @@ class SqliteStorage(Storage):
         self._clock = clock
         self._chance = chance
         self._check_schema = check_schema
-        self._main = Database(
+        self._main = SqliteDatabase(
             path_of(settings.url), executors=executors, clock=clock, chance=chance, limit_s=lock_limit_s
         )
-        self._owners = Owners(self._main, settings=settings, clock=clock, chance=chance, witness=witness)
+        self._owners = SqliteOwners(self._main, settings=settings, clock=clock, chance=chance, witness=witness)
         super().__init__(what=f"storage {self.address}")
         self.groups = GroupWriter(self._commit, most=_GROUP_MOST, supervisor=supervisor)
         self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
@@ -118,7 +118,7 @@ class SqliteStorage(Storage):
             StepWrite: lambda c, scope, write: unit_writes.step(c, scope, [write], audit=audit)[0],
             UnitEnd: lambda c, scope, write: unit_writes.end(c, scope, [write], audit=audit)[0],
         }
-        self._undertakings = Undertakings(
+        self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
         self.schema = self._schema = SqliteSchema(self._main, package=f"{__package__}.migrations", clock=clock)
@@ -170,7 +170,7 @@ class SqliteStorage(Storage):
         """The lock on the file of this incarnation, for as long as the block lasts."""
         return self._owners.presence(incarnation)
 
-    def transaction(self, *, limit_s: float) -> Undertaking:
+    def transaction(self, *, limit_s: float) -> UserTransaction:
         """SQL of the user's own, in a thread of its own. See `storage.interface.Storage`."""
         self._main.require_usable()
         return self._undertakings.open(limit_s=limit_s)

@@ -15,7 +15,7 @@ import msgspec
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.text import storable
 from coterie.storage import statements
-from coterie.storage.contracts.ticks import Claimed
+from coterie.storage.contracts.ticks import ClaimResult
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.messages import LAST_NS, bindings
 
@@ -57,8 +57,8 @@ def encoded(rows: Iterable[object]) -> str:
 
 def claim(
     connection: apsw.Connection, scope: Scope, writes: Sequence[TickClaim], *, audit: bool = False
-) -> list[Claimed]:
-    """Give ticks their verdicts, if all that `Claimed` says is so. One of each cron."""
+) -> list[ClaimResult]:
+    """Give ticks their verdicts, if all that `ClaimResult` says is so. One of each cron."""
     names = bindings(scope)
     now = to_datetime(names["now_ns"])
     held = _proven(connection, scope, writes, audit=audit)
@@ -70,7 +70,7 @@ def claim(
         connection.execute(SQL["advance"], {**names, "rows": encoded(map(_advanced, chosen))})
         rows = encoded(row for write in chosen for row in _rows(write, now))
         connection.execute(SQL["claim"], {**names, "rows": rows})
-    return [Claimed(told.get(write.key, "fenced"), now) for write in writes]
+    return [ClaimResult(told.get(write.key, "fenced"), now) for write in writes]
 
 
 def note(
@@ -92,7 +92,7 @@ def note(
 
 
 def _judged(write: TickClaim, schedule: _Schedule, now: datetime) -> Any:
-    """Of `Claimed.told` what comes after the fence."""
+    """Of `ClaimResult.told` what comes after the fence."""
     last_ns = schedule.last_at_ns
     if last_ns != (None if write.last is None else instant_ns(write.last)):
         return "moved"

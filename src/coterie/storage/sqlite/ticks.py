@@ -11,7 +11,7 @@ import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.ids import Seat
-from coterie.storage.contracts.ticks import Book, CronRow, Kind, Outcome, PauseRow, TickRow
+from coterie.storage.contracts.ticks import CronBook, CronRow, Kind, Outcome, PauseRow, TickRow
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.kv import Scope
 from coterie.storage.sqlite.messages import LAST_NS, bindings, later_ns
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.clock import Clock
-    from coterie.storage.contracts.ticks import Claimed, Take, TickClaim, TickNote
+    from coterie.storage.contracts.ticks import ClaimResult, CronTakeover, TickClaim, TickNote
     from coterie.storage.interface import Write, Written
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
 _PAST_ALL_NS = 2**63 - 1
 """No instant is as late: those are whole microseconds."""
@@ -106,7 +106,7 @@ def _ticks(rows: Iterable[msgspec.Raw]) -> list[_Tick]:
 # ── those who hold crons ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def known(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> dict[str, Book] | None:
+def known(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeover]) -> dict[str, CronBook] | None:
     """What is known of the crons that are held; None: first there is something to be written."""
     with snapshot(connection):
         looks = _look(connection, scope, takes)
@@ -115,7 +115,7 @@ def known(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> d
     return {take.name: _book(scope, look) for take, look in looks}
 
 
-def take(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> dict[str, Book]:
+def take(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeover]) -> dict[str, CronBook]:
     """The same after writing it: crons are known by their definitions, what is not over is this holder's."""
     looks = _look(connection, scope, takes)
     news = [take for take, look in looks if look.is_news]
@@ -129,7 +129,7 @@ def take(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> di
     return {take.name: _book(scope, look) for take, look in _look(connection, scope, takes)}
 
 
-def _look(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> list[tuple[Take, _Look]]:
+def _look(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeover]) -> list[tuple[CronTakeover, _Look]]:
     """Those that are held, and what is known of them [C1]."""
     held = states.all_held(connection, scope.cluster, {take.claim for take in takes})
     asked = [take for take in takes if take.claim in held]
@@ -140,11 +140,11 @@ def _look(connection: apsw.Connection, scope: Scope, takes: Sequence[Take]) -> l
     return [(asked[look.place], look) for look in looks]
 
 
-def _asked(takes: Iterable[Take]) -> str:
+def _asked(takes: Iterable[CronTakeover]) -> str:
     return encoded({"name": take.name, "seat": take.claim.seat, "definition": take.definition} for take in takes)
 
 
-def _is_foreign(take: Take, look: _Look) -> bool:
+def _is_foreign(take: CronTakeover, look: _Look) -> bool:
     """Whether something is not over that is not this holder's yet."""
     return any(tick.epoch < take.claim.epoch for tick in look.open)
 
@@ -219,8 +219,8 @@ def _is_known(connection: apsw.Connection, scope: Scope, name: str) -> bool:
 # ── what is made of the rows ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _book(scope: Scope, look: _Look) -> Book:
-    return Book(
+def _book(scope: Scope, look: _Look) -> CronBook:
+    return CronBook(
         fingerprint=look.fingerprint,
         effective_from=to_datetime(look.effective_from_ns),
         last=_instant(look.last_at_ns),
@@ -284,14 +284,14 @@ class SqliteTicks:
     """The crons of one cluster. See `storage.ticks.Ticks`."""
 
     def __init__(
-        self, database: Database, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
+        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
     ) -> None:
         self._database = database
         self._write = write
         self._cluster = cluster
         self._clock = clock
 
-    async def take(self, takes: Sequence[Take]) -> Mapping[str, Book]:
+    async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
         """Look after crons. The lock, for which others wait, is taken only if there is something to write."""
         doing = "look after crons"
         found = await self._database.read(lambda c: known(c, self._scope(), takes), doing=doing)
@@ -299,9 +299,9 @@ class SqliteTicks:
             found = await self._database.transact(lambda c: take(c, self._scope(), takes), doing=doing)
         return found
 
-    async def claim(self, write: TickClaim) -> Claimed:
+    async def claim(self, write: TickClaim) -> ClaimResult:
         """Durable when it returns "written"."""
-        return cast("Claimed", await self._write(write))
+        return cast("ClaimResult", await self._write(write))
 
     async def note(self, write: TickNote) -> Written:
         """Durable when it returns "written"."""

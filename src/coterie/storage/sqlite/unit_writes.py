@@ -13,7 +13,7 @@ import msgspec
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
-from coterie.storage.contracts.units import Stepped, StepRow, UnitEnded
+from coterie.storage.contracts.units import StepResult, StepRow, UnitEndResult
 from coterie.storage.sqlite import batch, states
 from coterie.storage.sqlite.messages import bindings, later_ns
 from coterie.storage.sqlite.tick_writes import encoded
@@ -63,8 +63,8 @@ _END_LOOKS = msgspec.json.Decoder(list[_EndLook])
 
 def step(
     connection: apsw.Connection, scope: Scope, writes: Sequence[StepWrite], *, audit: bool = False
-) -> list[Stepped]:
-    """Store steps, as `Stepped` says. One for each place."""
+) -> list[StepResult]:
+    """Store steps, as `StepResult` says. One for each place."""
     names = bindings(scope)
     held = _proven(connection, scope, writes, audit=audit)
     asked = encoded(map(_place, held))
@@ -131,11 +131,11 @@ def _due_at_ns(scope: Scope, write: StepWrite) -> int | None:
 
 def _stepped(
     connection: apsw.Connection, scope: Scope, write: StepWrite, *, told: Told, is_new: bool, now: datetime
-) -> Stepped:
+) -> StepResult:
     if told in ("over", "fenced"):
-        return Stepped(told, None, now)
+        return StepResult(told, None, now)
     if told == "there" or not is_new:
-        return Stepped(told, _stored(connection, scope, write), now)
+        return StepResult(told, _stored(connection, scope, write), now)
     due_at_ns = _due_at_ns(scope, write)
     row = StepRow(
         branch=write.branch,
@@ -148,7 +148,7 @@ def _stepped(
         error=write.error,
         due_at=None if due_at_ns is None else to_datetime(due_at_ns),
     )
-    return Stepped(told, row, now)
+    return StepResult(told, row, now)
 
 
 def _stored(connection: apsw.Connection, scope: Scope, write: StepWrite) -> StepRow:
@@ -178,7 +178,7 @@ def step_row(row: Sequence[Any]) -> StepRow:
 
 def end(
     connection: apsw.Connection, scope: Scope, writes: Sequence[UnitEnd], *, audit: bool = False
-) -> list[UnitEnded]:
+) -> list[UnitEndResult]:
     """End units, and tell those that wait for them. One for each unit."""
     held = _proven(connection, scope, writes, audit=audit)
     asked = encoded({"unit": write.unit, "seat": write.claim.seat} for write in held)
@@ -216,11 +216,11 @@ def forget_rows(connection: apsw.Connection, scope: Scope, units: Sequence[str])
     connection.execute(SQL["forget_deferreds"], names)
 
 
-def _ended(look: _EndLook | None) -> UnitEnded:
+def _ended(look: _EndLook | None) -> UnitEndResult:
     if look is None:
-        return UnitEnded("fenced")
+        return UnitEndResult("fenced")
     # One that was over may have been so by this very write, of which its parent has to hear.
-    return UnitEnded("written" if look.goes_on else "over", look.wake)
+    return UnitEndResult("written" if look.goes_on else "over", look.wake)
 
 
 def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any], *, audit: bool) -> list[Any]:

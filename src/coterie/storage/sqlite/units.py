@@ -12,13 +12,13 @@ import msgspec
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage.contracts.units import (
     DeferredRow,
-    Loaded,
     ParentEnded,
-    Resolved,
-    Started,
-    Taken,
+    ResolveResult,
+    TakenUnits,
     UnitRow,
+    UnitSnapshot,
     UnitsPurged,
+    UnitStartResult,
     life_of_tick,
     require_same,
     tick_of_unit,
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.storage.contracts.units import (
-        Stepped,
+        StepResult,
         StepRow,
         StepWrite,
         UnitEnd,
-        UnitEnded,
+        UnitEndResult,
         UnitKind,
         UnitStart,
         UnitStatus,
     )
     from coterie.storage.interface import Claim, Write
-    from coterie.storage.sqlite.database import Database
+    from coterie.storage.sqlite.database import SqliteDatabase
 
     Suspended = Literal["suspended", "ready", "over", "fenced"]
 
@@ -62,7 +62,7 @@ _CHILDREN = msgspec.json.Decoder(list[tuple[str, str]])
 # ── those who hold units ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> Loaded | Literal["fenced"] | None:
+def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> UnitSnapshot | Literal["fenced"] | None:
     """All about a unit of a seat; None: there is none. Within a transaction, or a snapshot."""
     if not states.held(connection, scope.cluster, claim):
         return "fenced"
@@ -71,7 +71,7 @@ def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> 
         return None
     names = bindings(scope, unit=unit, life=row.life)
     deferreds: list[Any] = connection.execute(SQL["deferreds"], names).fetchall()
-    return Loaded(
+    return UnitSnapshot(
         row=row,
         steps=steps(connection, scope, unit),
         deferreds=tuple(DeferredRow(*each) for each in deferreds),
@@ -86,7 +86,7 @@ def steps(connection: apsw.Connection, scope: Scope, unit: str) -> tuple[StepRow
 
 def opened(
     connection: apsw.Connection, scope: Scope, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int
-) -> Loaded | Literal["fenced"] | None:
+) -> UnitSnapshot | Literal["fenced"] | None:
     """Begin a unit of a leader or a tick, or go on with it."""
     if states.held(connection, scope.cluster, claim):
         is_new = _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, life=life, seat=claim.seat)
@@ -97,7 +97,7 @@ def opened(
 
 def taken(
     connection: apsw.Connection, scope: Scope, claims: Sequence[Claim], *, most: int, is_written: bool
-) -> dict[str, Taken] | None:
+) -> dict[str, TakenUnits] | None:
     """What is to be run on the seats that are held; None: first there is something to be written."""
     with snapshot(connection):
         held = _held(connection, scope, claims)
@@ -109,7 +109,7 @@ def taken(
         for row in map(_unit, connection.execute(SQL["taken"], names)):
             rows[row.seat].append(row)
     now = to_datetime(names["now_ns"])
-    return {seat: Taken(tuple(rows[seat]), _instant(wakes[seat]), now) for seat in held}
+    return {seat: TakenUnits(tuple(rows[seat]), _instant(wakes[seat]), now) for seat in held}
 
 
 def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> None:
@@ -149,7 +149,7 @@ def _held(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) ->
 # ── everybody ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Started | None:
+def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> UnitStartResult | None:
     """Store a workflow, if there is none of this name; None: it is not there, and its parent is over."""
     parent = None if start.parent is None else get(connection, scope, start.parent)
     is_orphan = start.parent is not None and (parent is None or parent.ended_at is not None)
@@ -159,7 +159,7 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Star
         return None
     (row,) = rows
     told: Any = "started" if is_new else "there" if row[-1] == start.digest else "conflict"
-    return Started(told, _unit(row))
+    return UnitStartResult(told, _unit(row))
 
 
 def require_started(connection: apsw.Connection, scope: Scope, starts: Sequence[UnitStart]) -> None:
@@ -183,20 +183,20 @@ def resolve(
     life: int,
     value: bytes | None,
     error: str | None,
-) -> Resolved:
+) -> ResolveResult:
     """Store what a deferred of one life of a unit gives, and have it go on."""
     row = get(connection, scope, unit)
     if row is None and not _is_open_tick(connection, scope, unit, life):
-        return Resolved("over")
+        return ResolveResult("over")
     if row is not None and (row.ended_at is not None or row.life != life):
-        return Resolved("over")
+        return ResolveResult("over")
     wake = None if row is None else row.seat
     names = bindings(scope, unit=unit, name=name, life=life, early=row is None, error=error, value=value)
     connection.execute(SQL["resolve"], names)
     if connection.changes() == 0:
-        return Resolved("already", wake)
+        return ResolveResult("already", wake)
     connection.execute(SQL["wake"], bindings(scope, units=encoded([unit])))
-    return Resolved("resolved", wake)
+    return ResolveResult("resolved", wake)
 
 
 def _is_open_tick(connection: apsw.Connection, scope: Scope, unit: str, life: int) -> bool:
@@ -312,7 +312,7 @@ class SqliteUnits:
 
     def __init__(
         self,
-        database: Database,
+        database: SqliteDatabase,
         *,
         write: Callable[[Write], Awaitable[Any]],
         cluster: str,
@@ -327,25 +327,25 @@ class SqliteUnits:
 
     # For the holder of a seat
 
-    async def step(self, write: StepWrite) -> Stepped:
+    async def step(self, write: StepWrite) -> StepResult:
         """Durable when it returns "written"."""
-        return cast("Stepped", await self._write(write))
+        return cast("StepResult", await self._write(write))
 
-    async def end(self, write: UnitEnd) -> UnitEnded:
+    async def end(self, write: UnitEnd) -> UnitEndResult:
         """Durable when it returns "written"."""
-        return cast("UnitEnded", await self._write(write))
+        return cast("UnitEndResult", await self._write(write))
 
     async def open(
         self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
-    ) -> Loaded | None:
+    ) -> UnitSnapshot | None:
         """Begin a unit of a leader or a tick, or go on with it; None: the seat is not held."""
         found = await self._database.transact(
             lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id, life=life),
             doing=f"open {unit!r}",
         )
-        return found if isinstance(found, Loaded) else None
+        return found if isinstance(found, UnitSnapshot) else None
 
-    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, Taken]:
+    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
         """What is to be run. The lock, for which others wait, is taken only if something is due by itself."""
         doing = "look after workflows"
         found = await self._database.read(
@@ -359,10 +359,10 @@ class SqliteUnits:
         assert found is not None
         return found
 
-    async def load(self, claim: Claim, unit: str) -> Loaded | None:
+    async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
         """A unit with its steps and deferreds; None: the seat is not held, or there is no such unit on it."""
         found = await self._load(claim, unit)
-        return found if isinstance(found, Loaded) else None
+        return found if isinstance(found, UnitSnapshot) else None
 
     async def suspend(self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None) -> Suspended:
         """Have nobody keep it in memory until one of `waits` is resolved, or `wake_s` have passed."""
@@ -374,14 +374,16 @@ class SqliteUnits:
 
     # For everybody
 
-    async def start(self, start: UnitStart) -> Started:
+    async def start(self, start: UnitStart) -> UnitStartResult:
         """Store a workflow, to be run by whoever holds its seat."""
         told = await self._database.transact(lambda c: started(c, self._scope(), start), doing=f"start {start.unit!r}")
         if told is None:
             raise ParentEnded(start.parent)
         return told
 
-    async def resolve(self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None) -> Resolved:
+    async def resolve(
+        self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
+    ) -> ResolveResult:
         """Store what a deferred of one life of a unit gives, once."""
         return await self._database.transact(
             lambda c: resolve(c, self._scope(), unit, name, life=life, value=value, error=error),
@@ -435,8 +437,8 @@ class SqliteUnits:
             lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old units"
         )
 
-    async def _load(self, claim: Claim, unit: str) -> Loaded | Literal["fenced"] | None:
-        def look(connection: apsw.Connection) -> Loaded | Literal["fenced"] | None:
+    async def _load(self, claim: Claim, unit: str) -> UnitSnapshot | Literal["fenced"] | None:
+        def look(connection: apsw.Connection) -> UnitSnapshot | Literal["fenced"] | None:
             with snapshot(connection):
                 return load(connection, self._scope(), claim, unit)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import CoterieError, PersistenceError, ShuttingDown
 from coterie.storage.sqlite.executor import ThreadExecutor
 from coterie.storage.sqlite.user_sql_draft import Draft, Rehearsal
-from coterie.storage.user_transaction import Ground, Undertaking
+from coterie.storage.user_transaction import TransactionEngine, UserTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from coterie.kernel.service import Tasks
     from coterie.storage.contracts.messages import Commit, Committed
     from coterie.storage.contracts.units import UnitStart
-    from coterie.storage.sqlite.database import Database
-    from coterie.storage.sqlite.user_sql_draft import Step
+    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.sqlite.user_sql_draft import StatementResult
     from coterie.storage.sqlite.write_lock import Patience
 
     Written = Callable[[apsw.Connection, Commit, Sequence[UnitStart]], Committed]
@@ -31,7 +31,7 @@ _LOCK_SHARE = 0.9
 """Of the time that is left for waiting for the write lock: who holds it is told before the time is over."""
 
 
-class Undertakings:
+class SqliteTransactions:
     """Opens the transactions of one storage, and keeps the threads for the next ones.
 
     Args:
@@ -42,7 +42,12 @@ class Undertakings:
     """
 
     def __init__(
-        self, database: Database, *, tasks: Tasks, written: Written, alone: Callable[[Commit], Awaitable[Committed]]
+        self,
+        database: SqliteDatabase,
+        *,
+        tasks: Tasks,
+        written: Written,
+        alone: Callable[[Commit], Awaitable[Committed]],
     ) -> None:
         self._database = database
         self._tasks = tasks
@@ -54,10 +59,10 @@ class Undertakings:
         self._started: list[ThreadExecutor[Draft]] = []
         self._closed = False
 
-    def open(self, *, limit_s: float) -> Undertaking:
+    def open(self, *, limit_s: float) -> UserTransaction:
         """A transaction, not begun yet."""
         what = self._database.address
-        return Undertaking(self._ground(), what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
+        return UserTransaction(self._ground(), what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
 
     async def take(self) -> ThreadExecutor[Draft]:
         """A thread with a connection. Whoever takes one is cut short when the transaction's time is over."""
@@ -93,16 +98,18 @@ class Undertakings:
             raise
         return executor
 
-    def _ground(self) -> Ground:
+    def _ground(self) -> TransactionEngine:
         if self._database.path is None:
-            return MemoryGround(self._database, doing=self._doing, written=self._written)
-        return FileGround(self, self._database, doing=self._doing, written=self._written)
+            return MemoryUserSql(self._database, doing=self._doing, written=self._written)
+        return FileUserSql(self, self._database, doing=self._doing, written=self._written)
 
 
-class FileGround:
+class FileUserSql:
     """One transaction on a file. See `storage.undertakings.Ground`."""
 
-    def __init__(self, undertakings: Undertakings, database: Database, *, doing: str, written: Written) -> None:
+    def __init__(
+        self, undertakings: SqliteTransactions, database: SqliteDatabase, *, doing: str, written: Written
+    ) -> None:
         self._undertakings = undertakings
         self._database = database
         self._doing = doing
@@ -142,7 +149,7 @@ class FileGround:
             return  # the storage stops, and its threads with it
         self._undertakings.give_back(executor)
 
-    async def _run(self, sql: str, params: Sequence[Any]) -> Step:
+    async def _run(self, sql: str, params: Sequence[Any]) -> StatementResult:
         return await self._thread.run(lambda draft: draft.run(sql, params))
 
     @property
@@ -152,10 +159,10 @@ class FileGround:
         return self._executor
 
 
-class MemoryGround:
+class MemoryUserSql:
     """One transaction in memory, real or simulated. See `storage.undertakings.Ground`."""
 
-    def __init__(self, database: Database, *, doing: str, written: Written) -> None:
+    def __init__(self, database: SqliteDatabase, *, doing: str, written: Written) -> None:
         self._database = database
         self._doing = doing
         self._written = written
@@ -182,11 +189,11 @@ class MemoryGround:
     async def close(self) -> None:
         """Nothing is open."""
 
-    async def _run(self, sql: str, params: Sequence[Any]) -> Step:
+    async def _run(self, sql: str, params: Sequence[Any]) -> StatementResult:
         rehearsal = self._rehearsal
         return await self._database.transact(lambda c: rehearsal.run(c, sql, params), doing=self._doing)
 
 
-def mappings(step: Step) -> list[dict[str, Any]]:
+def mappings(step: StatementResult) -> list[dict[str, Any]]:
     """The rows of a statement by the names of their columns."""
     return [dict(zip(step.names, row, strict=True)) for row in step.rows]

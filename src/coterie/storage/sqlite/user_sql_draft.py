@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from coterie.storage.contracts.messages import Committed
-    from coterie.storage.sqlite.database import Desk
+    from coterie.storage.sqlite.database import SqliteConnections
     from coterie.storage.sqlite.write_lock import Patience
 
     Write = Callable[[apsw.Connection], Committed]
@@ -69,14 +69,14 @@ _SECOND = {
 _NOTHING = re.compile(r"(?:[\s;]|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 
 
-class Found(NamedTuple):
+class StatementFacts(NamedTuple):
     """What a statement is, before it runs."""
 
     writes: bool
     names: tuple[str, ...]
 
 
-class Step(NamedTuple):
+class StatementResult(NamedTuple):
     """A statement that ran: its columns, its rows and how many it changed."""
 
     sql: str
@@ -130,13 +130,13 @@ def watched(connection: apsw.Connection, *, doing: str) -> Iterator[None]:
         connection.authorizer = None
 
 
-def look(connection: apsw.Connection, sql: str, params: Sequence[Any]) -> Found:
+def look(connection: apsw.Connection, sql: str, params: Sequence[Any]) -> StatementFacts:
     """What a statement is. It is prepared, but not run."""
-    found: list[tuple[str, set[str | None], Found]] = []
+    found: list[tuple[str, set[str | None], StatementFacts]] = []
 
     def note(cursor: apsw.Cursor, first: str, _: object) -> bool:
         names = tuple(column[0] for column in cursor.get_description())
-        found.append((first, set(cursor.bindings_names), Found(not cursor.is_readonly, names)))
+        found.append((first, set(cursor.bindings_names), StatementFacts(not cursor.is_readonly, names)))
         return False
 
     cursor = connection.cursor()
@@ -154,16 +154,16 @@ def look(connection: apsw.Connection, sql: str, params: Sequence[Any]) -> Found:
     return about
 
 
-def run(connection: apsw.Connection, sql: str, params: Sequence[Any], *, names: tuple[str, ...]) -> Step:
+def run(connection: apsw.Connection, sql: str, params: Sequence[Any], *, names: tuple[str, ...]) -> StatementResult:
     """Run a statement to its end."""
     before = connection.total_changes()
     # Never from the cache, which knows statements of ours that nobody has watched.
     rows = connection.execute(sql, _bindings(params), can_cache=False).fetchall()
     changed = connection.changes() if connection.total_changes() != before else 0
-    return Step(sql, tuple(params), names, rows, changed)
+    return StatementResult(sql, tuple(params), names, rows, changed)
 
 
-def again(connection: apsw.Connection, steps: Sequence[Step], *, doing: str) -> None:
+def again(connection: apsw.Connection, steps: Sequence[StatementResult], *, doing: str) -> None:
     """Run statements again; refused if anything came out differently."""
     for step in steps:
         if run(connection, step.sql, step.params, names=step.names) != step:
@@ -193,14 +193,14 @@ class Draft:
         doing: What is done, for errors.
     """
 
-    def __init__(self, desk: Desk, *, doing: str) -> None:
+    def __init__(self, desk: SqliteConnections, *, doing: str) -> None:
         self._desk = desk
         self._main = desk.main
         self._doing = doing
         self._clock = SystemClock()  # real threads, real time
         self._until_ns: int | None = None
         self._patience: Patience | None = None
-        self._read: list[Step] = []
+        self._read: list[StatementResult] = []
         self._writing = False
         self._main.set_progress_handler(self._is_cut, _LOOK_STEPS)
 
@@ -210,7 +210,7 @@ class Draft:
         self._patience = patience
         self._read, self._writing = [], False
 
-    def run(self, sql: str, params: Sequence[Any]) -> Step:
+    def run(self, sql: str, params: Sequence[Any]) -> StatementResult:
         """Run a statement."""
         return self._or_undone(partial(self._run, sql, params))
 
@@ -251,7 +251,7 @@ class Draft:
                 raise
             raise failed(error, doing=self._doing) from error
 
-    def _run(self, sql: str, params: Sequence[Any]) -> Step:
+    def _run(self, sql: str, params: Sequence[Any]) -> StatementResult:
         with watched(self._main, doing=self._doing):
             found = self._insist(partial(look, self._main, sql, params))
         if found.writes and not self._writing:
@@ -307,10 +307,10 @@ class Rehearsal:
 
     def __init__(self, *, doing: str) -> None:
         self._doing = doing
-        self._steps: list[Step] = []
+        self._steps: list[StatementResult] = []
         self._wrote = False
 
-    def run(self, connection: apsw.Connection, sql: str, params: Sequence[Any]) -> Step:
+    def run(self, connection: apsw.Connection, sql: str, params: Sequence[Any]) -> StatementResult:
         """Run a statement as if all before it had happened, and undo it."""
         with watched(connection, doing=self._doing):
             again(connection, self._steps, doing=self._doing)

@@ -35,14 +35,14 @@ from coterie.storage.sqlite.errors import commit_failed, failed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.storage.sqlite.database import Database, Desk
+    from coterie.storage.sqlite.database import SqliteConnections, SqliteDatabase
     from coterie.storage.sqlite.seats import Boot
 
     Mark = tuple[str, tuple[int, ...]]
     from collections.abc import Iterator
 
     from coterie.errors import Outcome
-    from coterie.kernel.random import Chance
+    from coterie.kernel.random import Random
 
 
 # `struct flock` of Linux on 64-bit machines: type, whence, (4 bytes of padding) start, length, pid.
@@ -124,14 +124,14 @@ class Frozen:
         kill: The setting `sqlite_kill_frozen`.
     """
 
-    def __init__(self, database: Database, *, kill: bool) -> None:
+    def __init__(self, database: SqliteDatabase, *, kill: bool) -> None:
         self._database = database
         self._kill = kill
         self._named: set[str] = set()
         self._mark: Mark | None = None
         self._since_ns = 0
 
-    def end_victim(self, desk: Desk, boot: Boot, victim: str) -> bool:
+    def end_victim(self, desk: SqliteConnections, boot: Boot, victim: str) -> bool:
         """End the process that holds the main file's lock if it is the victim's; whether it was.
 
         All runners of that process must have run out: one that was evicted lives on as another incarnation.
@@ -145,7 +145,7 @@ class Frozen:
             return False
         return all(_lease(desk, boot, *each).expired for each in runners) and self._end(process)
 
-    def blocks_leases(self, desk: Desk, boot: Boot, *, ttl_s: float) -> None:
+    def blocks_leases(self, desk: SqliteConnections, boot: Boot, *, ttl_s: float) -> None:
         """A renewal was refused the leases' lock: end who holds it if that runner has not moved for a whole TTL."""
         process = standing(self._database.leases_lock_holder)
         if not process:
@@ -198,7 +198,7 @@ def _pid(process: str) -> int:
     return int(process.partition(":")[0])
 
 
-def _lease(desk: Desk, boot: Boot, cluster: str, runner: str) -> seats.Lease:
+def _lease(desk: SqliteConnections, boot: Boot, cluster: str, runner: str) -> seats.Lease:
     there = seats.Boot(cluster, boot.id, boot.now_ns)
     return seats.read(desk.leases, there).get(runner, seats.NONE)
 
@@ -223,7 +223,7 @@ class Patience:
     def __init__(
         self,
         *,
-        chance: Chance,
+        chance: Random,
         limit_s: float,
         pause_s: float,
         holder: Callable[[], int | None],

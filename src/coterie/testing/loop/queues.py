@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from coterie.testing.loop.clocks import LocalTime
-    from coterie.testing.loop.scheduler import Schedule
+    from coterie.testing.loop.scheduler import SchedulingPolicy
     from coterie.testing.loop.tasks import AnyHandle
     from coterie.testing.loop.trace import Trace
 
@@ -23,7 +23,7 @@ class Nodes:
         in order, until it may run.
     """
 
-    def __init__(self, test: Node, schedule: Schedule, trace: Trace) -> None:
+    def __init__(self, test: Node, schedule: SchedulingPolicy, trace: Trace) -> None:
         self.test = test
         self.schedule = schedule
         self.newest: dict[str, Node] = {test.name: test}  # incarnation of each name

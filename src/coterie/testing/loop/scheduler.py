@@ -23,7 +23,7 @@ _CHANGE_MOST = 4_000  # steps between two changes of priority: a node that spins
 _HOLD_MOST_NS = 30_000_000
 
 
-class Schedule(Protocol):
+class SchedulingPolicy(Protocol):
     """Chooses among nodes that have something to run."""
 
     name: str
@@ -41,7 +41,7 @@ class Schedule(Protocol):
         ...
 
 
-def schedule_of(seed: int, chance: Stream, hold: Hold) -> Schedule:
+def schedule_of(seed: int, chance: Stream, hold: Hold) -> SchedulingPolicy:
     """The schedule of a seed. Seed 0 is plain, so that there is one to begin reading with."""
     draw = chance.random()
     if seed == 0 or draw < 0.25:

@@ -18,7 +18,7 @@ _SHOWN = 60
 _WORK_SHOWN = 30
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """Something notable: when, on which node, what, and the facts."""
 
     at_ns: int
@@ -37,8 +37,8 @@ class Trace:
     def __init__(self, seed: int, *, test: Node, kept: int = _KEPT) -> None:
         self.now_ns = 0  # written by the loop
         self.left_out = 0
-        self.events: deque[Event] = deque(maxlen=kept)
-        self.work: deque[Event] = deque(maxlen=_WORK_SHOWN)
+        self.events: deque[TraceEvent] = deque(maxlen=kept)
+        self.work: deque[TraceEvent] = deque(maxlen=_WORK_SHOWN)
         """What the program itself did last: rpcs, messages, steps, ticks, singletons."""
         self._test = test
         self._hash = hashlib.blake2b(digest_size=16)
@@ -54,7 +54,7 @@ class Trace:
     def note(self, what: str, **facts: object) -> None:
         """Record a notable event of the running node. Facts must not contain addresses or other chance."""
         node = current_node.get(self._test)
-        event = Event(self.now_ns, node.label, what, " ".join(f"{name}={fact}" for name, fact in facts.items()))
+        event = TraceEvent(self.now_ns, node.label, what, " ".join(f"{name}={fact}" for name, fact in facts.items()))
         self.left_out += len(self.events) == self.events.maxlen
         self.events.append(event)
         self._batch.append(f"{self.now_ns} {node.label} {what} {event.facts}")
@@ -62,7 +62,7 @@ class Trace:
     def saw(self, what: str, name: str) -> None:
         """Record that code of the program runs now. Kept apart, so that many calls do not push out the faults."""
         node = current_node.get(self._test)
-        self.work.append(Event(self.now_ns, node.label, what, name))
+        self.work.append(TraceEvent(self.now_ns, node.label, what, name))
         self._batch.append(f"{self.now_ns} {node.label} {what} {name}")
 
     def digest(self) -> str:
@@ -93,5 +93,5 @@ def moment(at_ns: int) -> str:
     return f"+{at_ns / 1e9:.6f}s"
 
 
-def _fields(event: Event) -> tuple[str, str, str, str]:
+def _fields(event: TraceEvent) -> tuple[str, str, str, str]:
     return moment(event.at_ns).rjust(14), event.node, event.what, event.facts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.messages import Insert
-from coterie.storage.contracts.ticks import Claimed
+from coterie.storage.contracts.ticks import ClaimResult
 from coterie.storage.contracts.units import UnitEnd
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
 from coterie.storage.postgres.batch import messages, single, units
@@ -216,7 +216,7 @@ def refused(bucket: Bucket, writes: Sequence[Write], found: Sequence[Any]) -> li
 
 
 def _is_fenced(result: Any) -> bool:
-    return units.is_fenced(result) or (result.told if isinstance(result, Claimed) else result) == "fenced"
+    return units.is_fenced(result) or (result.told if isinstance(result, ClaimResult) else result) == "fenced"
 
 
 def _winners(bucket: Bucket, writes: Sequence[Write]) -> dict[int, None]:

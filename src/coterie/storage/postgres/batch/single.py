@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from coterie.storage.contracts.messages import Commit, Insert, Receipt
-from coterie.storage.contracts.units import Stepped, StepRow, StepWrite
+from coterie.storage.contracts.units import StepResult, StepRow, StepWrite
 from coterie.storage.interface import StateSave
 from coterie.storage.postgres.batch import messages
 
@@ -118,7 +118,7 @@ def _step(write: StepWrite) -> tuple[Any, ...]:
     )
 
 
-def _stepped(write: StepWrite, row: Sequence[Any]) -> Stepped:
+def _stepped(write: StepWrite, row: Sequence[Any]) -> StepResult:
     stored = StepRow(
         branch=write.branch,
         position=write.position,
@@ -128,7 +128,7 @@ def _stepped(write: StepWrite, row: Sequence[Any]) -> Stepped:
         done=True,
         value=write.value,
     )
-    return Stepped("written", stored, row[0])
+    return StepResult("written", stored, row[0])
 
 
 WAYS: dict[Shape, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Any], Any]]] = {

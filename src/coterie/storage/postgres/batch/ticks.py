@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 import msgspec
 
 from coterie.kernel.text import storable
-from coterie.storage.contracts.ticks import Claimed, TickClaim, TickNote
+from coterie.storage.contracts.ticks import ClaimResult, TickClaim, TickNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def results(shape: Shape, writes: Sequence[Ticking], rows: Iterable[Iterable[Any
     """One result per write, from the statement's rows."""
     told: dict[str, Any] = {}
     for seat, *row in rows:
-        told[seat] = Claimed(*row) if shape == "claim_ticks" else row[0]
+        told[seat] = ClaimResult(*row) if shape == "claim_ticks" else row[0]
     return [told[write.key] for write in writes]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
-from coterie.storage.contracts.units import Stepped, StepRow, StepWrite, UnitEnd, UnitEnded
+from coterie.storage.contracts.units import StepResult, StepRow, StepWrite, UnitEnd, UnitEndResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,15 +44,15 @@ def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any
 
 def is_fenced(result: Any) -> bool:
     """Whether the fence has refused it."""
-    return isinstance(result, Stepped | UnitEnded) and result.told == "fenced"
+    return isinstance(result, StepResult | UnitEndResult) and result.told == "fenced"
 
 
-def _added(writes: Sequence[StepWrite], rows: Iterable[Iterable[Any]]) -> list[Stepped | None]:
+def _added(writes: Sequence[StepWrite], rows: Iterable[Iterable[Any]]) -> list[StepResult | None]:
     told = {(unit, branch, position): (at, due_at) for unit, branch, position, at, due_at in rows}
-    found: list[Stepped | None] = []
+    found: list[StepResult | None] = []
     for write in writes:
         at, due_at = told.get((write.unit, write.branch, write.position), (None, None))
-        found.append(None if at is None else Stepped("written", _row(write, due_at), at))
+        found.append(None if at is None else StepResult("written", _row(write, due_at), at))
     return found
 
 
@@ -70,9 +70,9 @@ def _row(write: StepWrite, due_at: Any) -> StepRow:
     )
 
 
-def _stepped(held: Any, goes_on: Any, written: Any, now: Any, *row: Any) -> Stepped:
+def _stepped(held: Any, goes_on: Any, written: Any, now: Any, *row: Any) -> StepResult:
     if not held or not goes_on:
-        return Stepped("over" if held else "fenced", None, now)
+        return StepResult("over" if held else "fenced", None, now)
     branch, position, kind, name, digest, done, value, error, due_at = row
     stored = StepRow(
         branch=branch,
@@ -85,10 +85,10 @@ def _stepped(held: Any, goes_on: Any, written: Any, now: Any, *row: Any) -> Step
         error=error,
         due_at=due_at,
     )
-    return Stepped("written" if written else "there", stored, now)
+    return StepResult("written" if written else "there", stored, now)
 
 
-def _ended(held: Any, written: Any, wake: Any) -> UnitEnded:
+def _ended(held: Any, written: Any, wake: Any) -> UnitEndResult:
     if not held:
-        return UnitEnded("fenced")
-    return UnitEnded("written" if written else "over", cast("str | None", wake))
+        return UnitEndResult("fenced")
+    return UnitEndResult("written" if written else "over", cast("str | None", wake))
