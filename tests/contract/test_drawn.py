@@ -54,7 +54,7 @@ async def claim(storage: Storage) -> AsyncIterator[Claim]:
 @pytest.fixture
 async def cron(storage: Storage) -> AsyncIterator[str]:
     async with ticks.joined(storage, A):
-        yield ticks.N1
+        yield ticks.CRON_A
 
 
 async def insert_all(storage: Storage, messages: list[Message]) -> None:

@@ -16,11 +16,11 @@ from coterie.storage.contracts.ticks import CronTakeover, Verdict
 from coterie.storage.interface import Claim, SeatDeclaration
 from tests.contract.test_states import A, B, evict
 from tests.contract.ticks import (
+    CRON_A,
+    CRON_B,
     FINGERPRINT,
     INSTANT,
     LOSSES,
-    N1,
-    N2,
     a,
     again,
     ask,
@@ -66,15 +66,17 @@ class TestTake:
         """C1: each of them for itself."""
         claim = await grant(a, A)
         row = await begun(storage, claim)
-        await storage.ticks.trigger(N1)
+        await storage.ticks.trigger(CRON_A)
         before = await everything(storage)
         for other in not_held(claim):
-            assert await storage.ticks.take([CronTakeover(other, N1, "{}")]) == {}
+            assert await storage.ticks.take([CronTakeover(other, CRON_A, "{}")]) == {}
         assert await everything(storage) == before
-        books = await storage.ticks.take([CronTakeover(not_held(claim)[0], N2, "no"), CronTakeover(claim, N1, "yes")])
-        assert list(books) == [N1]
-        assert ((await cron(storage)).definition, (await cron(storage, N2)).definition) == ("yes", "")
-        assert row in books[N1].open
+        books = await storage.ticks.take(
+            [CronTakeover(not_held(claim)[0], CRON_B, "no"), CronTakeover(claim, CRON_A, "yes")]
+        )
+        assert list(books) == [CRON_A]
+        assert ((await cron(storage)).definition, (await cron(storage, CRON_B)).definition) == ("yes", "")
+        assert row in books[CRON_A].open
         assert await storage.ticks.take([]) == {}
 
     @pytest.mark.parametrize("how", LOSSES)
@@ -83,11 +85,11 @@ class TestTake:
         old = await grant(a, A)
         await begun(storage, old)
         await lose(how, old, a, b)
-        await storage.ticks.trigger(N1)
+        await storage.ticks.trigger(CRON_A)
         before = await everything(storage)
-        assert await storage.ticks.take([CronTakeover(old, N1, "stale")]) == {}
+        assert await storage.ticks.take([CronTakeover(old, CRON_A, "stale")]) == {}
         await regained(how, a, b)
-        assert await storage.ticks.take([CronTakeover(old, N1, "stale")]) == {}
+        assert await storage.ticks.take([CronTakeover(old, CRON_A, "stale")]) == {}
         assert await everything(storage) == before
 
     async def test_what_others_are_told_stays_until_it_is_told_anew(self, storage: Storage, a: Ownership) -> None:
@@ -127,7 +129,7 @@ class TestTake:
         """0.6: repeated after a lost answer, and every few seconds."""
         old = await grant(a, A)
         await begun(storage, old)
-        await storage.ticks.trigger(N1)
+        await storage.ticks.trigger(CRON_A)
         assert await a.release(old.seat, old.epoch)
         new = await grant(b, B)
         book = await taken(storage, new, definition="{}")
@@ -144,7 +146,7 @@ class TestTake:
         """M9: it is taken once, as the first attempt, and counts as begun then."""
         old = await grant(a, A)
         await taken(storage, old)
-        row = await storage.ticks.trigger(N1, at=at(7))
+        row = await storage.ticks.trigger(CRON_A, at=at(7))
         assert row is not None
         assert ((await cron(storage)).runs, (await cron(storage)).ran_at) == (0, None)
         await passing(0.001)
@@ -169,7 +171,7 @@ class TestTake:
     async def test_what_is_open_comes_by_kind_instant_and_sequence(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a, A)
         for minute in (5, 3, 3):
-            await storage.ticks.trigger(N1, at=at(minute))
+            await storage.ticks.trigger(CRON_A, at=at(minute))
         await begun(storage, claim, 1)
         await begun(storage, claim, 2, last=at(1))
         book = await taken(storage, claim)
@@ -206,7 +208,14 @@ class TestClaim:
         claimed = await storage.ticks.claim(ask(claim, None, runs(0), delay_s=90.5))
         assert claimed.told == "written"
         row = await found(storage, at(0))
-        assert (row.name, row.kind, row.at, row.until, row.count, row.seq) == (N1, "scheduled", at(0), at(0), 1, 0)
+        assert (row.name, row.kind, row.at, row.until, row.count, row.seq) == (
+            CRON_A,
+            "scheduled",
+            at(0),
+            at(0),
+            1,
+            0,
+        )
         assert (row.epoch, row.attempt, row.outcome, row.reason, row.errors) == (claim.epoch, 1, None, "", ())
         assert (row.runner, row.claimed_at, row.ended_at) == (called(A), claimed.now, None)
         assert (row.took_s, row.note, row.done, row.total) == (None, "", None, None)
@@ -384,17 +393,17 @@ class TestClaim:
 
     async def test_a_paused_cron_claims_nothing_that_runs(self, storage: Storage, a: Ownership) -> None:
         """C3: what is skipped may be told of, and other crons go on."""
-        claim, other = await grant(a, A), await grant(a, A, N2)
+        claim, other = await grant(a, A), await grant(a, A, CRON_B)
         await begun(storage, claim, 0)
-        assert await storage.ticks.pause(N1)
+        assert await storage.ticks.pause(CRON_A)
         assert await told(storage, claim, at(0), runs(1)) == "paused"
         assert await told(storage, claim, at(0), skipped(1, 2), runs(3)) == "paused"
         assert [row.at for row in await history(storage)] == [at(0)]
-        assert await told(storage, other, None, runs(1), name=N2) == "written"
+        assert await told(storage, other, None, runs(1), name=CRON_B) == "written"
         assert await told(storage, claim, at(0), skipped(1, 2)) == "written"
         row = await found(storage, at(0))
         assert await noted(storage, claim, row, outcome="ran") == "written", "what has begun goes on"
-        assert await storage.ticks.resume(N1)
+        assert await storage.ticks.resume(CRON_A)
         assert await told(storage, claim, at(2), runs(3)) == "written"
 
     async def test_conditions_are_told_in_their_order(self, storage: Storage, a: Ownership, b: Ownership) -> None:
@@ -402,7 +411,7 @@ class TestClaim:
         await begun(storage, claim, 0)
         future = await storage.now() + timedelta(hours=1)
         early = Verdict(future, future)
-        assert await storage.ticks.pause(N1)
+        assert await storage.ticks.pause(CRON_A)
         assert await told(storage, claim, at(0), early) == "paused"
         await b.declare([SeatDeclaration(claim.seat, "default", "s2:o1")])
         assert await told(storage, claim, at(0), early) == "redefined"
@@ -458,8 +467,8 @@ class TestDefinitions:
     ) -> None:
         """M8: a new option must not make it forget a tick that is due. That there is a new one is seen by all."""
         async with (
-            joined(storage, A, N1, fingerprint=old) as first,
-            joined(storage, B, N2, fingerprint=old) as second,
+            joined(storage, A, CRON_A, fingerprint=old) as first,
+            joined(storage, B, CRON_B, fingerprint=old) as second,
         ):
             claim = await grant(first, A)
             before = await storage.view()
@@ -482,10 +491,10 @@ class TestDefinitions:
     ) -> None:
         """M8: a finished rollback."""
         before = await storage.view()
-        async with joined(storage, B, N1, fingerprint="s1:o2") as new:
+        async with joined(storage, B, CRON_A, fingerprint="s1:o2") as new:
             stamps = {before.stamp, (await storage.view()).stamp}
             await new.leave()
-        await a.declare([SeatDeclaration(Seat.cron(N1), "default", FINGERPRINT)])
+        await a.declare([SeatDeclaration(Seat.cron(CRON_A), "default", FINGERPRINT)])
         after = await storage.view()
         assert fingerprint(after) == fingerprint(before)
         assert len(stamps) == 2

@@ -14,7 +14,7 @@ from coterie.storage.contracts.ticks import TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, KvPut, StateSave
 from tests.contract.test_states import A, B, evict
 from tests.contract.ticks import (
-    N2,
+    CRON_B,
     a,
     again,
     ask,
@@ -77,7 +77,7 @@ async def test_many_crons_share_few_transactions(storage: Storage) -> None:
 
 async def test_members_of_a_group_are_strangers(storage: Storage, a: Ownership, b: Ownership) -> None:
     """M3: claims, notes, states and keys in one commit; those that are refused write nothing."""
-    one, two = await grant(a, A), await grant(b, B, N2)
+    one, two = await grant(a, A), await grant(b, B, CRON_B)
     gone = Claim(A, one.seat, one.epoch + 1)
     future = await storage.now() + timedelta(hours=1)
     first = await begun(storage, one)
@@ -88,12 +88,12 @@ async def test_members_of_a_group_are_strangers(storage: Storage, a: Ownership, 
         submit(storage, of(one, first, outcome="failed", errors=("e",))),
         submit(storage, of(gone, first, outcome="ran")),
         submit(storage, ask(one, at(0), runs(1))),
-        submit(storage, ask(two, None, Verdict(future, future), name=N2)),
+        submit(storage, ask(two, None, Verdict(future, future), name=CRON_B)),
         submit(storage, of(one, first, outcome="ran")),
         submit(storage, ask(one, at(3), runs(4))),
         storage.states.save(StateSave(one, "s", b"state", 0)),
-        submit(storage, ask(two, None, runs(0), name=N2)),
-        submit(storage, TickNote(two, N2, "scheduled", at(0), 0, 1, note="going on")),
+        submit(storage, ask(two, None, runs(0), name=CRON_B)),
+        submit(storage, TickNote(two, CRON_B, "scheduled", at(0), 0, 1, note="going on")),
     )
     assert results == [
         *(None, "written", "fenced", "written", "fenced", "moved", "early", "conflict", "written"),
@@ -101,8 +101,8 @@ async def test_members_of_a_group_are_strangers(storage: Storage, a: Ownership, 
     ]
     known = await cron(storage)
     assert (known.last, known.runs, known.failures, known.error, known.open) == (at(4), 3, 1, "e", 2)
-    assert (await found(storage, at(0), name=N2)).note == "going on"
-    assert (await cron(storage, N2)).last == at(0)
+    assert (await found(storage, at(0), name=CRON_B)).note == "going on"
+    assert (await cron(storage, CRON_B)).last == at(0)
 
 
 async def test_what_two_lives_of_a_process_write_meets_in_one_group(

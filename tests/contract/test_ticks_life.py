@@ -15,9 +15,9 @@ from coterie.kernel.text import storable
 from coterie.storage.contracts.ticks import PauseRow, Verdict
 from tests.contract.test_states import A, B
 from tests.contract.ticks import (
+    CRON_A,
+    CRON_B,
     INSTANT,
-    N1,
-    N2,
     a,
     again,
     at,
@@ -151,7 +151,7 @@ class TestNote:
         claim = await grant(a, A)
         row = await begun(storage, claim)
         assert await told(storage, claim, at(0), skipped(1, 2)) == "written"
-        triggered = await storage.ticks.trigger(N1, at=at(0))
+        triggered = await storage.ticks.trigger(CRON_A, at=at(0))
         assert triggered is not None
         before = await everything(storage)
         others: list[dict[str, Any]] = [
@@ -163,7 +163,7 @@ class TestNote:
             {"kind": "manual"},
             {"kind": "manual", "seq": 1, "attempt": 0},  # nobody has taken it
             {"at": at(1), "attempt": 0},  # skipped
-            {"name": N2},
+            {"name": CRON_B},
         ]
         for other in others:
             assert await noted(storage, claim, row, **{"outcome": "failed", "errors": ("e",), **other}) == "conflict"
@@ -226,9 +226,16 @@ async def test_names_may_have_any_character(storage: Storage, name: str) -> None
 class TestTrigger:
     async def test_it_is_a_tick_that_nobody_has_begun(self, storage: Storage, a: Ownership) -> None:
         """M9: also while nobody holds the cron."""
-        row = await storage.ticks.trigger(N1, at=at(3))
+        row = await storage.ticks.trigger(CRON_A, at=at(3))
         assert row is not None
-        assert (row.name, row.kind, row.at, row.until, row.count, row.seq) == (N1, "manual", at(3), at(3), 1, 1)
+        assert (row.name, row.kind, row.at, row.until, row.count, row.seq) == (
+            CRON_A,
+            "manual",
+            at(3),
+            at(3),
+            1,
+            1,
+        )
         assert (row.epoch, row.attempt, row.outcome, row.reason, row.errors) == (0, 0, None, "", ())
         assert (row.runner, row.ended_at, row.late_s, row.took_s) == ("", None, None, None)
         assert abs(row.claimed_at - await storage.now()) < timedelta(seconds=30)
@@ -238,7 +245,7 @@ class TestTrigger:
 
     async def test_without_an_instant_it_is_for_now(self, storage: Storage, a: Ownership) -> None:
         before = await storage.now()
-        row = await storage.ticks.trigger(N1)
+        row = await storage.ticks.trigger(CRON_A)
         assert row is not None
         assert before <= row.at <= await storage.now()
 
@@ -246,61 +253,61 @@ class TestTrigger:
         """M9: by each other and from the scheduled one; also those that come at once."""
         claim = await grant(a, A)
         await begun(storage, claim)
-        rows = await asyncio.gather(*(storage.ticks.trigger(N1, at=at(0)) for _ in range(20)))
+        rows = await asyncio.gather(*(storage.ticks.trigger(CRON_A, at=at(0)) for _ in range(20)))
         assert sorted(row.seq for row in rows if row is not None) == list(range(1, 21))
-        other = await storage.ticks.trigger(N1, at=at(1))
+        other = await storage.ticks.trigger(CRON_A, at=at(1))
         assert other is not None
         assert other.seq == 1
         assert len((await taken(storage, claim)).open) == 22
 
     async def test_its_number_is_not_used_again_while_one_is_there(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a, A)
-        await storage.ticks.trigger(N1, at=at(0))
+        await storage.ticks.trigger(CRON_A, at=at(0))
         (row,) = (await taken(storage, claim)).open
         assert await noted(storage, claim, row, outcome="ran") == "written"
-        following = await storage.ticks.trigger(N1, at=at(0))
+        following = await storage.ticks.trigger(CRON_A, at=at(0))
         assert following is not None
         assert following.seq == 2
         assert (await again(storage, row)).outcome == "ran"
 
     async def test_the_end_of_time_can_be_stored(self, storage: Storage, a: Ownership) -> None:
         for instant in (datetime(9998, 12, 31, tzinfo=UTC), datetime(1, 1, 2, tzinfo=UTC)):
-            row = await storage.ticks.trigger(N1, at=instant)
+            row = await storage.ticks.trigger(CRON_A, at=instant)
             assert row is not None
             assert await again(storage, row) == row
         assert len(await history(storage)) == 2
         assert len(await history(storage, before=datetime(9999, 12, 30, tzinfo=UTC))) == 2
 
     async def test_of_no_such_cron_nothing_can_be_asked(self, storage: Storage) -> None:
-        async with joined(storage, A, N1, **{"singleton:one": "f", "cro:n": "f", "cron": "f"}):
+        async with joined(storage, A, CRON_A, **{"singleton:one": "f", "cro:n": "f", "cron": "f"}):
             for name in ("none", "one", "n", "", "cron:nightly", "NIGHTLY"):
                 assert await storage.ticks.trigger(name) is None
                 assert await storage.ticks.pause(name) is None
                 assert await storage.ticks.resume(name) is None
                 assert await history(storage, name) == []
-            assert [row.name for row in await storage.ticks.list()] == [N1]
+            assert [row.name for row in await storage.ticks.list()] == [CRON_A]
 
 
 class TestPause:
     async def test_it_is_told_whether_that_is_news(self, storage: Storage, a: Ownership) -> None:
         """C3: also while nobody holds the cron."""
-        assert await storage.ticks.resume(N1) is False
-        assert await storage.ticks.pause(N1) is True
+        assert await storage.ticks.resume(CRON_A) is False
+        assert await storage.ticks.pause(CRON_A) is True
         paused_at = (await cron(storage)).paused_at
         assert paused_at is not None
         assert abs(paused_at - await storage.now()) < timedelta(seconds=30)
-        assert await storage.ticks.pause(N1) is False
+        assert await storage.ticks.pause(CRON_A) is False
         assert (await cron(storage)).paused_at == paused_at
-        assert (await cron(storage, N2)).paused_at is None
-        assert await storage.ticks.resume(N1) is True
+        assert (await cron(storage, CRON_B)).paused_at is None
+        assert await storage.ticks.resume(CRON_A) is True
         assert (await cron(storage)).paused_at is None
-        assert await storage.ticks.resume(N1) is False
-        assert await storage.ticks.pause(N1) is True
+        assert await storage.ticks.resume(CRON_A) is False
+        assert await storage.ticks.pause(CRON_A) is True
 
     async def test_of_those_who_come_at_once_one_has_done_it(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a, A)
         for action, opens in ((storage.ticks.pause, True), (storage.ticks.resume, False)):
-            results = await asyncio.gather(*(action(N1) for _ in range(10)))
+            results = await asyncio.gather(*(action(CRON_A) for _ in range(10)))
             assert sorted(results, key=bool) == [False] * 9 + [True]
             (pause,) = (await taken(storage, claim)).pauses
             assert (pause.until is None) is opens
@@ -312,9 +319,9 @@ class TestPause:
         claim = await grant(a, A)
         marks = []
         for _ in range(3):
-            await storage.ticks.pause(N1)
+            await storage.ticks.pause(CRON_A)
             await passing(0.001)
-            await storage.ticks.resume(N1)
+            await storage.ticks.resume(CRON_A)
             await passing(0.001)
             marks.append(await storage.now())
             await passing(0.001)
@@ -339,7 +346,7 @@ class TestPause:
             book = await taken(storage, claim)
             assert book.last == instant, "to the microsecond"
             assert book.pauses == pauses[3 - left :]
-        await storage.ticks.pause(N1)
+        await storage.ticks.pause(CRON_A)
         since = (await cron(storage)).paused_at
         assert since is not None
         assert (await taken(storage, claim)).pauses == (PauseRow(since, None),)
@@ -347,9 +354,9 @@ class TestPause:
     async def test_a_pause_without_length_is_followed_by_the_next(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a, A)
         for _ in range(20):
-            assert await storage.ticks.pause(N1) is True
-            assert await storage.ticks.resume(N1) is True
-        assert await storage.ticks.pause(N1) is True
+            assert await storage.ticks.pause(CRON_A) is True
+            assert await storage.ticks.resume(CRON_A) is True
+        assert await storage.ticks.pause(CRON_A) is True
         pauses = (await taken(storage, claim)).pauses
         assert [pause for pause in pauses[:-1] if pause.until is None] == []
         assert pauses[-1].until is None
@@ -363,8 +370,8 @@ class TestHistory:
         await noted(storage, claim, row, outcome="failed")
         assert await told(storage, claim, at(1), skipped(2, 4)) == "written"
         for minute in (7, 1, 1, 3):
-            await storage.ticks.trigger(N1, at=at(minute))
-        await storage.ticks.trigger(N2, at=at(5))
+            await storage.ticks.trigger(CRON_A, at=at(minute))
+        await storage.ticks.trigger(CRON_B, at=at(5))
         expected = [
             (at(7), "manual", 1, None),
             (at(3), "manual", 1, None),
@@ -396,11 +403,11 @@ class TestHistory:
     async def test_what_is_not_there_is_not_found(self, storage: Storage, a: Ownership) -> None:
         claim = await grant(a, A)
         row = await begun(storage, claim)
-        assert await storage.ticks.get(N1, "scheduled", at(0), 0) == row
-        assert await storage.ticks.get(N2, "scheduled", at(0), 0) is None
-        assert await storage.ticks.get(N1, "manual", at(0), 0) is None
-        assert await storage.ticks.get(N1, "scheduled", at(0) + INSTANT, 0) is None
-        assert await storage.ticks.get(N1, "scheduled", at(0), 1) is None
+        assert await storage.ticks.get(CRON_A, "scheduled", at(0), 0) == row
+        assert await storage.ticks.get(CRON_B, "scheduled", at(0), 0) is None
+        assert await storage.ticks.get(CRON_A, "manual", at(0), 0) is None
+        assert await storage.ticks.get(CRON_A, "scheduled", at(0) + INSTANT, 0) is None
+        assert await storage.ticks.get(CRON_A, "scheduled", at(0), 1) is None
 
 
 class TestList:
@@ -465,7 +472,7 @@ class TestPurge:
         failed = await begun(storage, claim, 1, last=at(0))
         await noted(storage, claim, failed, outcome="failed", errors=("e",))
         assert await told(storage, claim, at(1), *(skipped(minute, minute) for minute in range(2, 6))) == "written"
-        triggered = await storage.ticks.trigger(N1)
+        triggered = await storage.ticks.trigger(CRON_A)
         await passing(0.3)
         young = await begun(storage, claim, 6, last=at(5))
         await noted(storage, claim, young, outcome="ran")
@@ -489,10 +496,10 @@ class TestPurge:
     ) -> None:
         claim = await grant(a, A)
         for _ in range(2):
-            await storage.ticks.pause(N1)
-            await storage.ticks.resume(N1)
+            await storage.ticks.pause(CRON_A)
+            await storage.ticks.resume(CRON_A)
             await passing(0.001)
-        await storage.ticks.pause(N1)
+        await storage.ticks.pause(CRON_A)
         pauses = (await taken(storage, claim)).pauses
         # The last tick of all lies before the pauses, so that a holder is told of them.
         assert await told(storage, claim, None, skipped(0, 1)) == "written"
@@ -508,14 +515,14 @@ class TestPurge:
 
 async def test_clusters_do_not_see_each_other(storage: Storage, neighbour: Storage) -> None:
     async with joined(storage, A), joined(neighbour, B):
-        await storage.ticks.pause(N1)
-        await storage.ticks.trigger(N1, at=at(0))
+        await storage.ticks.pause(CRON_A)
+        await storage.ticks.trigger(CRON_A, at=at(0))
         other = await cron(neighbour)
         assert (other.paused_at, other.open) == (None, 0)
         assert await history(neighbour) == []
-        assert await neighbour.ticks.get(N1, "manual", at(0), 1) is None
-        row = await neighbour.ticks.trigger(N1, at=at(0))
+        assert await neighbour.ticks.get(CRON_A, "manual", at(0), 1) is None
+        row = await neighbour.ticks.trigger(CRON_A, at=at(0))
         assert row is not None
         assert row.seq == 1
-        assert await neighbour.ticks.resume(N1) is False
+        assert await neighbour.ticks.resume(CRON_A) is False
         assert await neighbour.ticks.purge(older_s=0, most=10) == 0

@@ -24,7 +24,7 @@ from coterie.storage.contracts.messages import MessageFilter, Setback
 from coterie.storage.contracts.ticks import CronTakeover, TickClaim, Verdict
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration, StateSave
 from tests.contract.messages import S1, S2, A, B, id_of, message
-from tests.contract.ticks import FINGERPRINT, N1, N2, SCHEDULE, at
+from tests.contract.ticks import CRON_A, CRON_B, FINGERPRINT, SCHEDULE, at
 from tests.contract.units import ask, key, of
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ TABLES = {
     "runners": ("id", B),
     "leases": ("id", B),
     "seats": ("name", S2),
-    "fingerprints": ("seat", Seat.cron(N1)),
+    "fingerprints": ("seat", Seat.cron(CRON_A)),
     "messages": ("id", id_of(1)),
-    "crons": ("name", N1),
-    "cron_pauses": ("name", N1),
-    "ticks": ("name", N1),
+    "crons": ("name", CRON_A),
+    "cron_pauses": ("name", CRON_A),
+    "ticks": ("name", CRON_A),
     "units": ("unit", key("one")),
     "steps": ("unit", key("one")),
     "deferreds": ("unit", key("one")),
@@ -168,11 +168,11 @@ class Cluster:
         found |= {f"message {row.id}" for row in await storage.messages.look([id_of(1), id_of(2)])}
         found |= {f"listed {row.id}" for row in await storage.messages.list(MessageFilter())}
         await storage.messages.backlog(most=10, dead_most=10)
-        takes = [CronTakeover(claims[Seat.cron(name)], name, FINGERPRINT) for name in (N1, N2)]
+        takes = [CronTakeover(claims[Seat.cron(name)], name, FINGERPRINT) for name in (CRON_A, CRON_B)]
         books = await storage.ticks.take(takes)
         found |= {f"book {name} {len(book.open)}" for name, book in books.items()}
         found |= {f"cron {row.name}" for row in await storage.ticks.list()}
-        found |= {f"tick {row.name}" for name in (N1, N2) for row in await storage.ticks.history(name, most=10)}
+        found |= {f"tick {row.name}" for name in (CRON_A, CRON_B) for row in await storage.ticks.history(name, most=10)}
         taken = await storage.units.take([claims[S1]], most=10)
         found |= {f"taken {row.unit}" for each in taken.values() for row in each.rows}
         found |= {f"unit {row.unit}" for row in await storage.units.list(status=None, name=None, older_s=None, most=10)}
@@ -192,7 +192,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(storage: Storage) -> AsyncIterator[Cluster]:
-    seats = {S1: "", S2: "", Seat.cron(N1): FINGERPRINT, Seat.cron(N2): FINGERPRINT}
+    seats = {S1: "", S2: "", Seat.cron(CRON_A): FINGERPRINT, Seat.cron(CRON_B): FINGERPRINT}
     seats |= {Seat.singleton(name): "f" for name in ("one", "two")}
     knows = {name: each for name, each in seats.items() if each}
     async with storage.ownership(A) as session, storage.ownership(B) as other:
@@ -206,7 +206,7 @@ async def cluster(storage: Storage) -> AsyncIterator[Cluster]:
         for number in (1, 2):
             await storage.messages.insert(message(number))
             await storage.messages.setback(Setback(claims[S1], id_of(number), 1, "boom", 0.0))
-        for name in (N1, N2):
+        for name in (CRON_A, CRON_B):
             await storage.ticks.take([CronTakeover(claims[Seat.cron(name)], name, FINGERPRINT)])
             verdicts = (Verdict(at(0), at(0)), Verdict(at(1), at(1)))
             claim = TickClaim(claims[Seat.cron(name)], name, SCHEDULE, None, verdicts, 0.0)

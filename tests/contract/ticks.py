@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.ticks import CronBook, CronRow, Kind, TickRow
     from coterie.storage.interface import ClusterSnapshot, Ownership, Storage
 
-N1, N2 = "nightly", "hourly"
+CRON_A, CRON_B = "nightly", "hourly"
 SCHEDULE = "s1"
 FINGERPRINT = f"{SCHEDULE}:o1"
 INSTANT = timedelta(microseconds=1)
@@ -40,7 +40,7 @@ async def joined(
     storage: Storage, id: str, *crons: str, fingerprint: str = FINGERPRINT, **more: str
 ) -> AsyncIterator[Ownership]:
     """A registered runner that knows crons, and other seats."""
-    knows = {Seat.cron(name): fingerprint for name in crons or (N1, N2)} | more
+    knows = {Seat.cron(name): fingerprint for name in crons or (CRON_A, CRON_B)} | more
     me = Registration(id=id, name=called(id), address="", host_id="", groups=("default",), knows=knows)
     seats = [SeatDeclaration(name, "default", definition) for name, definition in knows.items()]
     async with storage.ownership(id) as session:
@@ -60,12 +60,12 @@ async def b(storage: Storage, a: Ownership) -> AsyncIterator[Ownership]:
         yield session
 
 
-async def grant(session: Ownership, runner: str, name: str = N1) -> Claim:
+async def grant(session: Ownership, runner: str, name: str = CRON_A) -> Claim:
     (granted,) = await session.acquire([Seat.cron(name)])
     return Claim(runner, granted.name, granted.epoch)
 
 
-async def taken(storage: Storage, claim: Claim, name: str = N1, **options: Any) -> CronBook:
+async def taken(storage: Storage, claim: Claim, name: str = CRON_A, **options: Any) -> CronBook:
     return (await storage.ticks.take([CronTakeover(claim, name, **options)]))[name]
 
 
@@ -79,7 +79,7 @@ def skipped(first: float, last: float, count: int = 2, reason: str = "stale") ->
 
 def ask(claim: Claim, last: datetime | None, *verdicts: Verdict, **options: Any) -> TickClaim:
     return TickClaim(
-        **{"claim": claim, "name": N1, "schedule": SCHEDULE, "last": last, "verdicts": verdicts, **options}
+        **{"claim": claim, "name": CRON_A, "schedule": SCHEDULE, "last": last, "verdicts": verdicts, **options}
     )
 
 
@@ -94,7 +94,9 @@ async def begun(storage: Storage, claim: Claim, minute: float = 0, last: datetim
     return row
 
 
-async def found(storage: Storage, instant: datetime, *, name: str = N1, kind: Kind = "scheduled", seq: int = 0) -> Any:
+async def found(
+    storage: Storage, instant: datetime, *, name: str = CRON_A, kind: Kind = "scheduled", seq: int = 0
+) -> Any:
     """A tick as it is stored now."""
     return await storage.ticks.get(name, kind, instant, seq)
 
@@ -116,11 +118,11 @@ async def noted(storage: Storage, claim: Claim, row: TickRow, **options: Any) ->
     return await storage.ticks.note(of(claim, row, **options))
 
 
-async def cron(storage: Storage, name: str = N1) -> CronRow:
+async def cron(storage: Storage, name: str = CRON_A) -> CronRow:
     return next(row for row in await storage.ticks.list() if row.name == name)
 
 
-async def history(storage: Storage, name: str = N1, **options: Any) -> list[TickRow]:
+async def history(storage: Storage, name: str = CRON_A, **options: Any) -> list[TickRow]:
     return list(await storage.ticks.history(name, **{"most": 1000, **options}))
 
 
@@ -137,7 +139,7 @@ async def everything(storage: Storage) -> list[Any]:
 def not_held(claim: Claim) -> list[Claim]:
     """Never, of another epoch, of another runner, of no such seat."""
     return [
-        Claim(claim.runner, Seat.cron(N2), 1),
+        Claim(claim.runner, Seat.cron(CRON_B), 1),
         Claim(claim.runner, claim.seat, claim.epoch + 1),
         Claim(claim.runner, claim.seat, claim.epoch - 1),
         Claim("c" * 32, claim.seat, claim.epoch),
@@ -159,6 +161,6 @@ async def regained(how: str, a: Ownership, b: Ownership) -> Claim:
     return await (grant(a, A) if how == "granted to itself again" else grant(b, B))
 
 
-def fingerprint(view: ClusterSnapshot, name: str = N1) -> tuple[str, datetime]:
+def fingerprint(view: ClusterSnapshot, name: str = CRON_A) -> tuple[str, datetime]:
     (seat,) = [seat for seat in view.seats if seat.name == Seat.cron(name)]
     return seat.fingerprint, seat.effective_from

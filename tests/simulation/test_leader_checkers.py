@@ -9,7 +9,7 @@ import pytest
 from tests.support.history.leader_checkers import HooksInOrder, Led, OnlyTheLeaderLeads, Outlived
 from tests.support.history.ownership import Checker, Event, Grant, Saved, Violation, check
 
-A1, B2 = Grant("s", 1, "a"), Grant("s", 2, "b")
+TO_A, TO_B = Grant("s", 1, "a"), Grant("s", 2, "b")
 
 
 def led(words: str, epoch: int = 1, process: str = "a", **more: Any) -> list[Event]:
@@ -24,13 +24,13 @@ ACCEPTED: list[tuple[type[Checker], list[Event]]] = [
     (HooksInOrder, led("becoming losing lost")),
     (HooksInOrder, [*led("becoming became"), *led(WHOLE, 2, "b"), Outlived("b")]),
     (HooksInOrder, [*led("becoming"), *led("becoming became", 2, "b")]),
-    (OnlyTheLeaderLeads, [A1, *led(WHOLE, is_leader=True), B2, *led("becoming", 2, "b", is_leader=True)]),
-    (OnlyTheLeaderLeads, [A1, B2, *led("becoming acting losing lost")]),
+    (OnlyTheLeaderLeads, [TO_A, *led(WHOLE, is_leader=True), TO_B, *led("becoming", 2, "b", is_leader=True)]),
+    (OnlyTheLeaderLeads, [TO_A, TO_B, *led("becoming acting losing lost")]),
     (
         OnlyTheLeaderLeads,
-        [A1, *led("becoming", state=()), Saved("k", "s", 1, 1, (5,)), B2, *led("began", 2, state=(5,))],
+        [TO_A, *led("becoming", state=()), Saved("k", "s", 1, 1, (5,)), TO_B, *led("began", 2, state=(5,))],
     ),
-    (OnlyTheLeaderLeads, [A1, Saved("k", "s", 1, 1, (5,)), B2, *led("becoming", state=())]),
+    (OnlyTheLeaderLeads, [TO_A, Saved("k", "s", 1, 1, (5,)), TO_B, *led("becoming", state=())]),
 ]
 
 REJECTED: list[tuple[type[Checker], list[Event], str]] = [
@@ -48,9 +48,13 @@ REJECTED: list[tuple[type[Checker], list[Event], str]] = [
     (HooksInOrder, [*led("becoming became losing"), Outlived("a")], "never told of its loss"),
     (HooksInOrder, [*led("becoming"), *led("becoming", 2)], "while becoming was not over"),
     (HooksInOrder, [*led("becoming became losing"), *led("becoming", 2)], "while losing was not over"),
-    (OnlyTheLeaderLeads, [A1, *led("becoming", 2, "b")], "before it was granted"),
-    (OnlyTheLeaderLeads, [A1, B2, *led("acting", is_leader=True)], "after epoch 2 was granted"),
-    (OnlyTheLeaderLeads, [A1, Saved("k", "s", 1, 1, (5,)), B2, *led("becoming", 2, "b", state=())], "was saved"),
+    (OnlyTheLeaderLeads, [TO_A, *led("becoming", 2, "b")], "before it was granted"),
+    (OnlyTheLeaderLeads, [TO_A, TO_B, *led("acting", is_leader=True)], "after epoch 2 was granted"),
+    (
+        OnlyTheLeaderLeads,
+        [TO_A, Saved("k", "s", 1, 1, (5,)), TO_B, *led("becoming", 2, "b", state=())],
+        "was saved",
+    ),
 ]
 
 
