@@ -541,7 +541,7 @@ async def test_without_a_provider_no_tracer_is_touched(cluster: Cluster, monkeyp
 PROGRAM = """
 import asyncio, sys
 from coterie import Cluster
-from coterie.kernel import tracing
+from coterie.kernel import spans as tracing
 
 async def look():
     async with Cluster("sqlite:///look.db", shards=1).connect():

@@ -7,7 +7,8 @@
 `view`       the read model: the pages that people are shown, field by field
 `failures`   the lines about what failed. Pure
 `pages`      reads the facts and builds the pages
-`prometheus` sets the gauges of `kernel/metrics.py` when they are read, and publishes all metrics
+`gauges`     sets the gauges of `kernel/metrics.py` when they are about to be read
+`prometheus` publishes all metrics to Prometheus
 `otlp`       publishes them to the program's own exporter
 `logs`       how log lines look, where the program has no logging of its own
 """

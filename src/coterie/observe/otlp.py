@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from coterie.errors import CoterieError
 from coterie.kernel import metrics
-from coterie.observe.prometheus import sample
+from coterie.observe.gauges import sample
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -128,10 +128,8 @@ class ClusterView:
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Gauges are set now, counters stand as they are."""
-        from coterie.observe.prometheus import (
-            sample,
-            text,  # 70 ms, for those who scrape
-        )
+        from coterie.observe.gauges import sample
+        from coterie.observe.prometheus import text  # 70 ms, for those who scrape
 
         here = self._present()
         local = None if here is None else here.facts()

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from coterie.kernel import metrics
 from coterie.kernel.metrics import Meter, Spread
+from coterie.observe.gauges import sample
 from coterie.observe.health import judge
-from coterie.observe.prometheus import Meters, sample, text
+from coterie.observe.prometheus import Meters, text
 
 from .clusters import cluster, local
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import Gauge, InMemoryMetricReader, Sum
 from coterie import Cluster
 from coterie.kernel import metrics
 from coterie.observe import otlp
-from coterie.observe.prometheus import sample
+from coterie.observe.gauges import sample
 from coterie.testing.simulation import simulate
 
 from .clusters import local
