@@ -87,7 +87,7 @@ interleavings: .venv/dev.stamp ## a fixed sample of the orders of two transactio
 	@$(IN_MEMORY) $(PY) -m pytest -q tests -m "interleavings and not nightly" -n 2
 
 processes: .venv/dev.stamp ## tests that start and kill real processes (a sample)
-	@$(PY) -m pytest -q tests -m "processes and not nightly" -n 2
+	@$(PY) -m pytest -q tests -m "processes and not nightly" -n 3
 
 # ── longer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
