@@ -121,19 +121,7 @@ class Membership(Service):
         self._now_ns = clock.steady_ns
         self._directory = directory
         self._definitions = {definition.seat: definition for definition in definitions}
-        self._keeping = LeaseKeeper(
-            LeasePolicy(_times(settings)),
-            open=lambda: storage.ownership(incarnation),
-            presence=lambda: storage.presence(incarnation),
-            aside=aside,
-            trust=self.trust,
-            clock=clock,
-            ttl_s=settings.lease_ttl.total_seconds(),
-            vitals=self.vitals,
-            on_renewed=self._renewed,
-            on_ended=self._over,
-            supervisor=supervisor,
-        )
+        self._keeping = self._new_lease_keeper(storage, clock)
         self._holdings = HeldSeats(
             incarnation,
             address=lambda: transport.address,
@@ -182,6 +170,21 @@ class Membership(Service):
         self._missing = "it has not taken all of its seats yet"
         self._again: asyncio.TimerHandle | None = None
         routes.take(Route.OWNERSHIP, self._talk)
+
+    def _new_lease_keeper(self, storage: Storage, clock: Clock) -> LeaseKeeper:
+        return LeaseKeeper(
+            LeasePolicy(_times(self._settings)),
+            open=lambda: storage.ownership(self.incarnation),
+            presence=lambda: storage.presence(self.incarnation),
+            aside=self._aside,
+            trust=self.trust,
+            clock=clock,
+            ttl_s=self._settings.lease_ttl.total_seconds(),
+            vitals=self.vitals,
+            on_renewed=self._renewed,
+            on_ended=self._over,
+            supervisor=self._supervisor,
+        )
 
     # Life
 
