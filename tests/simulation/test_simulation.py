@@ -519,9 +519,9 @@ def test_a_seed_replays_in_this_process(workload: object) -> None:
 
 
 PROGRAM = """
-from coterie.testing.run import Run
+from coterie.testing.run import SeedRun
 from tests.simulation.workloads import {workload}
-run = Run(11)
+run = SeedRun(11)
 run({workload}.main)
 print(run.loop.trace.digest())
 """

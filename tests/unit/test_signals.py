@@ -30,7 +30,8 @@ LIMIT_S = 30.0  # for what takes a fraction of a second on an idle machine
 HEAD = """
 import asyncio, os, signal, sys, time
 from contextlib import asynccontextmanager
-from coterie import Cluster, signals
+from coterie import Cluster
+from coterie import main as process_main
 cluster = Cluster(shards=3, runner_name="anna", drain="500ms")
 
 def say(*what):
@@ -174,7 +175,7 @@ def test_a_second_signal_ends_at_once_even_if_the_loop_is_blocked(tmp_path: Path
 def test_a_shutdown_that_hangs_is_ended_within_its_limit_and_shows_where(tmp_path: Path, how: str) -> None:
     """L1, P19: drain and some seconds after the signal it is over, whatever user code does."""
     text = f"""
-signals.GRACE_S = 1.0
+process_main.GRACE_S = 1.0
 async def hang():
     {how}
 setup(closing=hang); cluster.run()
@@ -190,7 +191,7 @@ setup(closing=hang); cluster.run()
 def test_a_thread_of_the_default_executor_does_not_keep_the_process(tmp_path: Path) -> None:
     """P19: closing a loop waits for its threads, without a limit on 3.11."""
     text = """
-signals.GRACE_S = 1.0
+process_main.GRACE_S = 1.0
 async def leave_a_thread():
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
 setup(opening=leave_a_thread); cluster.run()
@@ -266,7 +267,7 @@ class Stubborn:
     async def drain(self): await asyncio.sleep(3600)
     def abandon(self): pass
 make = lambda: cluster._new_runner(occupy=lambda _: lambda _: Stubborn())
-signals.run(lambda: cluster._take(make), cluster.settings)
+process_main.run(lambda: cluster._take(make), cluster.settings)
 """
     with program(tmp_path, text) as running:
         running.wait_for("joined and holds 3 seats")
