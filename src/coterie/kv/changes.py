@@ -1,11 +1,11 @@
-"""The durable side of the key-value store: writes with a stamp, and atomic changes of one key.
+"""The storage side of the key-value store: writes with a stamp, and atomic changes of one key.
 
-A change is a compare-and-swap on the stamp that was read: whoever is slower reads again and applies its function
-once more. Changes of one key that meet in this process are applied one after another in memory and share one
-swap, so a hot counter costs a commit per group, not a commit per caller.
+A change is a compare-and-swap on the stamp that was read: the loser of a race reads again and applies its function
+once more. Concurrent changes of one key in this process are applied one after another in memory and share one swap,
+so a hot counter costs a commit per group, not a commit per caller.
 
-A write with a claim proves that the seat is still held: one that comes after the seat went to somebody else raises
-`LeadershipLost` and changes nothing [C1]. Changes in the names of different seats take turns: each swap proves one.
+A write with a claim proves that the seat is still held: after another runner has taken the seat it raises
+`LeadershipLost` and changes nothing [C1]. Changes for different seats are not combined: each swap proves one claim.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BACKOFF_S = 0.001
 BACKOFF_MOST_S = 0.05
 PAGE = 500
 
-_STAMP_BITS = 63  # a positive whole number in both databases
+_STAMP_BITS = 63  # a positive integer in both databases
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +54,7 @@ class KeyValues(Service):
         self._changes: dict[str, list[_Change]] = {}
 
     async def get(self, key: str) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         self.require_running()
         entry = await self._kv.get(key)
         return None if entry is None else entry.value
@@ -65,22 +65,22 @@ class KeyValues(Service):
         await self._kv.put(KvPut(key, value, self._stamp(), ttl_s, claim))
 
     async def remove(self, key: str, *, claim: Claim | None = None) -> bool:
-        """Durable when it returns; whether it was there."""
+        """Remove a key, durable when it returns. Returns whether it existed."""
         self.require_running()
         return await self._kv.remove(KvRemove(key, claim))
 
     async def count(self, prefix: str) -> int:
-        """How many keys start with `prefix`."""
+        """Count the keys that start with `prefix`."""
         self.require_running()
         return await self._kv.count(prefix)
 
     async def clear(self, prefix: str, *, claim: Claim | None = None) -> int:
-        """Remove all keys that start with `prefix`; how many it were."""
+        """Remove all keys that start with `prefix`. Returns the number removed."""
         self.require_running()
         return await (self._kv.clear(prefix) if claim is None else self._clear(prefix, claim))
 
     async def _clear(self, prefix: str, claim: Claim) -> int:
-        """Under the fence page by page, each removal for itself: they share transactions all the same."""
+        """Remove page by page under the fence, with one write per key; the writes share transactions."""
         removed, after = 0, None
         while page := await self._kv.page(prefix, after=after, most=PAGE):
             writes = (self._kv.remove(KvRemove(entry.key, claim)) for entry in page)
@@ -89,7 +89,7 @@ class KeyValues(Service):
         return removed
 
     async def scan(self, prefix: str, *, most: int = PAGE) -> AsyncIterator[Entry]:
-        """The entries that start with `prefix`, in key order, read page by page."""
+        """Yield the entries that start with `prefix`, in key order, read page by page."""
         self.require_running()
         after = None
         while page := await self._kv.page(prefix, after=after, most=most):
@@ -98,7 +98,7 @@ class KeyValues(Service):
             after = page[-1].key
 
     async def modify(self, key: str, apply: Apply, *, ttl_s: float | None, claim: Claim | None = None) -> bytes | None:
-        """Replace a value by a function of it, atomically; the new value.
+        """Replace a value by a function of it, atomically. Returns the new value.
 
         Promise:
             The function's last run saw the value that its result replaced. An error it raises changes nothing.
@@ -120,7 +120,7 @@ class KeyValues(Service):
                 self._changes[key] = [change for change in waiting if change.claim != waiting[0].claim]
                 try:
                     await self._swap(key, group)
-                except Exception as error:  # noqa: BLE001 whatever it was, its callers must hear of it
+                except Exception as error:  # noqa: BLE001 any error must reach the callers
                     _fail(group, error)
         except asyncio.CancelledError:
             problem = "the process is shutting down"
@@ -140,7 +140,7 @@ class KeyValues(Service):
             winners = [change for change, result in zip(group, results, strict=True) if not _failed(result)]
             unchanged = not winners or (old is None and new is None)
             if unchanged or await self._swapped(key, entry, new, winners[-1]):
-                _deliver(group, results)  # errors too: only now it is sure that what they saw came to be
+                _deliver(group, results)  # errors too: only now it is certain that the values they saw were committed
                 return
             await asyncio.sleep(self._chance.between(0, min(BACKOFF_S * 2 ** min(tried, 10), BACKOFF_MOST_S)))
         raise PersistenceError(
@@ -160,7 +160,7 @@ class KeyValues(Service):
             raise
 
     async def _is_there(self, key: str, stamp: int) -> bool:
-        """Whether a swap of unknown outcome happened. A "no" proves nothing: it may still become visible [C1]."""
+        """Whether a swap of unknown outcome happened. False proves nothing: it may still become visible [C1]."""
         try:
             entry = await self._kv.get(key)
         except PersistenceError:
@@ -172,7 +172,7 @@ class KeyValues(Service):
 
 
 def _apply_all(group: list[_Change], value: bytes | None) -> tuple[bytes | None, list[_Result]]:
-    """Run the functions one on top of the other; one that raises leaves the value to the next."""
+    """Apply the functions in sequence; one that raises leaves the value unchanged for the next."""
     results: list[_Result] = []
     for change in group:
         try:

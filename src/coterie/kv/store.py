@@ -30,8 +30,8 @@ RESERVED = "singleton-state:"
 class KeyValueStore(Generic[V]):
     """Keys and values, shared by all processes of the cluster and durable when a call returns.
 
-    A value is anything the codec takes; None is no value, it means that a key is absent. Keys are texts of up
-    to 1,024 bytes; they are listed in the order of their UTF-8 bytes.
+    A value is anything the codec can encode; None is no value, it means that a key is absent. Keys are strings of up
+    to 1,024 bytes in UTF-8; they are listed in byte order.
 
     Example:
         ```python
@@ -42,10 +42,10 @@ class KeyValueStore(Generic[V]):
 
     Promise:
         `modify` is atomic against every other writer of the key, in this process and in all others. In a handler (or
-        another work of a seat) what would be written after the seat went to somebody else is not: `LeadershipLost`.
+        other work of a seat) a write after another runner has taken the seat raises `LeadershipLost`.
     Not promised:
         A `PersistenceError` with the outcome "unknown" means that the write may or may not have happened.
-        `items`, `size` and `clear` are no snapshot: what changes meanwhile may or may not be part of it.
+        `items`, `size` and `clear` are not snapshots: concurrent changes may or may not be included.
     """
 
     def __init__(
@@ -62,45 +62,45 @@ class KeyValueStore(Generic[V]):
         self._claim = claim or claim_here
 
     async def get(self, key: str) -> V | None:
-        """The value, or None if the key is absent or expired."""
+        """Return the value, or None if the key is absent or expired."""
         full = self._key(key)
         return self._decode(full, await self._source().get(full))
 
     async def set(self, key: str, value: V, *, ttl: Duration | None = None) -> None:
-        """Set the value; with `ttl` it expires after that time, without it never does."""
+        """Set the value; with `ttl` it expires after that time, otherwise never."""
         full = self._writable(key)
         await self._source().set(
             full, self._encode(full, value), ttl_s=seconds_or_none(ttl, what="ttl"), claim=self._claim()
         )
 
     async def remove(self, key: str) -> bool:
-        """Remove the key; whether it was there."""
+        """Remove the key. Returns whether it existed."""
         return await self._source().remove(self._writable(key), claim=self._claim())
 
     async def has(self, key: str) -> bool:
-        """Whether the key is there."""
+        """Whether the key exists."""
         return await self._source().get(self._key(key)) is not None
 
     async def is_empty(self) -> bool:
-        """Whether no key is there."""
+        """Whether the view has no keys."""
         async for _ in self._source().scan(self._prefix, most=1):
             return False
         return True
 
     async def size(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return await self._source().count(self._prefix)
 
     async def clear(self) -> int:
-        """Remove all keys of this view; how many it were."""
+        """Remove all keys of this view. Returns the number removed."""
         return await self._source().clear(self._prefix, claim=self._claim())
 
     async def modify(self, key: str, fn: Callable[[V | None], V | None], *, ttl: Duration | None = None) -> V | None:
-        """Replace the value by `fn(value)`, atomically; the new value.
+        """Replace the value by `fn(value)`, atomically. Returns the new value.
 
         Args:
-            fn: Gets the value, None if there is none; what it returns is stored, None removes the key. A plain
-                function without side effects: it runs again whenever somebody else was faster.
+            fn: Receives the value, or None if there is none; its result is stored, None removes the key. A plain
+                function without side effects: it runs again whenever another writer was faster.
             ttl: As for `set`: the new value expires after that time; without it, it never does.
         """
         full = self._writable(key)
@@ -116,19 +116,19 @@ class KeyValueStore(Generic[V]):
         return self._decode(full, await changed)
 
     async def items(self) -> AsyncIterator[tuple[str, V]]:
-        """Keys (without this view's prefix) and values, in key order."""
+        """Yield keys (without this view's prefix) and values, in key order."""
         async for entry in self._source().scan(self._prefix):
             yield entry.key[len(self._prefix) :], self._codec.decode(entry.value, what=_what(entry.key))
 
     def prefix(self, prefix: str) -> KeyValueStore[V]:
-        """A view of the keys that start with `prefix`, named without it. Views of views add up."""
+        """Return a view of the keys that start with `prefix`, named without it. Prefixes of nested views add up."""
         if not isinstance(prefix, str):
             raise TypeError(f"a prefix is a text, not {type(prefix).__name__}")
         require_text(prefix, what="prefix")
         return KeyValueStore(self._source, self._codec, prefix=self._prefix + prefix, claim=self._claim)
 
     def typed(self, type: type[T]) -> KeyValueStore[T]:
-        """The same keys with values of one type: what does not fit is refused on both ways."""
+        """Return a view with values of one type: other values are refused when written and when read."""
         return KeyValueStore(self._source, codec_for(type), prefix=self._prefix, claim=self._claim)
 
     def _key(self, key: str) -> str:
@@ -143,7 +143,7 @@ class KeyValueStore(Generic[V]):
     def _encode(self, full: str, value: V) -> bytes:
         if value is None:
             raise ValueError(f"None is no value for key {full!r}: remove the key instead")
-        # A typed view never stores what it could not read back; under Any everything that encodes decodes.
+        # A typed view never stores what it could not read back; with Any everything that encodes also decodes.
         encode = self._codec.encode if self._codec.type is Any else self._codec.checked
         data = encode(value, what=_what(full))
         if len(data) > VALUE_MOST_BYTES:
@@ -158,7 +158,7 @@ class KeyValueStore(Generic[V]):
 
 
 def claim_here() -> Claim | None:
-    """What the work that runs here must prove when it writes; None outside of work."""
+    """The claim that the current work must prove when it writes; None outside of work."""
     work = work_here()
     if work is None or work.runner_id is None or work.seat is None or work.epoch is None:
         return None
@@ -170,7 +170,7 @@ def _what(full: str) -> str:
 
 
 def _checked(prefix: str, key: Any) -> str:
-    """The key as stored, if both databases can give it back exactly."""
+    """Return the key as stored, if both databases can return it exactly."""
     if not isinstance(key, str):
         raise TypeError(f"a key is a text, not {type(key).__name__}")
     if not key:

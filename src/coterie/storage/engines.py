@@ -1,4 +1,4 @@
-"""From a URL to the engine behind it. Engines are imported here only, and only the one that is asked for."""
+"""Chooses the engine for a URL. Engines are imported only here, and only the one in use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def open_storage(
     check_schema: bool = True,
     supervisor: Supervisor | None = None,
 ) -> Storage:
-    """The storage of one process, not started yet.
+    """Return the storage of one process, not started yet.
 
     Args:
-        check_schema: Off for the command that migrates: it starts on any schema and sets nothing up.
-        supervisor: The one of this process.
+        check_schema: Off for the migrate command: it starts on any schema and sets nothing up.
+        supervisor: The supervisor of this process.
     """
     scheme = settings.url.partition(":")[0]
     if scheme == "sqlite":
@@ -61,7 +61,7 @@ def open_storage(
 
 
 def file_of(settings: Settings) -> Path | None:
-    """The file that holds the cluster, whether it is there or not; None: it is in no file."""
+    """The file that holds the cluster, existing or not; None: the cluster is not in a file."""
     if settings.url.partition(":")[0] != "sqlite":
         return None
     from coterie.storage.sqlite.location import path_of

@@ -1,11 +1,11 @@
-"""Group commit: writes that arrive while a commit is under way share the next one [M3].
+"""Group commit: writes that arrive while a commit is in progress share the next transaction [M3].
 
-One task per process folds what has queued. Nobody waits for a timer: a lone write is committed at once, and a
-busy queue makes large groups by itself. Members stay independent: each gets its own result, and a group that
-the database refuses as a whole is run again member by member, so nobody sees a neighbour's error.
+One task per process commits what has queued. There is no timer: a lone write is committed at once, and a busy queue
+forms large groups by itself. Members stay independent: each gets its own result, and a group that the database
+refuses as a whole is run again member by member, so that no caller sees the error of another caller's write.
 
-An engine whose writers take turns lets those in that queued while it waited for its own (`Group.close`): they share its
-commit, instead of waiting for another turn.
+An engine that waits for a write lock adds the writes that queued meanwhile (`Group.close`): they share its commit
+instead of waiting for the lock again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import threading  # noqa: TID251 a lock only: the thread that closes a group is its engine's
+import threading  # noqa: TID251 a lock only: the engine's thread closes the group
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie")
 
 _IN_A_ROW = 8
-"""After so many groups of one the next write is begun at once. Where more come together it would only be the first one
-of them, split off: a commit for itself."""
+"""After this many groups of one in a row the next write starts at once. Under concurrent load this would only split the
+first write off its group, at the price of an extra commit."""
 
 _took, _sizes, _fenced = metrics.COMMIT_DURATION.spread(), metrics.GROUP_SIZE.spread(), metrics.FENCED.of()
 
 
 class Waiter(Protocol):
-    """Who is told what became of a write, on the loop: a future, or something that needs no turn of its own for it."""
+    """Receives the result of a write on the event loop. Usually a future; hot paths pass a plain callback object."""
 
     def set_result(self, result: Any, /) -> None:
-        """It is durable. May raise `InvalidStateError`: nobody wants to know any more."""
+        """The write is durable. May raise `InvalidStateError` if the caller no longer waits."""
         ...
 
     def set_exception(self, error: BaseException, /) -> None:
-        """It is not, or nobody knows. The same."""
+        """The write failed, or its outcome is unknown. May raise like `set_result`."""
         ...
 
 
@@ -57,13 +57,13 @@ class Group(list[Write]):
     """Writes that share a transaction, in the order in which they queued.
 
     Args:
-        members: Those that it begins with.
-        queue: Where others wait.
-        most: How many there may be.
+        members: The initial members.
+        queue: The queue of writes that may still join.
+        most: The maximum number of members.
     """
 
     __slots__ = ("_most", "_queue", "members")
-    _lock = threading.Lock()  # nobody may join while it is decided who is to be told of a failure; one does for all
+    _lock = threading.Lock()  # no write may join while a failure is reported to the members; one for all groups
 
     def __init__(self, members: list[Member], *, queue: deque[Member] | None = None, most: int = 0) -> None:
         super().__init__([write for write, _ in members])
@@ -72,7 +72,7 @@ class Group(list[Write]):
         self._most = most
 
     def close(self) -> None:
-        """Let those in that have queued since; nobody joins later. From any thread."""
+        """Add the writes that have queued since; none can join later. Thread-safe."""
         with self._lock:
             queue, self._queue = self._queue, None
             while queue and len(self.members) < self._most:
@@ -81,21 +81,21 @@ class Group(list[Write]):
                 self.append(member[0])
 
     def seal(self) -> None:
-        """Let nobody in any more: what it has now is all that is told, also if it is written later."""
+        """Let no more writes join: only the present members get a result, even if the engine writes later."""
         with self._lock:
             self._queue = None
 
 
 class GroupWriter(Service):
-    """Folds concurrent writes into few transactions.
+    """Combines concurrent writes into few transactions.
 
     Args:
         commit: Runs a group in one transaction and returns one result per member, in order; it may `close` the group
-            when its turn has come. It raises `PersistenceError`; with the outcome "refused" nothing of the group was
-            written.
-        most: Members of one group at most.
-        waiting_most: Writes that may wait; the next one is refused.
-        supervisor: The one of this process.
+            once it holds the write lock. It raises `PersistenceError`; with the outcome "refused" nothing of the group
+            was written.
+        most: Maximum number of members of a group.
+        waiting_most: Maximum number of queued writes; further ones are refused.
+        supervisor: The supervisor of this process.
 
     Promise:
         A write whose `write()` returned is durable. A caller that is cancelled leaves its write in the queue:
@@ -117,8 +117,8 @@ class GroupWriter(Service):
         self._waiting_most = waiting_most
         self._queue: deque[Member] = deque()
         self._idle: asyncio.Future[None] | None = None
-        self._is_lent = False  # somebody commits in a task of its own
-        self._alone = 0  # so many groups of one in a row
+        self._is_lent = False  # a caller commits in its own task (`write_here`)
+        self._alone = 0  # number of groups of one in a row
         self._begun: _Begun | None = None
         self.groups = 0
         self.members = 0
@@ -129,10 +129,10 @@ class GroupWriter(Service):
         return await self.submit(write)
 
     async def write_here(self, write: Write) -> Any:
-        """As `write`, but if nobody else writes, in the task of the caller, which need not wait for another one.
+        """Like `write`, but commits in the caller's task if no other write is in progress, which saves a task switch.
 
-        For those who are hardly ever cancelled in the middle: what they have begun is cancelled, too, and with some
-        engines the connection goes with it.
+        For callers that are rarely cancelled: cancellation also cancels the commit, and with some engines closes the
+        connection.
         """
         idle = self._idle
         if idle is None or self._is_lent:
@@ -144,12 +144,12 @@ class GroupWriter(Service):
             await self._commit_and_tell(Group([(write, done)]))
         finally:
             self._is_lent = False
-            if self._queue and self._idle is not None:  # another one than before if the fold has begun again
+            if self._queue and self._idle is not None:  # a new future if `_fold` was restarted meanwhile
                 self._wake(self._idle)
         return done.result()
 
     def submit(self, write: Write) -> asyncio.Future[Any]:
-        """Queue a write; what is returned has its result once it is durable. For those who need no task to wait."""
+        """Queue a write; the returned future has its result once durable. Saves callers a task to wait in."""
         if self.state is not State.RUNNING:
             self.require_running()
         done = self._create_future()
@@ -157,7 +157,7 @@ class GroupWriter(Service):
         return done
 
     def post(self, write: Write, waiter: Waiter) -> None:
-        """Queue a write; `waiter` is told what became of it."""
+        """Queue a write; `waiter` receives its result."""
         if self.state is not State.RUNNING:
             self.require_running()
         queue, idle = self._queue, self._idle
@@ -172,7 +172,7 @@ class GroupWriter(Service):
             self._wake(idle)
 
     def _wake(self, idle: asyncio.Future[None]) -> None:
-        """Have what has queued committed: where it is always one, at once, as far as that goes without waiting."""
+        """Start committing the queue; after many groups of one, run the first step of the commit right here."""
         self._idle = None
         if idle.done():
             return  # cancelled
@@ -181,11 +181,11 @@ class GroupWriter(Service):
             self._begun = self._ahead(self._taken(self._most))
 
     def _ahead(self, group: Group) -> _Begun | None:
-        """Take a group to the engine; None: it has ended already."""
+        """Run the first step of a group's commit. Returns None if that has completed it."""
         commit, loop, caller, me = self._commit_and_tell(group), self._loop, asyncio.current_task(), self._folder
         if caller is not None:
             leave_task(loop, caller)
-        enter_task(loop, me)  # what it takes for its task goes on with it
+        enter_task(loop, me)  # what the commit binds to its task stays valid when `_fold` continues it
         try:
             return _Begun(group, commit, self._context.run(commit.send, None))
         except StopIteration:
@@ -209,7 +209,7 @@ class GroupWriter(Service):
             _tell_failure(self._queue.popleft()[1], _stopping("unreachable"))
 
     async def _fold(self) -> None:
-        self._idle = None  # of the fold before, if an error ended that one
+        self._idle = None  # left over if an error ended the previous run
         while True:
             if not self._queue or self._is_lent:
                 self._idle = self._create_future()
@@ -231,7 +231,7 @@ class GroupWriter(Service):
                 group = self._taken(1 if chaos.on and chaos.flip("groups.of_one") else self._most)
                 commit = self._commit_and_tell(group)
             else:
-                continue  # what was begun ahead has ended
+                continue  # the commit that was begun ahead has completed
             try:
                 await commit
             except BaseException as error:
@@ -254,7 +254,7 @@ class GroupWriter(Service):
                 self.reruns += 1
                 while group.members:
                     await self._commit_and_tell(Group(group.members[:1]))
-                    del group.members[0]  # it has been told: should the next one be cut short, those are that are left
+                    del group.members[0]  # it has its result: if the next commit fails, only the others get the error
             else:
                 _fail(group, error)
         except Exception as error:
@@ -264,7 +264,7 @@ class GroupWriter(Service):
             _fail(group, unknown)
         else:
             self._count(results, self._time() - began_s)
-            if self._queue and len(results) > 1:  # the next group comes first: to tell them takes a while
+            if self._queue and len(results) > 1:  # start the next group first: delivering many results takes a while
                 self._call_soon(_tell, group.members, results)
             else:
                 _tell(group.members, results)
@@ -278,7 +278,7 @@ class GroupWriter(Service):
 
 
 class _Begun(NamedTuple):
-    """A commit whose first step was taken elsewhere."""
+    """A commit whose first step has already run."""
 
     group: Group
     commit: Coroutine[Any, Any, None]
@@ -286,7 +286,7 @@ class _Begun(NamedTuple):
 
 
 def _cut_short(error: BaseException) -> PersistenceError:
-    """What those are told whose commit was cut short: whether it happened is not known."""
+    """The error for the members of an interrupted commit: its outcome is unknown."""
     if isinstance(error, asyncio.CancelledError):
         return _stopping("unknown")
     return PersistenceError(doing="write", problem=f"the commit was cut short by {error!r}", outcome="unknown")
@@ -297,7 +297,7 @@ def _stopping(outcome: Outcome) -> PersistenceError:
 
 
 def fenced(results: Sequence[Any]) -> int:
-    """How many writes were refused because their seat is somebody else's; some tell more than that word."""
+    """The number of writes refused because another runner holds their seat; some results carry it as `told`."""
     if len(results) == 1:
         return int(getattr(results[0], "told", results[0]) == "fenced")
     if all(kind is str or not hasattr(kind, "told") for kind in set(map(type, results))):
@@ -310,8 +310,8 @@ def _tell(members: Sequence[Member], results: Sequence[Any]) -> None:
         try:
             waiter.set_result(result)
         except asyncio.InvalidStateError:
-            pass  # it has left
-        except Exception as error:  # noqa: BLE001 a bug above must not cost the neighbours their results
+            pass  # the caller no longer waits
+        except Exception as error:  # noqa: BLE001 a bug in one waiter must not cost the other members their results
             _report(error)
 
 
@@ -325,7 +325,7 @@ def _tell_failure(waiter: Waiter, error: Exception) -> None:
     try:
         waiter.set_exception(error)
     except asyncio.InvalidStateError:
-        pass  # it has left
+        pass  # the caller no longer waits
     except Exception as problem:  # noqa: BLE001 as above
         _report(problem)
 

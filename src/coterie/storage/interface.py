@@ -1,11 +1,11 @@
-"""What the rest of coterie may ask of a database. PostgreSQL and SQLite fulfil it, one contract suite holds both.
+"""The storage interface, which PostgreSQL and SQLite implement. One contract suite tests both.
 
-The contract is split by what is stored: `kv`, `states` (under the fence), `machines` (ids), `messages`, `executions`,
-`ticks`, `units` and `inspection` (in files of their own), ownership, the schema and the cluster's secret. Each part
-speaks in plain values: texts, bytes, whole numbers; encoding is the caller's business.
+The contract is split by what is stored: `kv`, `states` (fenced), `machines` (ids), ownership, the schema and the
+cluster's secret are here; `messages`, `executions`, `ticks`, `units` and `inspection` are in `storage.contracts`. Each
+part takes and returns plain values (text, bytes, integers); the caller encodes.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
-(nothing was sent), "unknown" (the connection broke while the commit was under way).
+(nothing was sent), "unknown" (the connection broke during the commit).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GROUP_MOST = 500
-"""Writes in one transaction at most: beyond it a group gets slower for its first member, not faster for all."""
+"""Maximum number of writes in one transaction: larger groups delay their first member and gain nothing."""
 
 WAITING_MOST = 20_000
-"""Writes that may wait for their group: a bound on memory; the next one is refused."""
+"""Maximum number of queued writes: a bound on memory; further ones are refused."""
 
 
 SECRET_BYTES = 32
@@ -50,7 +50,7 @@ SECRET_BYTES = 32
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """What a write in the name of a seat must prove: that this runner holds it, at this epoch [C1]."""
+    """The proof that a fenced write must give: this runner holds the seat at this epoch [C1]."""
 
     runner: str
     seat: str
@@ -58,7 +58,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A key's value as stored. The stamp is new with each write and never used twice."""
+    """A key's value as stored. Each write draws a new stamp, which is never reused."""
 
     key: str
     value: bytes
@@ -66,20 +66,20 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class KvPut(msgspec.Struct, frozen=True, gc=False):
-    """Set a key, whatever it was. The result is None."""
+    """Set a key unconditionally. The result is None."""
 
     key: str
     value: bytes
     stamp: int
     ttl_s: float | None = None
     claim: Claim | None = None
-    """In whose name: without the seat nothing is written. None: in nobody's, always."""
+    """The seat that must be held for the write to happen. None: the write is not fenced."""
 
 
 class KvSwap(msgspec.Struct, frozen=True, gc=False):
     """Replace a key's value if its stamp is still `expected` (None: if the key is absent or expired).
 
-    A value of None removes the key. The result is True if it was replaced, False if somebody was faster.
+    A value of None removes the key. The result is True if it was replaced, False if another write came first.
     """
 
     key: str
@@ -91,45 +91,46 @@ class KvSwap(msgspec.Struct, frozen=True, gc=False):
 
 
 class KvRemove(msgspec.Struct, frozen=True, gc=False):
-    """Remove a key. The result is True if it was there (and not expired)."""
+    """Remove a key. The result is True if it existed (and had not expired)."""
 
     key: str
     claim: Claim | None = None
 
 
 Fenced = Literal["fenced"]
-"""What a group's transaction says of a write whose seat is not held. From there on it is a `LeadershipLost`: nobody may
-take it for a "yes", and it says nothing about the key."""
+"""The result of a write whose seat is not held. Callers get `LeadershipLost` instead: the string must not be mistaken
+for a truthy result, and it says nothing about the key."""
 
 
 class StateSave(msgspec.Struct, frozen=True, gc=False):
-    """Write the state that follows `version` (0: the first) under the fence. The result is a `Written`."""
+    """Write the state that follows `version` (0: the first), fenced. The result is a `Written`."""
 
     claim: Claim
     key: str
     value: bytes
     version: int
     ttl_s: float | None = None
-    """After how long without another save it expires; None: never."""
+    """The time after which it expires unless saved again; None: never."""
     keep: int = 0
-    """How many of the last states stay in its history."""
+    """The number of past states to keep in the history."""
 
 
 Written = Literal["written", "fenced", "conflict"]
-"""Of a fenced write: it happened; the seat is not held any more; another version is there (perhaps our own [0.6])."""
+"""Of a fenced write: it happened; the seat is no longer held; the stored version differs (perhaps by this very write,
+tried before [0.6])."""
 
 
 class StateLoaded(msgspec.Struct, frozen=True, gc=False):
-    """A state as its new holder finds it: None and version 0 if there is none yet."""
+    """A state as loaded by a new holder: None and version 0 if there is none yet."""
 
     value: bytes | None
     version: int
     expired: bool = False
-    """Whether its time is over: as good as none, but the next state follows its version."""
+    """Whether it has expired: treated as absent, but the next state follows its version."""
 
 
 class StateRow(msgspec.Struct, frozen=True):
-    """A state as it was saved, for those who look at it from outside."""
+    """A saved state, for readers that do not hold the seat."""
 
     value: bytes
     version: int
@@ -138,11 +139,11 @@ class StateRow(msgspec.Struct, frozen=True):
     """The name of the runner that saved it."""
     saved_at: datetime
     reason: str = ""
-    """Why it was set aside; empty: it was not, it is part of the history."""
+    """Why it was set aside; empty for a row of the history."""
 
 
 ASIDE_MOST = 5
-"""How many states of a key are kept aside: the last ones."""
+"""The number of set-aside states kept per key: the latest ones."""
 
 
 Write = (
@@ -159,7 +160,7 @@ Write = (
     | StepWrite
     | UnitEnd
 )
-"""What goes through the group writer: concurrent writes share transactions, each stays independent."""
+"""Writes that go through the group writer: concurrent ones share transactions, each stays independent."""
 
 
 def checksum(held: Mapping[str, int]) -> str:
@@ -169,10 +170,10 @@ def checksum(held: Mapping[str, int]) -> str:
 
 
 def require_held(result: T | Fenced, claim: Claim | None) -> T:
-    """The result of a write, unless the fence has refused it.
+    """Return the result of a write.
 
     Raises:
-        LeadershipLost: It has.
+        LeadershipLost: The fence has refused the write.
     """
     if result == "fenced" and claim is not None:
         raise LeadershipLost(seat=claim.seat, epoch=claim.epoch)
@@ -180,13 +181,13 @@ def require_held(result: T | Fenced, claim: Claim | None) -> T:
 
 
 class Kv(Protocol):
-    """Keys and values of one cluster. Keys are ordered by their UTF-8 bytes; expired ones are as good as absent.
+    """Keys and values of one cluster. Keys are ordered by their UTF-8 bytes; expired ones count as absent.
 
-    Writes with a claim raise `LeadershipLost` unless the seat is held: then nothing was written [C1].
+    Writes with a claim raise `LeadershipLost` and write nothing unless the seat is held [C1].
     """
 
     async def get(self, key: str) -> Entry | None:
-        """The entry, or None if it is absent or expired."""
+        """Return the entry, or None if it is absent or expired."""
         ...
 
     async def put(self, write: KvPut) -> None:
@@ -202,79 +203,79 @@ class Kv(Protocol):
         ...
 
     async def count(self, prefix: str) -> int:
-        """How many keys start with `prefix`."""
+        """Count the keys that start with `prefix`."""
         ...
 
     async def page(self, prefix: str, *, after: str | None, most: int) -> Sequence[Entry]:
-        """The next entries whose keys start with `prefix`, in order, past the key `after`."""
+        """Return the next entries whose keys start with `prefix`, in order, after the key `after`."""
         ...
 
     async def clear(self, prefix: str) -> int:
-        """Remove all keys that start with `prefix`; how many there were (expired ones do not count)."""
+        """Remove all keys that start with `prefix`. Returns the number removed, expired ones not counted."""
         ...
 
     async def purge(self, *, most: int) -> int:
-        """Delete up to `most` expired entries for good; how many it were."""
+        """Delete up to `most` expired entries for good. Returns the number deleted."""
         ...
 
 
 class StateStore(Protocol):
-    """State written in the name of seats, one row a key."""
+    """State written under the fence, one row per key."""
 
     async def save(self, write: StateSave) -> Written:
-        """Durable when it returns "written". Concurrent ones share transactions."""
+        """Durable when it returns "written". Concurrent saves share transactions."""
         ...
 
     async def load(self, claim: Claim, key: str) -> StateLoaded | None:
-        """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
+        """Load the state for a new holder and mark the row with its epoch. Returns None if the seat is not held."""
         ...
 
     async def verify(self, claim: Claim) -> bool:
-        """Whether the seat is held at this epoch just now."""
+        """Whether the seat is currently held at this epoch."""
         ...
 
     async def set_aside(self, claim: Claim, key: str, reason: str) -> bool:
-        """Keep a copy of what is stored, before something else takes its place; False: the seat is not held."""
+        """Keep a copy of the stored state before it is overwritten. Returns False if the seat is not held."""
         ...
 
     async def peek(self, key: str) -> StateRow | None:
-        """The state as it is, for those who hold nothing. Expired ones are not there."""
+        """Read the state without holding its seat. Returns None if it is absent or expired."""
         ...
 
     async def history(self, key: str) -> Sequence[StateRow]:
-        """What `StateSave.keep` has kept, and what was set aside: the newest first."""
+        """Return the states kept by `StateSave.keep` and those set aside, the newest first."""
         ...
 
     async def purge(self, *, most: int) -> int:
-        """Delete up to `most` states that have expired, with their histories; how many it were."""
+        """Delete up to `most` expired states with their histories. Returns the number of states deleted."""
         ...
 
 
 class Machine(msgspec.Struct, frozen=True, gc=False):
-    """A leased machine id. All its snowflakes are later than `after_ms`, the mark of the holder before [M15]."""
+    """A leased machine id. All its snowflakes are later than `after_ms`, the mark of the previous holder [M15]."""
 
     id: int
     after_ms: int
 
 
 class MachineIds(Protocol):
-    """The machine ids of snowflakes, 0-1023, each leased to one process with a mark up to which it may draw."""
+    """The machine ids of snowflakes, 0-1023, each leased to one process with a mark: its last usable timestamp."""
 
     async def lease(self, holder: str, *, ttl_s: float, until_ms: int) -> Machine | None:
-        """Lease a free one and store `max(until_ms, the former mark)` as its mark; None: all are taken."""
+        """Lease a free id and set its mark to `max(until_ms, previous mark)`. Returns None if all are taken."""
         ...
 
     async def extend(self, id: int, holder: str, *, ttl_s: float, until_ms: int) -> bool:
-        """Prolong the lease and raise the mark; False: it is not ours any more, draw nothing beyond the old mark."""
+        """Renew the lease and raise the mark. Returns False if it was lost: draw no id beyond the old mark."""
         ...
 
     async def give_back(self, id: int, holder: str) -> None:
-        """Free it at once; the mark stays."""
+        """Free the id at once; its mark stays."""
         ...
 
 
 class SeatDeclaration(msgspec.Struct, frozen=True, gc=False):
-    """A seat that a runner knows. A shard has no fingerprint: its definition never changes."""
+    """A seat that a runner declares. A shard has no fingerprint: its definition never changes."""
 
     name: str
     group: str
@@ -282,7 +283,7 @@ class SeatDeclaration(msgspec.Struct, frozen=True, gc=False):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A runner as it registers: written once, never changed."""
+    """What a runner writes when it registers; never changed later."""
 
     id: str
     """The incarnation."""
@@ -295,9 +296,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     knows: dict[str, str] = {}
     """Seats other than shards by name, each with the fingerprint of its definition here [M8]."""
     process: str = ""
-    """Process id and its start time, by which a frozen writer is recognised on SQLite [C3]."""
+    """Process id and start time, which identify a frozen writer on SQLite [C3]."""
     credentials: str = ""
-    """What it proves itself with, by fingerprints: see `transport.credentials`. Empty: it does not say."""
+    """Fingerprints of its credentials: see `transport.credentials`. Empty: unknown."""
 
 
 class RunnerRow(Registration, frozen=True, kw_only=True):
@@ -308,7 +309,7 @@ class RunnerRow(Registration, frozen=True, kw_only=True):
 
 
 class SeatRow(msgspec.Struct, frozen=True):
-    """A seat and who holds it."""
+    """A seat and its holder."""
 
     name: str
     group: str
@@ -316,22 +317,22 @@ class SeatRow(msgspec.Struct, frozen=True):
     epoch: int
     fingerprint: str
     effective_from: datetime
-    """Since when the part of it before its first colon is the current one, by the database's clock."""
+    """When the part of the fingerprint before its first colon became current, by the database's clock."""
     clean: bool
-    """Whether its last holder gave it back, or there was none yet; means something while nobody holds it [C5]."""
+    """Whether the last holder released it, or there was none yet; meaningful only while the seat is free [C5]."""
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
-    """Everybody and everything, as the database has it."""
+    """All runners and seats as stored."""
 
     runners: tuple[RunnerRow, ...]
     seats: tuple[SeatRow, ...]
     stamp: str
-    """As in `Renewal`, of these seats."""
+    """The `Renewal.stamp` of these seats."""
 
 
 class Sighting(msgspec.Struct, frozen=True, gc=False):
-    """Another runner's lease, as a renewal shows it."""
+    """Another runner's lease, as seen by a renewal."""
 
     id: str
     counter: int
@@ -340,24 +341,24 @@ class Sighting(msgspec.Struct, frozen=True, gc=False):
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """What a renewal of one's lease tells, in the same statement [M1, M13]."""
+    """The result of a lease renewal, read in the same statement [M1, M13]."""
 
     counter: int
     leaving: bool
-    """Whether somebody, perhaps oneself, has asked this runner to give up all it holds."""
+    """Whether this runner was asked (perhaps by itself) to give up all its seats."""
     others: tuple[Sighting, ...]
     held: str
-    """The `checksum` of the seats that the table has in one's name."""
+    """The `checksum` of the seats that the table lists for this runner."""
     stamp: str
-    """Another one whenever any seat of the cluster was declared, redefined, granted, released or freed."""
+    """Changes whenever any seat of the cluster is declared, redefined, granted, released or freed."""
     now: datetime
     """The database's clock."""
     generation: int = 0
-    """A greater one on another server or timeline than before: commits that it had acknowledged may be missing."""
+    """Increases on another server or timeline: commits acknowledged before may be missing."""
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False):
-    """A seat just acquired. Clean: the holder before released it, or there was none [C5]."""
+    """A seat just acquired. Clean: the previous holder released it, or there was none [C5]."""
 
     name: str
     epoch: int
@@ -365,37 +366,37 @@ class Grant(msgspec.Struct, frozen=True, gc=False):
 
 
 class Presences(msgspec.Struct, frozen=True):
-    """Which runners' sessions are alive: the first witness [M2]. It proves nothing across two starts of the server."""
+    """Which runners' sessions are alive: the first witness [M2]. Not comparable across a restart of the server."""
 
     server: str
-    """Which start of the server this is about."""
+    """Identifies the server's start."""
     held: frozenset[str]
     counters: dict[str, int]
-    """The counter of each lease that is there, as it was before the locks were read: who renews later is spared."""
+    """The counter of each lease, read before the locks: a runner that renews later is not evicted."""
     expired: frozenset[str] = frozenset()
-    """Those of them whose lease has run out, by the database's clock."""
+    """Runners whose lease has expired by the database's clock."""
     gone: frozenset[str] = frozenset()
-    """Those whose process is gone for certain: the kernel keeps their lock, and says so."""
+    """Runners whose process is certainly gone: the kernel manages their lock and reports it free."""
     unwitnessed: frozenset[str] = frozenset()
-    """Those of whom it is not known that they ever had a lock: that it is not held says nothing."""
+    """Runners not known to have ever held a lock: its absence proves nothing."""
     up_s: float = 0.0
-    """How long the server has been up: right after its start nobody holds a lock yet."""
+    """The server's uptime: right after its start no runner holds a lock yet."""
 
 
 class Ownership(Protocol):
-    """The dedicated session of one runner, for one task at a time; whoever opens it uses it on that loop only.
+    """The dedicated session of one runner, for one task at a time, on the loop that opened it.
 
     When the session is lost every call raises `PersistenceError`: open another one.
     """
 
     @property
     def witnessed(self) -> bool:
-        """Whether the session holds the lock that others take as a sign of life."""
+        """Whether the session holds the lock that other runners take as a sign of life."""
         ...
 
     @property
     def leases_only(self) -> bool:
-        """Whether there are no such locks here: work may start without, and `presences` takes all for alive."""
+        """Whether there are no such locks here: work starts without one, and `presences` reports all as alive."""
         ...
 
     @property
@@ -404,13 +405,13 @@ class Ownership(Protocol):
         ...
 
     async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
-        """Store settings that all must share if nobody has yet; what is stored."""
+        """Store the settings that all runners must share unless they are stored already. Returns the stored ones."""
         ...
 
     async def view(self) -> ClusterSnapshot: ...
 
     async def register(self, me: Registration, seats: Sequence[SeatDeclaration], *, ttl_s: float) -> None:
-        """Appear in the cluster, with a lease, and declare seats, in one transaction.
+        """Insert the runner with a lease and declare its seats, in one transaction.
 
         A fingerprint never seen before for its seat becomes the current one; one seen before does so only if no
         registered runner has the current one [M8].
@@ -418,57 +419,58 @@ class Ownership(Protocol):
         ...
 
     async def declare(self, seats: Sequence[SeatDeclaration]) -> None:
-        """As `register` does, later: an older definition comes back when the last runner with the current is gone."""
+        """Declare seats later: an older definition becomes current when no runner with the current one is left."""
         ...
 
     async def define(self, seats: Sequence[SeatDeclaration]) -> bool:
-        """Declare seats that one's program has defined since `register`, and be a candidate for them, in one
-        transaction. False: one was evicted, and nothing was written."""
+        """Declare seats that this program has defined since `register` and become a candidate for them, in one
+        transaction. Returns False, with nothing written, if this runner was evicted."""
         ...
 
     async def renew(self, *, ttl_s: float) -> Renewal | None:
-        """Prolong one's lease; None: there is none, one was evicted."""
+        """Renew this runner's lease. Returns None if it has none: it was evicted."""
         ...
 
     async def leaving(self, runner: str) -> bool:
-        """Mark a runner, oneself or another, as leaving: it is no candidate any more. False: there is none."""
+        """Mark a runner (this or another) as leaving: it is no longer a candidate. Returns False if it is unknown."""
         ...
 
     async def acquire(self, names: Sequence[str]) -> Sequence[Grant]:
-        """Take the free ones of these seats [C4]."""
+        """Acquire those of these seats that are free [C4]."""
         ...
 
     async def release(self, name: str, epoch: int) -> bool:
-        """Give a seat back; waits for writes in flight. False: it was not held any more."""
+        """Release a seat after the writes in flight. Returns False if it was no longer held."""
         ...
 
     async def presences(self, runners: Sequence[str]) -> Presences: ...
 
     async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
-        """Delete a runner that has not renewed since `counter` was seen, and, if so asked, has expired. False: spared.
+        """Delete a runner that has not renewed since `counter` was read (and, if `expired`, whose lease has expired).
 
-        What blocks it and belongs to the victim is ended: sessions in its name [M12], its frozen process [C3].
+        Terminates what blocks it and belongs to the victim: its sessions [M12], its frozen process [C3]. Returns False
+        if the runner was spared.
         """
         ...
 
     async def leave(self) -> None:
-        """Delete oneself. Seats not released before are free, but not clean."""
+        """Delete this runner. Seats not released before become free, but not clean."""
         ...
 
 
 class Schema(Protocol):
-    """The tables: which migrations are there, and how the missing ones get there."""
+    """The tables: which migrations are applied, and how to apply the missing ones."""
 
     async def applied(self) -> Sequence[Migration]:
-        """What has been applied, in order; empty for an empty database. `sql` of these is empty."""
+        """Return the applied migrations in order, with empty `sql`; none for an empty database."""
         ...
 
     async def pending(self, phase: Phase | None = None) -> Sequence[Migration]:
-        """What this program knows and the database lacks, in order."""
+        """Return the migrations that this program knows and the database lacks, in order."""
         ...
 
     async def apply(self, phase: Phase | None = None) -> Sequence[Migration]:
-        """Apply what is pending (of one phase, or all) under a lock; what was applied here.
+        """Apply what is pending (of one phase, or all) under a lock. Returns what this call has applied.
 
         Safe to call from several processes at once: one does the work, the others find it done.
         """
@@ -476,7 +478,7 @@ class Schema(Protocol):
 
 
 class Storage(Service):
-    """One cluster's database: start connects, checks and refuses what would break promises; stop lets go."""
+    """One cluster's database: `start` connects and refuses a server that would break promises; `stop` disconnects."""
 
     kv: Kv
     states: StateStore
@@ -489,11 +491,11 @@ class Storage(Service):
     schema: Schema
 
     on_unreachable: Callable[[PersistenceError], None] | None = None
-    """If set before the start, a server that cannot be reached is waited for, and this is told of each vain round of
-    tries. None: it is refused. What another try cannot mend (a wrong password, an unknown database) always is."""
+    """If set before `start`, an unreachable server is waited for, and this is called after each failed round of tries.
+    None: `start` raises. Errors that a retry cannot fix (a wrong password, an unknown database) are always raised."""
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[Ownership]:
-        """A dedicated session for a runner of this incarnation, with its lock held, on the loop that asks.
+        """Open a dedicated session, with its lock held, for a runner of this incarnation, on the running loop.
 
         Raises:
             PersistenceError: It cannot be opened.
@@ -501,28 +503,28 @@ class Storage(Service):
         raise NotImplementedError
 
     def presence(self, incarnation: str) -> AbstractAsyncContextManager[object]:
-        """A sign of life of a runner during the block, across all of its sessions, where the kernel keeps one.
+        """Hold a runner's sign of life during the block, across all its sessions, where the kernel manages the locks.
 
-        Where a server keeps the locks, they go with each session, and this does nothing.
+        Where the database server manages them, they end with each session, and this does nothing.
         """
         del incarnation
         return nullcontext()
 
     def rename(self, incarnation: str) -> None:
-        """Work from now on is done in the name of another incarnation, as its sessions tell the server [M12]."""
+        """Use another incarnation from now on, as the sessions report it to the server [M12]."""
         raise NotImplementedError
 
     async def view(self) -> ClusterSnapshot:
-        """Everybody and everything, for those who hold nothing: clients route by it."""
+        """Read all runners and seats without a session; clients route by it."""
         raise NotImplementedError
 
     def transaction(self, *, limit_s: float) -> Transaction:
-        """SQL of the user's own. Nothing is opened before its first statement."""
+        """The user's own SQL. Opens no connection before its first statement."""
         raise NotImplementedError
 
     @property
     def address(self) -> str:
-        """Where the data is, fit to be printed: without password."""
+        """Where the data is, safe to print: without the password."""
         raise NotImplementedError
 
     async def now(self) -> datetime:
@@ -530,15 +532,15 @@ class Storage(Service):
         raise NotImplementedError
 
     async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
-        """For how many seconds the oldest row of each table should have been pruned, by the name of the table; those
-        that have no such row are left out. Of messages the 1,000 oldest are looked at."""
+        """For each table, how many seconds ago its oldest row should have been pruned; tables without such a row are
+        left out. Of messages only the 1,000 oldest are considered."""
         raise NotImplementedError
 
     async def secret(self) -> bytes:
         """The cluster's secret, `SECRET_BYTES` random bytes. Keep it out of logs and errors.
 
         Promise:
-            Drawn at its first use by whoever comes first, durable before it is returned, and the same for
-            all processes of the cluster from then on.
+            Drawn by the first process that needs it, durable before it is returned, and the same for all processes
+            of the cluster from then on.
         """
         raise NotImplementedError

@@ -1,8 +1,8 @@
-"""Migrations: numbered SQL files, *pre* or *post* a deploy; which are due, and which schema is refused. Pure.
+"""Migrations: numbered SQL files, *pre* or *post* a deploy; which are pending, and which schema is refused. Pure.
 
-A *pre* migration only adds: programs of the version before it go on working, so it is applied before the new
-version is deployed. A *post* migration takes away: it is applied when no older program runs any more. Hence a
-schema with a *post* migration that this program does not know is refused, one with a newer *pre* is not.
+A *pre* migration only adds: programs of the previous version keep working, so it is applied before the new version
+is deployed. A *post* migration removes: it is applied when no older program runs any more. Hence a schema with a
+*post* migration that this program does not know is refused, one with a newer *pre* is not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Migration:
 
 @cache
 def load(package: str) -> tuple[Migration, ...]:
-    """The migrations that lie as `NNNN_phase_name.sql` in a package, by number. Read once in a process."""
+    """Load the migrations named `NNNN_phase_name.sql` in a package, by number. Cached per process."""
     found = []
     for file in resources.files(package).iterdir():
         if match := _FILE.fullmatch(file.name):
@@ -51,13 +51,13 @@ def load(package: str) -> tuple[Migration, ...]:
 
 
 def pending(known: Iterable[Migration], applied: Iterable[Migration], phase: Phase | None) -> list[Migration]:
-    """What `known` has and `applied` lacks, in order, of one phase or all."""
+    """Return what `known` has and `applied` lacks, in order, of one phase or all."""
     done = {migration.number for migration in applied}
     return [m for m in known if m.number not in done and phase in (None, m.phase)]
 
 
 def require_usable(known: Sequence[Migration], applied: Sequence[Migration], *, address: str) -> None:
-    """Raise unless this program can work on a schema with these migrations."""
+    """Raise unless this program can work with a schema at these migrations."""
     numbers = {migration.number for migration in known}
     beyond = [m for m in applied if m.number not in numbers and m.phase == "post"]
     if beyond:

@@ -1,7 +1,7 @@
-"""Rows that cannot be read: each is left out alone, logged once and counted, and its neighbours are read as ever.
+"""Skips rows that cannot be read: each is logged once and counted, and the other rows are read as usual.
 
-Only what was written by another hand than coterie's, or by a fault of the disk, cannot be read. What is known of such
-rows belongs to the process, as metrics do.
+Rows become unreadable only through another program or a disk fault. The list of them is kept per process, like
+metrics.
 """
 
 from __future__ import annotations
@@ -43,35 +43,36 @@ _known: dict[tuple[str, str], UnreadableRow] = {}
 
 
 def found() -> tuple[UnreadableRow, ...]:
-    """Those that this process has met and not read since."""
+    """The unreadable rows that this process has met and not been able to read since."""
     return tuple(_known.values())
 
 
 def readable(
     rows: Iterable[R], decode: Callable[[R], T], *, table: str, key: Callable[[R], Any], is_whole: bool = False
 ) -> list[T]:
-    """The rows as values, without those that cannot be read.
+    """Decode rows, leaving out those that cannot be read.
 
     Args:
-        rows: As the database gave them.
-        decode: Makes a value of one of them; whatever it raises means that it cannot be read.
-        table: Where they are from.
-        key: By what people find one of them.
-        is_whole: Whether these are all rows of the table: one that is not among them was deleted, and is forgotten.
+        rows: The rows from the database.
+        decode: Decodes a row; any exception means that it cannot be read.
+        table: The table's name.
+        key: Returns the key by which people find a row.
+        is_whole: Whether these are all rows of the table: a known bad row that is missing was deleted, and is
+            forgotten.
     """
     values: list[T] = []
     met: set[str] = set()
     for row in rows:
         try:
             values.append(decode(row))
-        except Exception as error:  # noqa: BLE001 whatever is in a row, it must not cost its neighbours
+        except Exception as error:  # noqa: BLE001 a bad row must not cost the other rows
             met.add(place := _key(row, key))
             _set_aside(table, place, f"{type(error).__name__}: {error}")
         else:
             if _known:
                 _known.pop((table, _key(row, key)), None)
     if is_whole:
-        for known in tuple(_known):  # a copy: SQLite reads on threads of its own
+        for known in tuple(_known):  # a copy: SQLite reads on its own threads
             if known[0] == table and known[1] not in met:
                 _known.pop(known, None)
     return values
@@ -92,12 +93,12 @@ def _set_aside(table: str, key: str, problem: str) -> None:
 
 
 def checked_runner(row: RunnerRow) -> RunnerRow:
-    """A runner whose address leads somewhere and whose weight can be compared.
+    """Return the runner if its address and its weight are valid.
 
     Raises:
-        ValueError: It is not so.
+        ValueError: They are not.
     """
-    if row.address:  # without one it is reached by nobody, and says so
+    if row.address:  # empty: the runner accepts no connections
         split_address(row.address)
     if not math.isfinite(row.weight) or row.weight < 0:
         raise ValueError(f"its weight is {row.weight}")
@@ -105,7 +106,7 @@ def checked_runner(row: RunnerRow) -> RunnerRow:
 
 
 def checked_seat(row: SeatRow) -> SeatRow:
-    """A seat that somebody could sit on.
+    """Return the seat if its name is valid.
 
     Raises:
         ValueError: It is a shard that no entity can be in.

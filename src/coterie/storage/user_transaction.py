@@ -1,9 +1,9 @@
-"""A user's transaction, whatever the engine: opened at its first statement, over when its time is [C3, m18].
+"""A user's SQL transaction on any engine: opened by its first statement, rolled back at its time limit [C3, m18].
 
 new ──a statement──▶ open ──commit──▶ ended
- │                    ├──an error, rollback──▶ ended, nothing of it is written
- │                    └──the limit──▶ late: rolled back, whatever the user's code waits for
- └──commit──▶ ended: there was no SQL and no workflow to start, so the handler's writes go with a group like any others
+ │                    ├──an error, rollback──▶ ended, nothing is written
+ │                    └──the limit──▶ late: rolled back, whatever the user's code is awaiting
+ └──commit──▶ ended: without SQL and workflows to start, the handler's writes join a group commit
 """
 
 from __future__ import annotations
@@ -34,47 +34,47 @@ UNDONE = "the transaction is rolled back, nothing of it is written"
 
 
 class TransactionEngine(Protocol):
-    """What an engine does for one transaction. The calls come one after another, `close` after all others."""
+    """What an engine does for one transaction. Calls are serial; `close` comes last."""
 
     async def begin(self, *, over: float) -> None:
-        """Open it; `over`, on the loop's clock, is when its time is."""
+        """Open it; `over` is its deadline on the loop's clock."""
         ...
 
     async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """How many rows a statement changed."""
+        """Return the number of rows that a statement changed."""
         ...
 
     async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """The rows of a statement."""
+        """Return the rows of a statement."""
         ...
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
-        """Add the workflows and the handler's writes and commit; anything but "written" has rolled back.
+        """Add the workflows and the handler's writes and commit; any result but "written" means rolled back.
 
         Raises:
-            TimeoutError: It was over before the commit had begun.
+            TimeoutError: The deadline passed before the commit began.
             KeyConflict: There is a run with the id of one of the workflows, and another payload.
         """
         ...
 
     async def close(self) -> None:
-        """Undo what is not committed and let go. Never raises."""
+        """Roll back what is not committed and release the connection. Never raises."""
         ...
 
 
 class UserTransaction:
-    """SQL of the user's own, committed with what a handler leaves behind. See `storage.messages.Transaction`.
+    """The user's own SQL, committed with a handler's writes. See `storage.contracts.messages.Transaction`.
 
     Args:
-        ground: The engine's side.
-        what: Whose it is, for errors.
+        ground: The engine's part.
+        what: Names the database in errors.
         limit_s: How long it may be open, from its first statement to the commit.
-        tasks: Where it is rolled back while nobody waits for that.
+        tasks: Runs the rollback in the background.
         alone: Commits the handler's writes if there was no statement.
 
     Promise:
-        When its time is over it is rolled back, also while the user's code waits for something else. Any error has
-        rolled it back, too. A commit that is under way is not cut short: what is known of it is told.
+        At its time limit it is rolled back, even while the user's code awaits something else. Any error rolls it back,
+        too. A commit in progress is not interrupted; its result is reported.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class UserTransaction:
         self._then: list[Callable[[], object]] = []
 
     def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
-        """Have a workflow started by its commit; `then` is called after that."""
+        """Start a workflow with the commit; `then` is called after that."""
         self._require_open()
         if self._starts is None:
             raise PersistenceError(doing=self._doing, problem=_ENDED, hint=_HINTS[_ENDED])
@@ -112,15 +112,15 @@ class UserTransaction:
         self._then.append(then)
 
     async def execute(self, sql: str, /, *params: Any) -> int:
-        """How many rows it changed."""
+        """Return the number of rows changed."""
         return await self._run(lambda: self._ground.execute(sql, params))
 
     async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
-        """The rows, by the names of their columns."""
+        """Return the rows, by column name."""
         return await self._run(lambda: self._ground.fetch(sql, params))
 
     async def commit(self, write: Commit) -> Committed:
-        """Commit it with the handler's own writes; anything but "written" has rolled back."""
+        """Commit with the handler's own writes; any result but "written" means rolled back."""
         starts, self._starts = self._starts or {}, None
         if starts and self._began is None:
             await self._run(_nothing)
@@ -135,7 +135,7 @@ class UserTransaction:
             if self._began is None:
                 self._ended = _ENDED
                 return await self._alone(write)
-            self._stop_the_clock()  # from here on the ground looks at it: a commit under way must not be cut off
+            self._stop_the_clock()  # the engine enforces the deadline now: a commit must not be interrupted
             try:
                 told = await self._ground.commit(write, starts)
                 metrics.FENCED.of().value += told == "fenced"
@@ -147,7 +147,7 @@ class UserTransaction:
                 self._end(_ENDED)
 
     async def rollback(self) -> None:
-        """Undo all of it. Never raises."""
+        """Roll back. Never raises."""
         if self._began is None:
             self._ended = self._ended or _BACK
         else:
@@ -178,7 +178,7 @@ class UserTransaction:
             raise self._over()
 
     def _over(self) -> TransactionTimeout | PersistenceError:
-        """Why there is nothing to be done any more."""
+        """The error for a transaction that has ended."""
         if self._late and not self._open:
             problem = f"no connection for it was free within {self._limit_s:g}s"
             hint = "let fewer of them be open at once, or raise pool_size"
@@ -205,7 +205,7 @@ class UserTransaction:
             self._end("its time is over")
 
     def _end(self, why: str) -> asyncio.Task[None]:
-        """Nothing more is taken; what is left is undone in the background, once."""
+        """Refuse further statements and roll back in the background, once."""
         if self._closing is None:
             self._ended = why
             self._stop_the_clock()
@@ -215,7 +215,7 @@ class UserTransaction:
     async def _close(self) -> None:
         try:
             if self._step is not None and not self._step.expired():
-                self._step.reschedule(self._time())  # what runs is cut short
+                self._step.reschedule(self._time())  # interrupts the running statement
             async with self._turn:
                 pass
         finally:
@@ -226,4 +226,4 @@ class UserTransaction:
 
 
 async def _nothing() -> None:
-    """A transaction that only starts workflows is opened by this."""
+    """Opens a transaction that only starts workflows."""

@@ -1,1 +1,1 @@
-"""What every engine must do: one module per table family, plain values and protocols."""
+"""The contracts that every engine implements: one module per family of tables, with plain values and protocols."""

@@ -1,6 +1,6 @@
-"""What is stored about the work on seats besides shards: who leads, when it last ran, how far it has come (S3).
+"""The stored record of work on seats other than shards: the leader, its last run and its progress (S3).
 
-Ages instead of instants go in, so that the database's clock is the only one that is ever compared; instants come out.
+Writes pass ages instead of instants, so that only the database's clock is ever compared; reads return instants.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Claim
 
 Stamped = Literal["written", "fenced"]
-"""Of a stamp: it is there; or the seat is not held any more, and nothing was written [m14]."""
+"""The result of a stamp: stored; or the seat is no longer held, and nothing was written [m14]."""
 
 
 class Stamp(msgspec.Struct, frozen=True, gc=False):
-    """What a holder says about its work, all of it each time. That it can say so is the sign that it is alive."""
+    """A holder's report about its work, complete each time. The report itself is the sign of life."""
 
     claim: Claim
     runs: int = 0
-    """How many have begun, ever."""
+    """Number of runs begun so far."""
     ran_s: float | None = None
-    """How long ago the last one began; None: as stored."""
+    """How long ago the last run began; None: as stored."""
     progress_s: float | None = None
-    """How long ago there was progress; None: as stored."""
+    """How long ago it last made progress; None: as stored."""
     error: str | None = None
-    """The last one; None: as stored."""
+    """The last error; None: as stored."""
     error_s: float | None = None
     note: str = ""
     done: int | None = None
@@ -38,22 +38,22 @@ class Stamp(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """Which row it writes."""
+        """The row it writes."""
         return self.claim.seat
 
 
 class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the work on a seat."""
+    """The record of the work on a seat."""
 
     seat: str
     epoch: int
-    """Of the holder that spoke last."""
+    """The epoch of the holder that reported last."""
     leader: str
-    """Its name."""
+    """The name of that holder."""
     known_at: datetime
-    """When anybody began to lead it for the first time."""
+    """When the seat had a leader for the first time."""
     since_at: datetime
-    """When it began to lead."""
+    """When the present leader began to lead."""
     runs: int
     ran_at: datetime | None
     progress_at: datetime | None
@@ -64,22 +64,22 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     done: int | None
     total: int | None
     expected_s: float | None
-    """How long there may be no progress, by half; None: nobody knows."""
+    """The expected interval between signs of progress; None: unknown."""
     now: datetime
     """The database's clock when this was read."""
 
 
 class Executions(Protocol):
-    """One row a seat, written by its holder under the fence."""
+    """One row per seat, written by its holder under the fence."""
 
     async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
-        """A new holder introduces itself; what was known, in its name. None: the seat is not held."""
+        """Record a new holder. Returns the row, now in its name, or None if the seat is not held."""
         ...
 
     async def stamp(self, write: Stamp) -> Stamped:
-        """Durable when it returns "written". Concurrent ones share transactions."""
+        """Durable when it returns "written". Concurrent stamps share transactions."""
         ...
 
     async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
-        """Those of all seats whose names begin so, in the order of the names."""
+        """The records of all seats whose names begin with `prefix`, in the order of the names."""
         ...

@@ -1,4 +1,4 @@
-"""What those read who look whether a cluster has kept its promises, and what its database is: nothing here writes."""
+"""Read-only queries that check whether a cluster has kept its promises, and describe its database."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ if TYPE_CHECKING:
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """The database, as it introduces itself."""
+    """A description of the database."""
 
     product: str
     """`PostgreSQL 16.3`."""
     ours: int | None = None
-    """Connections of coterie, of any cluster, as far as this role may see them; None: there are no connections."""
+    """Connections of coterie, of any cluster, as far as this role may see them; None: the engine has no connections."""
     taken: int | None = None
-    """Connections of anybody."""
+    """Connections of all clients."""
     most: int | None = None
 
 
 class AuditRow(msgspec.Struct, frozen=True):
-    """What happened to a seat or a runner, noted in the transaction in which it did (setting `audit`).
+    """An event of a seat or a runner, written in the same transaction as the event (setting `audit`).
 
-    Those of one seat are numbered in the order of their commits: whoever notes something holds the seat's lock.
+    The rows of one seat are numbered in commit order: the writer holds the seat's lock.
     """
 
     id: int
     at: datetime
     kind: Literal["granted", "released", "evicted", "left", "refused"]
     runner: str
-    """Its incarnation."""
+    """The runner's incarnation."""
     seat: str | None
     epoch: int | None
     note: str
 
 
 class StateMark(msgspec.Struct, frozen=True):
-    """A state that was saved in the name of a seat."""
+    """A state that was saved under the fence of a seat."""
 
     key: str
     seat: str
     version: int
     epoch: int
     at: datetime | None
-    """When it was saved; None: this is the present state, whose epoch is that of whoever saved or loaded it last."""
+    """When it was saved; None: the present state, whose epoch is that of the last holder to save or load it."""
 
 
 class EndedMessage(msgspec.Struct, frozen=True):
-    """A message that has ended."""
+    """A message that is done, dead or cancelled."""
 
     id: str
     entity_type: str
@@ -59,7 +59,7 @@ class EndedMessage(msgspec.Struct, frozen=True):
     method: str
     seat: str
     epoch: int
-    """Of the holder that ended it; 0: it was cancelled, in the name of no epoch."""
+    """The epoch of the holder that ended it; 0: it was cancelled, without an epoch."""
     at: datetime
     is_dead: bool
     has_reply: bool
@@ -67,20 +67,20 @@ class EndedMessage(msgspec.Struct, frozen=True):
 
 
 class Inspection(Protocol):
-    """All of it in pages: what is past `after`, in order, `most` at most."""
+    """Queries in pages: up to `most` rows after `after`, in order."""
 
     async def server(self) -> ServerInfo:
-        """What the database is."""
+        """Describe the database."""
         ...
 
     async def audit(self, *, after: int, most: int) -> Sequence[AuditRow]:
-        """The audit, by number."""
+        """Return the audit rows, by number."""
         ...
 
     async def states(self, *, after: str, most: int) -> Sequence[StateMark]:
-        """Of the next keys the present state and what is kept of its history: by key and version, the present last."""
+        """Return the present state and the kept history of the next keys, by key and version, the present last."""
         ...
 
     async def endings(self, *, after: str, most: int) -> Sequence[EndedMessage]:
-        """Messages that have ended, by id."""
+        """Return the messages that have ended, by id."""
         ...

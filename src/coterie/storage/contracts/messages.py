@@ -1,12 +1,12 @@
-"""What the rest of coterie may ask of a database about messages: stored calls, from their insert to their end.
+"""The storage contract of messages: persisted calls, from their insert to their end.
 
     inserted ──▶ pending ──▶ done (with its reply)      kept for the retention time, then purged
-                   │  ▲ └──▶ dead (set aside)           kept until somebody retries or purges it
+                   │  ▲ └──▶ dead (set aside)           kept until it is retried or purged
                    └──┘
               a failed attempt: due again later
 
-Nothing claims a row: who holds the seat of a message's shard may run it (F4), and the fence decides whose end of it
-counts. All instants are the database's.
+Rows are not claimed: the holder of the seat of a message's shard may run it (F4), and the fence decides whose result
+counts. All instants are by the database's clock.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 Status = Literal["pending", "done", "dead"]
 
 Mark = tuple[datetime, str]
-"""A place in the order of a shard's messages: when it is due, then its id."""
+"""A position in the order of a shard's messages: due time, then id."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A stored call, as its sender gives it."""
+    """A persisted call, as its sender passes it."""
 
     id: str
     seat: str
-    """Of the shard on which its entity lives."""
+    """The seat of its entity's shard."""
     entity_type: str
     entity_id: str
     method: str
     payload: bytes
     key: str | None = None
-    """As it is stored: unique for (entity type, entity id, method) while the row is there [m9]."""
+    """The key as stored: unique for (entity type, entity id, method) while the row exists [m9]."""
     digest: bytes = b""
-    """Of the arguments: the same key with another digest is a conflict [M4]. Empty without a key."""
+    """A digest of the arguments: the same key with another digest is a conflict [M4]. Empty without a key."""
     due_at: datetime | None = None
     """When it may run; None: `delay_s` from now."""
     delay_s: float = 0.0
@@ -57,15 +57,15 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Insert(msgspec.Struct, frozen=True, gc=False):
-    """Store a message, unless its key is there already [M4]. The result is a `Receipt`."""
+    """Store a message, unless its key exists already [M4]. The result is a `Receipt`."""
 
     message: Message
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The message that is stored: the one given, or the one that had the key before.
+    """The stored message: the one passed, or the one that had the key before.
 
-    An id that is there already is one's own, from an earlier try whose outcome was unknown: it counts as fresh.
+    An id that exists already comes from an earlier try of this insert whose outcome was unknown: it counts as fresh.
     """
 
     id: str
@@ -87,10 +87,10 @@ class StateChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """What a handler leaves behind, all of it or nothing, under the fence (B3). The result is a `Committed`.
+    """The writes of a handler, committed atomically under the fence (B3). The result is a `Committed`.
 
-    The end of its message with the reply, the change of its entity's state, and the messages that it sent. Each part
-    may be missing: a volatile call has no message.
+    They are the end of its message with the reply, the change of its entity's state, and the messages that it sent.
+    Each part is optional: a volatile call has no message.
     """
 
     claim: Claim
@@ -101,20 +101,20 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 Committed = Literal["written", "fenced", "gone", "stale", "taken"]
-"""Of a `Commit`:
+"""The result of a `Commit`:
 
-written  all of it is durable; also if an earlier try of the same commit did it, whose outcome was unknown
-fenced   the seat is not held any more
-gone     its message is not pending any more: done by somebody else, dead, cancelled
+written  all of it is durable; also if an earlier try of the same commit, whose outcome was unknown, did it
+fenced   the seat is no longer held
+gone     its message is no longer pending: done by another holder, dead or cancelled
 stale    the state has another version
-taken    a message that it sends has a key that is in use by another message
+taken    a message that it sends has a key that another message uses
 """
 
 
 class Setback(msgspec.Struct, frozen=True, gc=False):
-    """An attempt has failed, under the fence: count it, keep its error, and try again later or set it aside as dead.
+    """A failed attempt, under the fence: count it, store its error, and retry later or set the message aside as dead.
 
-    The result is a `Suffered`. `attempt` is the number of this one, from 1: written twice, it counts once.
+    The result is a `Suffered`. `attempt` is the number of this attempt, from 1: written twice, it counts once.
     """
 
     claim: Claim
@@ -122,14 +122,14 @@ class Setback(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     error: str
     again_s: float | None
-    """How long to wait before the next attempt; None: there is none, it is dead."""
+    """The delay before the next attempt; None: no further attempt, the message is dead."""
 
 
 Suffered = Literal["written", "fenced", "gone"]
 
 
 class PendingMessages(msgspec.Struct, frozen=True, gc=False):
-    """A pending message, as a sweep sees it."""
+    """A pending message, as a poll sees it."""
 
     seat: str
     id: str
@@ -139,14 +139,14 @@ class PendingMessages(msgspec.Struct, frozen=True, gc=False):
 
 
 class Due(msgspec.Struct, frozen=True, gc=False):
-    """What a sweep found, in order of seat, then due time, then id."""
+    """The result of a poll, in order of seat, then due time, then id."""
 
     now: datetime
     rows: tuple[PendingMessages, ...]
 
 
 class LateReply(msgspec.Struct, frozen=True, gc=False):
-    """A pending message whose time has come."""
+    """A pending message that is due."""
 
     seat: str
     id: str
@@ -157,16 +157,16 @@ class LateReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Backlog(msgspec.Struct, frozen=True, gc=False):
-    """What waits, and what was given up, as those see it who judge the whole."""
+    """Pending and dead messages of the whole cluster, for health checks."""
 
     now: datetime
     late: tuple[LateReply, ...]
-    """Of each seat the one that has been due longest; those that have been due longest first."""
+    """The longest due message of each seat, the longest due first."""
     dead: int
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """A pending message, to be run."""
+    """A pending message to run."""
 
     id: str
     seat: str
@@ -178,12 +178,12 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     due_s: float
     """When it may run, in seconds since 1970."""
     attempts: int
-    """That failed."""
+    """The number of failed attempts."""
     trace_id: str | None
     suspicion: int = 0
     """A `Suspicion`."""
     losses: int = 0
-    """How often its runner was lost after it had begun it alone."""
+    """How often its runner was lost while it ran it alone."""
 
 
 class Suspicion(IntEnum):
@@ -191,15 +191,15 @@ class Suspicion(IntEnum):
 
     NONE = 0
     SUSPECT = 1
-    """It may have been running then: it is begun alone, not beside other suspects."""
+    """It may have been running then: it is run alone, not beside other suspects."""
     ALONE = 2
-    """It was begun alone, under the epoch in its row. If that holder is lost, too, it counts a loss."""
+    """It was begun alone, under the epoch in its row. If that holder is lost as well, it counts a loss."""
     BESIDE = 3
-    """It was begun alone, and another suspect was begun while it ran: nobody knows of which one a process dies."""
+    """It was begun alone, and another suspect was begun while it ran: either may cause the loss of the process."""
 
 
 class Loss(msgspec.Struct, frozen=True, gc=False):
-    """A message that was begun alone, and whose runner was lost then."""
+    """A message whose runner was lost while it ran it alone."""
 
     id: str
     entity_type: str
@@ -207,19 +207,19 @@ class Loss(msgspec.Struct, frozen=True, gc=False):
     method: str
     losses: int
     is_dead: bool
-    """Whether it was the last time that it may happen: it is set aside."""
+    """Whether it has reached the limit of losses and is set aside."""
 
 
 class Suspected(msgspec.Struct, frozen=True, gc=False):
-    """What came of a look at the messages of a holder that was lost."""
+    """The result of examining the messages of a lost holder."""
 
     suspects: int
-    """How many messages became suspects."""
+    """The number of messages that became suspects."""
     lost: tuple[Loss, ...]
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt that failed."""
+    """A failed attempt."""
 
     number: int
     at: datetime
@@ -227,7 +227,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known about a message."""
+    """A message with all its columns."""
 
     id: str
     seat: str
@@ -242,55 +242,55 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """When it was done, or set aside as dead."""
     attempts: int
     errors: tuple[Attempt, ...]
-    """Of each failed attempt, the first one first; a bounded number, the last ones."""
+    """The errors of the last failed attempts (a bounded number), the oldest first."""
     payload: bytes
     reply: bytes | None
     trace_id: str | None
     losses: int = 0
-    """How often its runner was lost after it had begun it alone."""
+    """How often its runner was lost while it ran it alone."""
 
 
 class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages; what is None does not matter."""
+    """Selects messages; fields that are None do not restrict it."""
 
     status: Status | None = None
     entity_type: str | None = None
     entity_id: str | None = None
     method: str | None = None
     older_than_s: float | None = None
-    """Since it was sent, or, if it has ended, since then."""
+    """Minimum age since it was sent, or, if it has ended, since its end."""
 
 
 class Transaction(Protocol):
-    """SQL of the user's own, with `$1` parameters, committed together with what a handler leaves behind.
+    """The user's own SQL, with `$1` parameters, committed together with a handler's writes.
 
-    It has a connection of its own, opened at its first statement. From then on it has `limit_s` until it is committed;
-    later everything raises `TransactionTimeout`, and it is rolled back. On SQLite the first statement that writes takes
+    It has its own connection, opened by its first statement. From then on it must be committed within `limit_s`; after
+    that every call raises `TransactionTimeout`, and it is rolled back. On SQLite the first statement that writes takes
     the write lock [C3].
     """
 
     async def execute(self, sql: str, /, *params: Any) -> int:
-        """How many rows it changed."""
+        """Return the number of rows changed."""
         ...
 
     async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
-        """The rows, by the names of their columns."""
+        """Return the rows, by column name."""
         ...
 
     def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
-        """Have a workflow started by its commit; `then` is called after that.
+        """Start a workflow with the commit; `then` is called after that.
 
         Raises:
-            KeyConflict: It starts one of this id already, with another payload.
+            KeyConflict: This transaction already starts a workflow with this id and another payload.
         """
         ...
 
     async def commit(self, write: Commit) -> Committed:
-        """Commit it with the handler's own writes; anything but "written" has rolled back.
+        """Commit with the handler's own writes; any result but "written" means rolled back.
 
         The workflows, the fence and the messages are the last statements before the commit [M3]. A commit whose
-        outcome is unknown raises; asking again with `MessageStore.commit` tells: "gone" of a message that this commit
-        ended is "written".
+        outcome is unknown raises; `MessageStore.commit` of the same write then tells: "gone" for a message that this
+        commit ended means "written".
 
         Raises:
             KeyConflict: There is a run with the id of a workflow that it starts, and another payload.
@@ -298,7 +298,7 @@ class Transaction(Protocol):
         ...
 
     async def rollback(self) -> None:
-        """Undo all of it. Never raises."""
+        """Roll back. Never raises."""
         ...
 
 
@@ -306,15 +306,15 @@ class MessageStore(Protocol):
     """The messages of one cluster."""
 
     def insert(self, message: Message) -> Future[Receipt]:
-        """Store a message. Concurrent ones share transactions. A future (`GroupWriter.submit`): it needs no task."""
+        """Store a message. Concurrent inserts share transactions. Returns a future (`GroupWriter.submit`): no task."""
         ...
 
     def commit(self, write: Commit) -> Future[Committed]:
-        """Durable when it says "written". Concurrent ones share transactions; members are independent [M3]."""
+        """Durable when it results in "written". Concurrent commits share transactions; each is independent [M3]."""
         ...
 
     def save(self, write: Insert | Commit, waiter: Waiter) -> None:
-        """Either, for calls and the ends of handlers: `waiter` is told, without a future (`GroupWriter.post`)."""
+        """Insert or commit; `waiter` receives the result, without a future (`GroupWriter.post`)."""
         ...
 
     def setback(self, write: Setback) -> Future[Suffered]:
@@ -322,86 +322,86 @@ class MessageStore(Protocol):
         ...
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
-        """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
+        """Of each of these seats the first `most` pending messages after a mark that are due within `ahead_s`."""
         ...
 
     async def backlog(self, *, most: int, dead_most: int) -> Backlog:
-        """The longest due message of each seat, `most` of them, also of seats that nobody declared; how many are dead.
+        """Return the longest due message of up to `most` seats, also undeclared ones, and the number of dead messages.
 
-        It costs little, however many are done: some steps for each seat with pending messages, and the dead are counted
-        among the first `dead_most` that have failed, so that there may be more.
+        Cheap however many messages are done: a few steps for each seat with pending messages. The dead are counted
+        among the first `dead_most` that have failed, so there may be more.
         """
         ...
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
-        """Those of these messages that are pending, in no order."""
+        """Return those of these messages that are pending, in no order."""
         ...
 
     async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
-        """Judge what may have been running when the holder before was lost [C5], under the fence.
+        """Examine what may have been running when the previous holder was lost [C5], under the fence.
 
-        What that holder had begun alone counts a loss; at `loss_limit` losses it is set aside as dead. Of each entity
-        of these types the first due pending messages, as many as run at once, become suspects. What was stored, or
-        fell due, after the loss does not: it cannot have been running. Done twice, nothing is counted twice.
+        A message the lost holder had begun alone counts a loss; at `loss_limit` losses it is set aside as dead. Of
+        each entity of these types the first due pending messages, as many as run concurrently, become suspects.
+        Messages stored or due after the loss do not: they cannot have been running. Idempotent.
 
         Args:
-            claim: Of the present holder.
-            concurrency: How many messages of an entity run at once, by entity type.
-            loss_limit: How many losses set a message aside.
+            claim: The claim of the present holder.
+            concurrency: How many messages of an entity run concurrently, by entity type.
+            loss_limit: The number of losses that sets a message aside.
         """
         ...
 
     async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
-        """Note how a suspect is begun, before it is, under the fence; False: it is not pending, or not ours."""
+        """Record how a suspect will run, before it runs, under the fence. False: not pending, or seat not held."""
         ...
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
-        """What is known about these messages; those that are not there (any more) are missing."""
+        """Return these messages; those that do not exist (any more) are left out."""
         ...
 
     async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
-        """The message that has a key."""
+        """Return the message that has a key, or None."""
         ...
 
     async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
-        """End a pending message without running it; False: there is none. Its key may be used again.
+        """End a pending message without running it. Its key may be used again. Returns False if there is none.
 
         Args:
-            id: Which one.
-            claim: With one it happens only under the fence, without only if nobody holds its seat: a holder may be
-                at it.
-            reply: What its row says from then on: that it was cancelled.
+            id: The message's id.
+            claim: With a claim it happens only under the fence; without one only if the seat is free, since a holder
+                may be running the message.
+            reply: The reply to store, which says that it was cancelled.
         """
         ...
 
     async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
-        """Messages in order of their ids, which is about the order in which they were sent, past the id `after`."""
+        """Return messages after the id `after`, in order of their ids, which is about the order of sending."""
         ...
 
     async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
-        """Make a dead message, or all dead ones of an entity, pending again, due now, with no failures; how many.
+        """Make a dead message, or all dead ones of an entity, pending again, due now, without failures.
 
-        Pending ones of that entity that wait for another attempt are due now, too.
+        Pending messages of that entity that wait for another attempt become due, too. Returns the number revived.
         """
         ...
 
     async def remove(self, chosen: MessageFilter, *, most: int) -> int:
-        """Delete up to `most` messages that are done or dead (never pending ones); how many it were."""
+        """Delete up to `most` messages that are done or dead (never pending ones). Returns the number deleted."""
         ...
 
     async def count(self, chosen: MessageFilter, *, most: int) -> int:
-        """How many messages there are, counted up to `most`."""
+        """Count the messages, up to `most`."""
         ...
 
     async def discard(self, ids: Sequence[str], status: Status) -> int:
-        """Delete those of these messages that have ended so (never pending ones); how many it were."""
+        """Delete those of these messages that have this final status. Returns the number deleted."""
         ...
 
     async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
-        """Delete what was done longer ago than that, among the next `most` ids past `after` [m17].
+        """Delete messages that were done longer ago than that, among the next `most` ids after `after` [m17].
 
         Returns:
-            How many it were, and the id to go on after: empty when the end, or what is too young, was reached.
-            Dead and pending ones stay.
+            The number deleted, and the id to continue after: empty when the end, or a message too young, was reached.
+            Dead and pending messages stay.
         """
         ...

@@ -1,17 +1,17 @@
-"""What is stored about durable work: units, their steps and deferreds [M10, M11].
+"""The storage contract of durable work: units, their steps and deferreds [M10, M11].
 
     start ──▶ running ⇄ suspended ──▶ done, failed, interrupted        a workflow; kept for the retention time
-    open  ──▶ running ──▶ (gone)                                       a unit of a leader, a tick: over is gone
+    open  ──▶ running ──▶ (gone)                                       a unit of a leader, a tick: deleted at its end
 
-A unit belongs to a seat, whose holder alone runs it: steps and ends are written under the fence [C1]. Starting,
-resolving, interrupting and resuming are for everybody. While a unit is suspended nobody has it in memory; whoever
-resolves what it waits for makes it `running` in the same transaction, so no wake-up is lost [M11].
+A unit belongs to a seat, and only the seat's holder runs it: steps and ends are written under the fence [C1]. Any
+process may start, resolve, interrupt and resume. A suspended unit is in no process's memory; the transaction that
+resolves what it waits for makes it `running`, so no wake-up is lost [M11].
 
-A step is known by its branch and its place in it, so that a rerun which takes another way is noticed. A deferred is
-known by its name, since it may be resolved before anybody waits for it.
+A step is identified by its branch and its position there, so that a replay which takes another path is detected. A
+deferred is identified by its name, since it may be resolved before the unit waits for it.
 
-A unit has a life: a number that is drawn where it begins. When the unit is over and its key is used again, that is
-another life, and what was meant for the former one does not count.
+A unit has a life: a number drawn when it begins. When the unit has ended and its key is used again, that is another
+life, and a resolution meant for the former one does not count.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
     branch: str
     position: int
-    """In its branch, from 0."""
+    """The position in its branch, from 0."""
     kind: StepKind
     name: str
     digest: bytes = b""
-    """Of what it was given; empty: it is not known."""
+    """A digest of its arguments; empty: unknown."""
     done: bool
-    """False: it is being waited for (a sleep, a deferred, a child)."""
+    """False: the unit still waits for it (a sleep, a deferred, a child)."""
     value: bytes | None = None
     error: bytes | None = None
-    """What it ended with instead of a value."""
+    """The error it ended with instead of a value."""
     due_at: datetime | None = None
-    """When a sleep is over, or nobody waits for a deferred any more."""
+    """When a sleep ends, or the wait for a deferred times out."""
 
 
 class StepWrite(msgspec.Struct, frozen=True):
@@ -68,35 +68,35 @@ class StepWrite(msgspec.Struct, frozen=True):
     value: bytes | None = None
     error: bytes | None = None
     due_s: float | None = None
-    """It is due so long after now, by the database's clock."""
+    """It is due this long after now, by the database's clock."""
 
     @property
     def key(self) -> str:
-        """Which row it writes."""
+        """The row it writes."""
         return f"{self.unit}\n{self.branch}\n{self.position}"
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """What became of a `StepWrite`.
+    """The result of a `StepWrite`.
 
-    written   it is there
-    there     it was there before, done, or waited for as now: as `row` says; perhaps by this very write, asked before
-    over      the unit has ended, or is not there
-    fenced    the seat is not held any more
+    written   it is stored
+    there     it was stored before, done or waited for as now, as in `row`; perhaps by this very write, tried before
+    over      the unit has ended, or does not exist
+    fenced    the seat is no longer held
     """
 
     told: Literal["written", "there", "over", "fenced"]
     row: StepRow | None
-    """As it is stored now, if it is."""
+    """The row as stored now, if there is one."""
     now: datetime
 
 
 class UnitEnd(msgspec.Struct, frozen=True):
     """End a unit. The result is a `UnitEndResult`.
 
-    Its steps and deferreds go in the same commit; a workflow's row stays for the retention time, others' go, too. If
-    another unit waits for it (`parent`), that one's deferred of the name `waited_as` is resolved with `outcome` in the
-    same commit, and it is made running if it was suspended.
+    Its steps and deferreds are deleted in the same commit; a workflow's row stays for the retention time, other rows
+    are deleted. If another unit waits for it (`parent`), the same commit resolves that unit's deferred named
+    `waited_as` with `outcome`, and makes it running if it was suspended.
     """
 
     claim: Claim
@@ -105,27 +105,27 @@ class UnitEnd(msgspec.Struct, frozen=True):
     value: bytes | None = None
     error: bytes | None = None
     outcome: bytes = b""
-    """What its parent is told."""
+    """The outcome passed to its parent."""
 
     @property
     def key(self) -> str:
-        """Which unit it ends."""
+        """The unit it ends."""
         return self.unit
 
 
 class UnitEndResult(msgspec.Struct, frozen=True, gc=False):
-    """What became of a `UnitEnd`; over: it had ended before, perhaps by this very write."""
+    """The result of a `UnitEnd`; over: it had ended before, perhaps by this very write."""
 
     told: Literal["written", "over", "fenced"]
     wake: str | None = None
-    """The seat on which there is something new to do: that of the parent."""
+    """The parent's seat, on which there is new work."""
 
 
 class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit as it is stored."""
+    """A unit as stored."""
 
     unit: str
-    """Its key: `workflow:Name/id`, or what its kind gives."""
+    """Its key: `workflow:Name/id`, or as its kind defines."""
     kind: UnitKind
     name: str
     id: str
@@ -133,29 +133,29 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     status: UnitStatus
     payload: bytes
     version: str
-    """Of the code that began it."""
+    """The version of the code that began it."""
     interrupting: bool
-    """Whether somebody has asked for its interruption."""
+    """Whether its interruption was requested."""
     parent: str | None
     """The unit that waits for it."""
     value: bytes | None
     error: bytes | None
     started_at: datetime
     changed_at: datetime
-    """When its status, or what has come for it, last changed."""
+    """When its status, or something addressed to it, last changed."""
     ended_at: datetime | None
     wake_at: datetime | None
-    """When a suspended one is due by itself."""
+    """When a suspended unit is due by itself."""
     steps: int
-    """How many are done."""
+    """The number of steps done."""
     life: int = 0
-    """Drawn where it began; 0: by a program that drew none."""
+    """Drawn when it began; 0: begun by a program that drew none."""
     digest: bytes = b""
-    """Of the payload, for a workflow."""
+    """A digest of the payload, for a workflow."""
 
 
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
-    """A workflow to be started."""
+    """A workflow to start."""
 
     unit: str
     name: str
@@ -163,33 +163,33 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     seat: str
     payload: bytes
     digest: bytes
-    """Of the payload: the same id with another one is a conflict."""
+    """A digest of the payload: the same id with another digest is a conflict."""
     version: str = ""
     parent: str | None = None
     waited_as: str = ""
     life: int = 0
-    """Of the run, if it is new."""
+    """The life of the run, if it is new."""
 
 
 class UnitStartResult(msgspec.Struct, frozen=True):
-    """What became of a `UnitStart`."""
+    """The result of a `UnitStart`."""
 
     told: Literal["started", "there", "conflict"]
     row: UnitRow
 
 
 def require_same(start: UnitStart, digest: bytes) -> None:
-    """Refuse a start where there is a run of its id with another payload.
+    """Refuse a start whose id belongs to a run with another payload.
 
     Raises:
-        KeyConflict: There is.
+        KeyConflict: The payloads differ.
     """
     if start.digest != digest:
         raise KeyConflict(target=f"workflow {start.name!r}", key=start.id, message_id=start.unit)
 
 
 class ParentEnded(Exception):
-    """A child was not started: the workflow that was to wait for it is over."""
+    """A child was not started: its parent workflow has ended."""
 
 
 class DeferredRow(msgspec.Struct, frozen=True, gc=False):
@@ -201,7 +201,7 @@ class DeferredRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnitSnapshot(msgspec.Struct, frozen=True):
-    """A unit with all that is known of it, for its holder."""
+    """A unit with its steps and deferreds, for its holder."""
 
     row: UnitRow
     steps: tuple[StepRow, ...]
@@ -210,19 +210,19 @@ class UnitSnapshot(msgspec.Struct, frozen=True):
 
 
 class TakenUnits(msgspec.Struct, frozen=True):
-    """What is to be done on a seat."""
+    """The workflows to run on a seat."""
 
     rows: tuple[UnitRow, ...]
-    """Workflows to be run, the oldest first."""
+    """Workflows to run, the oldest first."""
     wake_at: datetime | None
-    """When the next one that is suspended is due by itself."""
+    """When the next suspended workflow is due by itself."""
     now: datetime
 
 
 class ResolveResult(msgspec.Struct, frozen=True, gc=False):
-    """What became of a resolution.
+    """The result of a resolution.
 
-    resolved   it is stored; `wake` is the seat of the unit that may wait for it, if that is known
+    resolved   it is stored; `wake` is the seat of the unit that may wait for it, if known
     already    it was resolved or rejected before
     over       that life of its unit has ended
     """
@@ -235,13 +235,13 @@ class UnitsPurged(msgspec.Struct, frozen=True):
     """What one purge has deleted."""
 
     abandoned: tuple[str, ...]
-    """The units that nobody had gone on with."""
+    """The abandoned units: no holder had continued them."""
     most: int
-    """How many it were of the kind of which it were most; as many as were asked for: there may be more."""
+    """The largest number deleted of one kind; if it equals the requested maximum, there may be more."""
 
 
 class TickKey(NamedTuple):
-    """Which tick a unit belongs to."""
+    """The tick that a unit belongs to."""
 
     cron: str
     kind: Kind
@@ -258,7 +258,7 @@ def unit_of_tick(seat: str, kind: Kind, at: datetime, seq: int) -> str:
 
 
 def tick_of_unit(unit: str) -> TickKey | None:
-    """The tick that a unit belongs to; None: it is a unit of something else."""
+    """The tick that a unit belongs to; None: the unit belongs to no tick."""
     seat, _, rest = unit.partition(":")
     if seat != "cron":
         return None
@@ -272,12 +272,12 @@ def tick_of_unit(unit: str) -> TickKey | None:
 
 
 def life_of_tick(claimed_at: datetime) -> int:
-    """The life of a tick's unit: known to all who run the tick, before the unit begins."""
+    """The life of a tick's unit, which every holder of the tick can compute before the unit begins."""
     return (claimed_at - _EPOCH) // timedelta(microseconds=1)
 
 
 def claimed_at_of(life: int) -> datetime:
-    """When a tick was claimed whose unit has this life."""
+    """When the tick whose unit has this life was claimed."""
     return _EPOCH + timedelta(microseconds=life)
 
 
@@ -287,91 +287,92 @@ class UnitStore(Protocol):
     # For the holder of a seat, under the fence
 
     async def step(self, write: StepWrite) -> StepResult:
-        """Durable when it returns "written". Concurrent ones share transactions."""
+        """Durable when it returns "written". Concurrent steps share transactions."""
         ...
 
     async def end(self, write: UnitEnd) -> UnitEndResult:
-        """Durable when it returns "written". Concurrent ones share transactions."""
+        """Durable when it returns "written". Concurrent ends share transactions."""
         ...
 
     async def open(
         self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
     ) -> UnitSnapshot | None:
-        """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held.
+        """Begin or continue a unit of a leader or a tick. Returns None if the seat is not held.
 
-        `life` is for one that begins; one that is there keeps its own.
+        `life` is for a new unit; an existing one keeps its own.
         """
         ...
 
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
-        """The workflows on these seats that are to be run, by seat, so many of each at most.
+        """Return the workflows to run on these seats, by seat, up to `most` of each.
 
-        Suspended ones that are due are made running. A seat that is missing is not held.
+        Suspended ones that are due are made running. A seat that is not held is left out.
         """
         ...
 
     async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
-        """A unit with its steps and deferreds. None: the seat is not held, or there is no such unit on it."""
+        """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
         ...
 
     async def suspend(
         self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None
     ) -> Literal["suspended", "ready", "over", "fenced"]:
-        """Have nobody keep it in memory until one of the deferreds named `waits` is resolved, or `wake_s` have passed.
+        """Unload the unit until one of the deferreds named `waits` is resolved, or `wake_s` have passed.
 
-        "ready": one of them is resolved already, or it shall be interrupted: go on [M11]. What it waits for is locked
-        while this is decided.
+        "ready": one of them is resolved already, or an interruption is requested: continue [M11]. What it waits for is
+        locked while this is decided.
         """
         ...
 
-    # For everybody
+    # For all processes
 
     async def start(self, start: UnitStart) -> UnitStartResult:
-        """Store a workflow, to be run by whoever holds its seat.
+        """Store a workflow, to be run by the holder of its seat.
 
         Raises:
-            ParentEnded: It has a parent, which is over, and is not there yet.
+            ParentEnded: It is new, and its parent has ended.
         """
         ...
 
     async def resolve(
         self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
     ) -> ResolveResult:
-        """Store what a deferred of one life of a unit gives, once, whether anybody waits for it yet or not.
+        """Store the result of a deferred of one life of a unit, once, whether or not the unit waits for it yet.
 
-        A unit that is not there is over, except for one of a tick that is not: that begins with its first step.
+        A unit that does not exist counts as over, except that of a tick which has not ended: it begins with its first
+        step.
         """
         ...
 
     async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
-        """Ask for the end of children, so many at most, of workflows on these seats that have failed or were
-        interrupted. Each with its seat. Fewer than `most`: there are no others."""
+        """Request the interruption of up to `most` children of workflows on these seats that failed or were
+        interrupted. Returns each with its seat; fewer than `most`: there are no others."""
         ...
 
     async def interrupt(self, unit: str) -> UnitRow | None:
-        """Ask for the end of a workflow; one that is suspended is made running. None: there is none."""
+        """Request the interruption of a workflow; a suspended one is made running. None: there is none."""
         ...
 
     async def resume(self, unit: str) -> UnitRow | None:
-        """Make a suspended workflow running. None: there is none."""
+        """Make a suspended workflow running. Returns None if there is none."""
         ...
 
     async def get(self, unit: str) -> UnitRow | None:
-        """A unit as it is."""
+        """Return a unit."""
         ...
 
     async def steps(self, unit: str) -> Sequence[StepRow]:
-        """The steps of a unit that has not ended, by branch and place; none, if there is none."""
+        """Return the steps of a unit that has not ended, by branch and position; none if there is no such unit."""
         ...
 
     async def list(
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
     ) -> Sequence[UnitRow]:
-        """Units, those that changed last first; only those that began longer ago than `older_s`, if it is given."""
+        """Return units, the last changed first; with `older_s` only those that began longer ago than that."""
         ...
 
     async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
-        """Delete some of what nobody needs any more, up to `most` of each kind, each with all its rows: workflows that
-        ended longer ago than that; units of leaders and ticks that have not changed for so long and wait for nothing:
-        abandoned ones (which are told); and deferreds of units that never began."""
+        """Delete up to `most` of each kind, each with all its rows: workflows that ended longer ago than that;
+        abandoned units of leaders and ticks, unchanged for so long and waiting for nothing (these are returned); and
+        deferreds of units that never began."""
         ...

@@ -1,4 +1,4 @@
-"""What those read who look whether promises were kept, on PostgreSQL."""
+"""Queries that check whether promises were kept, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SQL = statements.load("coterie.storage.postgres.sql", "inspection.sql")
 
 
 class PostgresInspection:
-    """See `storage.inspection.Inspection`."""
+    """See `storage.contracts.inspection.Inspection`."""
 
     def __init__(self, *, cluster: str, pool: Pool, origin: ProcessOrigin) -> None:
         self._cluster = cluster
@@ -25,21 +25,21 @@ class PostgresInspection:
         self._origin = origin
 
     async def server(self) -> ServerInfo:
-        """What the server is."""
+        """Describe the server."""
         self._origin.require_same()
         (row,) = await self._pool.read(_SQL["server"])
         return ServerInfo(f"PostgreSQL {row['version']}", ours=row["ours"], taken=row["taken"], most=row["most"])
 
     async def audit(self, *, after: int, most: int) -> Sequence[AuditRow]:
-        """The audit, by number."""
+        """Return the audit rows, by number."""
         return [AuditRow(*row) for row in await self._page("audit", after, most)]
 
     async def states(self, *, after: str, most: int) -> Sequence[StateMark]:
-        """Of the next keys the present state and what is kept of its history."""
+        """Return the present state and the kept history of the next keys."""
         return [StateMark(*row) for row in await self._page("states", after, most)]
 
     async def endings(self, *, after: str, most: int) -> Sequence[EndedMessage]:
-        """Messages that have ended, by id."""
+        """Return the messages that have ended, by id."""
         return [EndedMessage(*row) for row in await self._page("endings", after, most)]
 
     async def _page(self, name: str, after: object, most: int) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""How a session is opened: tries with pauses between, and a set-up of one round trip, or of each transaction."""
+"""Opens sessions: retries with pauses, and a set-up of one round trip per session, or per transaction."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ log = logging.getLogger("coterie")
 Role = Literal["work", "writer", "dedicated", "migration"]
 
 LOOK_S = 1.0
-"""So often a session that writes looks whether the server still makes commits durable."""
+"""The interval at which a writing session checks that the server still makes commits durable."""
 
 OLDEST = 14
-"""Servers before it are refused: they do not say whether they are a standby, and are no longer maintained."""
+"""Older servers are refused: they do not report whether they are a standby, and are no longer maintained."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long what may take. Nothing waits without one of these."""
+    """Time limits. Every wait has one of these."""
 
     connect_s: float = 3.0  # one try, set-up included
     tries: int = 3  # at start; later as many as the call's own deadline leaves room for
     backoff_s: float = 0.5  # before the second try, doubled for each further one, jittered
-    call_s: float = 5.0  # one call with all its retries; below the lease's TTL
+    call_s: float = 5.0  # one call with all its retries; less than the lease's TTL
     dedicated_s: float = 2.0  # the same for ownership: a renewal that waits its turn must still be in time
     lock_s: float = (
-        0.25  # one wait for a row by the writer, whose group must not stand still [M3], and by ownership [C4]
+        0.25  # one wait for a row lock by the writer, whose group must not stall [M3], and by ownership [C4]
     )
-    transaction_s: float = 2.0  # an open transaction that does nothing [M12]
+    transaction_s: float = 2.0  # an idle open transaction [M12]
     migration_s: float = 600.0
 
 
@@ -61,7 +61,7 @@ class Connector:
         self.registry = SessionRegistry(most=sessions_most)
         self.name = application_name(incarnation)
         self.pooled = False
-        """Whether a pooler stands between that lends the server's sessions per transaction [P28]."""
+        """Whether a pooler in between lends the server's sessions per transaction [P28]."""
         self._url = url
         self._chance = chance
         self._limits = limits
@@ -69,7 +69,7 @@ class Connector:
         self._warned: set[str] = set()
 
     def rename(self, incarnation: str) -> None:
-        """Sessions opened from now on are another incarnation's; whoever has older ones lets go of them [M12]."""
+        """Open sessions for another incarnation from now on; owners of older ones close them [M12]."""
         self.name = application_name(incarnation)
 
     async def connect(
@@ -82,15 +82,15 @@ class Connector:
         incarnation: str | None = None,
         bare: bool = False,
     ) -> PostgresSession:
-        """A session, after some tries with growing pauses between. A standby is a failed try unless allowed.
+        """Open a session, with retries and growing pauses. A standby is a failed try unless allowed.
 
         Args:
-            role: What the session is for; decides about its settings.
-            over: When to give up, on the loop's clock.
-            tries: After how many tries to give up. One of the two is needed.
-            standby: Whether a standby will do.
-            incarnation: Whose it is, if not this connector's.
-            bare: Leave the settings out: whether there is a pooler is not known yet, and other programs' sessions
+            role: What the session is for; decides its settings.
+            over: The deadline, on the loop's clock.
+            tries: The maximum number of tries. One of the two is needed.
+            standby: Whether a standby is accepted.
+            incarnation: The session's incarnation, if not this connector's.
+            bare: Leave the settings out: it is not known yet whether there is a pooler, and other programs' sessions
                 behind it must not get them. `set_up` comes later.
 
         Raises:
@@ -115,7 +115,7 @@ class Connector:
             await asyncio.sleep(pause_s)
 
     async def look(self, session: PostgresSession, *, over: float) -> None:
-        """See whether the server keeps our promises; warn, once, of what may lose data in a crash.
+        """Check whether the server keeps coterie's promises; warn, once, of what may lose data in a crash.
 
         Raises:
             ConfigurationError: It does not.
@@ -128,10 +128,10 @@ class Connector:
         session.look_at = deadline(LOOK_S)
 
     async def look_again(self, session: PostgresSession, *, over: float) -> None:
-        """The same for a session that is about to write: settings of the server change under those that are open.
+        """Check again before a session writes: the server's settings may change while it is open.
 
         Raises:
-            Lost: It does not, or not any more; the session is dropped.
+            Lost: The server no longer keeps the promises; the session is dropped.
         """
         try:
             await self.look(session, over=over)
@@ -140,7 +140,7 @@ class Connector:
             raise Lost(error.problem, sent=False) from error
 
     async def _prepared(self, session: PostgresSession, role: Role, *, over: float) -> PostgresSession:
-        """A session with its settings, on a server that is fit; sessions that were dropped before are ended there."""
+        """Set up a session on a suitable server, and terminate sessions there that were dropped before."""
         await self.set_up(session, role, over=over)
         try:
             await self.look(session, over=over)
@@ -157,8 +157,8 @@ class Connector:
         return session
 
     async def _opened(self, name: str, *, over: float, standby: bool) -> PostgresSession:
-        """A bare session, counted."""
-        if self.pooled:  # the pooler bounds them
+        """Open a bare session, counted."""
+        if self.pooled:  # the pooler limits them
             return await self._try(name, over=over, standby=standby)
         self.registry.begin(address=self.address)
         session = None
@@ -170,7 +170,7 @@ class Connector:
         return session
 
     async def set_up(self, session: PostgresSession, role: Role, *, over: float) -> PostgresSession:
-        """Give a bare session its settings: for good, or for each transaction behind a pooler."""
+        """Give a bare session its settings: permanently, or per transaction behind a pooler."""
         if self.pooled:
             session.opening = transaction_settings(role, application=session.name, limits=self._limits)
             return session
@@ -203,7 +203,7 @@ class Connector:
         options: dict[str, Any] = {"target_session_attrs": "read-write"} if several else {}
         try:
             async with asyncio.timeout_at(over):
-                # No cache of the driver's: our sessions keep their own prepared statements, by text.
+                # Without the driver's cache: sessions keep their own prepared statements, by text.
                 raw: asyncpg.Connection[Any] = await asyncpg.connect(
                     self._url, timeout=within_s + 1, statement_cache_size=0, **options
                 )
@@ -211,7 +211,7 @@ class Connector:
                 return raw
         except asyncpg.InterfaceError:
             raise
-        except ValueError:  # its text, or a piece of it, is in there, and may be a password
+        except ValueError:  # its text may contain a part of the URL, perhaps the password
             raise ConfigurationError(
                 problem=f"the url {self.address} cannot be read", hint="is everything in it that is not plain encoded?"
             ) from None
@@ -229,7 +229,7 @@ class Connector:
 
 
 def session_settings(role: Role, *, application: str, limits: ConnectionLimits) -> str:
-    """The script that sets up a session. Not as start-up parameters, which poolers refuse or drop."""
+    """The script that sets up a session. Not start-up parameters, which poolers refuse or drop."""
     settings: Mapping[str, str] = {
         **_settings(role, application=application, limits=limits),
         "default_transaction_isolation": "read committed",  # whatever the database's default [m4]
@@ -242,15 +242,15 @@ def session_settings(role: Role, *, application: str, limits: ConnectionLimits) 
 
 
 def transaction_settings(role: Role, *, application: str, limits: ConnectionLimits) -> str:
-    """The script that opens a transaction with the same settings, which leaves none behind: others come next."""
+    """The script that opens a transaction with the same settings, and leaves none behind for other clients."""
     return f"begin isolation level read committed; {local_settings(role, application=application, limits=limits)}"
 
 
 def local_settings(role: Role, *, application: str, limits: ConnectionLimits) -> str:
-    """The script that sets them for the transaction that is open."""
+    """The script that sets them for the open transaction."""
     settings = _settings(role, application=application, limits=limits)
     script = "; ".join(f"set local {name} = '{value}'" for name, value in settings.items())
-    # Whoever had the session before may have made it lazy; the default was inspected at start.
+    # The session's previous client may have switched it off; the default was checked at start.
     return f"{script}; set local synchronous_commit to default"
 
 
@@ -265,8 +265,8 @@ def _settings(role: Role, *, application: str, limits: ConnectionLimits) -> Mapp
         "lock_timeout": _ms(lock_s),
         "idle_in_transaction_session_timeout": _ms(limits.transaction_s),
         "jit": "off",
-        # Plans by rule, since the planner's figures are stale just when a table starts to grow: our
-        # statements find rows by key, in key order (a bitmap scan locks them in page order: deadlocks).
+        # Rule-based plans, since the planner's statistics are stale just when a table starts to grow: the statements
+        # find rows by key, in key order (a bitmap scan locks them in page order: deadlocks).
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
@@ -275,12 +275,12 @@ def _settings(role: Role, *, application: str, limits: ConnectionLimits) -> Mapp
 
 
 def application_name(incarnation: str) -> str:
-    """What our sessions are called in pg_stat_activity: `coterie/<incarnation>`, 63 characters at most."""
+    """The application_name of coterie's sessions: `coterie/<incarnation>`, 63 characters at most."""
     return re.sub(r"[^A-Za-z0-9._:/-]", "_", f"coterie/{incarnation}")[:63]
 
 
 def without_password(url: str) -> str:
-    """A URL fit to be printed: user, hosts and database."""
+    """A URL that is safe to print: user, hosts and database."""
     return redacted_url(url).partition("?")[0].replace(":***@", "@", 1)
 
 
@@ -294,7 +294,7 @@ def require_version(major: int, *, address: str) -> None:
 
 
 def _tcp_options(limits: ConnectionLimits) -> Mapping[str, int]:
-    """Notice a silent network within seconds, instead of the system's hours."""
+    """Detect a dead network within seconds, instead of the system's hours."""
     silent_ms = int(2000 * limits.call_s)
     return {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": silent_ms}
 

@@ -1,4 +1,4 @@
-"""What a failure of the driver means: gone or refused, worth another try or not, and its words. Pure."""
+"""Classifies driver errors: lost or refused, retryable or not, and their text. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from coterie.errors import Outcome, PersistenceError
 
 Verdict = Literal["again", "locked", "elsewhere", "refused"]
 
-_AGAIN = {"40001", "40P01"}  # serialization failure, deadlock: the database asks for another try
-_LOCKED = {"55P03"}  # lock_timeout: somebody else holds the row
+_AGAIN = {"40001", "40P01"}  # serialization failure, deadlock: the database asks for a retry
+_LOCKED = {"55P03"}  # lock_timeout: another session holds the row
 _ELSEWHERE = {
     "57P01",  # the server is being shut down
     "57P02",  # it crashed
     "57P03",  # it is starting up
     "25006",  # it has become read-only: a former primary
-    "26000",  # our prepared statement is not there: another session than ours answered
+    "26000",  # the prepared statement does not exist: another session than ours answered
     "0A000",  # a cached plan no longer fits the table
 }
 
-# Another try does not help: a person has to change something. SQLSTATE to hint.
+# A retry does not help: an operator has to change something. SQLSTATE to hint.
 _HOPELESS = {
     "28P01": "check the password in the url",
     "28000": "check user and access rules (pg_hba.conf) of the server",
@@ -32,11 +32,11 @@ _HOPELESS = {
 }
 
 DatabaseRefusal = (asyncpg.PostgresError, asyncpg.InterfaceError)
-"""What the driver raises while the connection stays usable: the server said no, or a value cannot be sent."""
+"""What the driver raises while the connection stays usable: the server refused, or a value cannot be sent."""
 
 
 class Lost(Exception):
-    """The connection is gone. `sent`: the statement had left, so it may have taken effect."""
+    """The connection is gone. `sent`: the statement was sent, so it may have taken effect."""
 
     def __init__(self, problem: str, *, sent: bool) -> None:
         super().__init__(problem)
@@ -45,7 +45,7 @@ class Lost(Exception):
 
 
 def judge(error: Exception) -> Verdict:
-    """What to do about a refusal: try again at once, name the lock, try another connection, or give up."""
+    """How to handle a refusal: retry at once, report the lock, retry on another connection, or give up."""
     state = getattr(error, "sqlstate", None)
     if state in _AGAIN:
         return "again"
@@ -55,24 +55,24 @@ def judge(error: Exception) -> Verdict:
 
 
 def refusal(error: Exception, *, doing: str) -> PersistenceError:
-    """The server answered with an error: it has rolled back."""
+    """The error for a refusal by the server, which has rolled back."""
     return PersistenceError(doing=doing, problem=describe(error), outcome="refused", hint=hint_of(error))
 
 
 def loss(lost: Lost, *, doing: str, outcome: Outcome) -> PersistenceError:
-    """The connection is gone for good, or too late to try another one."""
+    """The error for a connection that is gone for good, or too late for a retry."""
     return PersistenceError(doing=doing, problem=lost.problem, outcome=outcome)
 
 
 def hopeless(error: BaseException | None) -> str | None:
-    """The hint for a failed connect that another try cannot mend; None if it may."""
+    """The hint for a failed connect that a retry cannot fix; None if it may."""
     if isinstance(error, asyncpg.ClientConfigurationError):
         return "correct the url"
     return _HOPELESS.get(getattr(error, "sqlstate", None) or "")
 
 
 def describe(error: BaseException) -> str:
-    """An error in the words of an operator."""
+    """Describe an error for an operator."""
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate:
         return f"{error.args[0] if error.args else error} (SQLSTATE {error.sqlstate})"
     if isinstance(error, ConnectionRefusedError) or re.search(r"Errno (111|61)\b", str(error)):
@@ -83,7 +83,7 @@ def describe(error: BaseException) -> str:
 
 
 def hint_of(error: Exception) -> str:
-    """What to do about an error of the server; nothing if only the error itself can say."""
+    """What to do about an error of the server; empty if only the error itself can say."""
     state = getattr(error, "sqlstate", None)
     if state in _LOCKED:
         return "another session holds a lock on it; pg_stat_activity shows open transactions"

@@ -1,7 +1,7 @@
-"""Instants of PostgreSQL that Python cannot express, as the nearest ones that it can: years BC, and after 9999.
+"""Maps instants of PostgreSQL that Python cannot express (years BC, after 9999) to the nearest ones that it can.
 
-The driver raises for them while it reads, which costs all rows of the statement: one message dated BC would keep all
-messages of its runner from being found.
+The driver would raise while it reads them, which costs all rows of the statement: one message dated BC would hide all
+messages of its runner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 _TIMESTAMPTZ = 1184
-"""Its oid, which is the same on every server."""
+"""Its oid, the same on every server."""
 _ORIGIN = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
@@ -22,7 +22,7 @@ _INFINITY_US = 2**63 - 1
 
 
 def install(connection: asyncpg.Connection[Any]) -> None:
-    """Have a connection read and write instants so. Without asking the server, as `set_type_codec` would."""
+    """Install this codec on a connection. No round trip, which `set_type_codec` would need."""
     settings = connection._protocol.get_settings()  # type: ignore[attr-defined] # noqa: SLF001 see above
     settings.add_python_codec(_TIMESTAMPTZ, "timestamptz", "pg_catalog", [], "scalar", _encoded, _decoded, "tuple")
 
@@ -35,7 +35,7 @@ def _decoded(row: tuple[int]) -> datetime:
 
 
 def _encoded(at: Any) -> tuple[int]:
-    """As the driver does it: a date is its midnight, an instant without a zone is local, the ends are infinite."""
+    """Like the driver: a date is its midnight, a naive datetime is local, the extremes are infinite."""
     if not isinstance(at, datetime):
         if not isinstance(at, date):
             raise TypeError(f"expected a datetime, not {type(at).__name__}")

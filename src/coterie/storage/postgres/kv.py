@@ -1,4 +1,4 @@
-"""The key-value part of the storage: writes go to the group writer, reads to the pool."""
+"""The key-value store on PostgreSQL: writes go to the group writer, reads to the pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from coterie.storage.postgres.pool import Pool
 
 CLEAR_STEP = 5000
-"""Rows that one statement of `clear` removes: a large prefix must not hold locks for long."""
+"""Rows removed by one statement of `clear`: a large prefix must not hold locks for long."""
 
 
 class PostgresKv:
@@ -29,7 +29,7 @@ class PostgresKv:
         self._origin = origin
 
     async def get(self, key: str) -> Entry | None:
-        """The entry, or None if it is absent or expired."""
+        """Return the entry, or None if it is absent or expired."""
         self._check()
         rows = await self._pool.read(SQL["get"], self._cluster, key)
         return Entry(*rows[0]) if rows else None
@@ -50,7 +50,7 @@ class PostgresKv:
         return cast("bool", require_held(await self._writer.write(write), write.claim))
 
     async def count(self, prefix: str) -> int:
-        """How many keys start with `prefix`."""
+        """Count the keys that start with `prefix`."""
         self._check()
         low, high = span(prefix, after=None)
         sql, bounds = (SQL["count_from"], (low,)) if high is None else (SQL["count"], (low, high))
@@ -58,7 +58,7 @@ class PostgresKv:
         return cast("int", rows[0][0])
 
     async def page(self, prefix: str, *, after: str | None, most: int) -> Sequence[Entry]:
-        """The next entries whose keys start with `prefix`, in order, past the key `after`."""
+        """Return the next entries whose keys start with `prefix`, in order, after the key `after`."""
         self._check()
         low, high = span(prefix, after=after)
         sql, bounds = (SQL["page_from"], (low,)) if high is None else (SQL["page"], (low, high))
@@ -66,10 +66,10 @@ class PostgresKv:
         return [Entry(*row) for row in rows]
 
     async def clear(self, prefix: str) -> int:
-        """Remove all keys that start with `prefix`; how many there were (expired ones do not count).
+        """Remove all keys that start with `prefix`. Returns the number removed, expired ones not counted.
 
         Not promised:
-            One instant: it goes in steps, and a key set meanwhile may stay.
+            Atomicity: it removes in steps, and a key set meanwhile may stay.
         """
         self._check()
         removed: int = 0
@@ -84,7 +84,7 @@ class PostgresKv:
             after = rows[0]["last"]
 
     async def purge(self, *, most: int) -> int:
-        """Delete up to `most` expired entries for good; how many it were."""
+        """Delete up to `most` expired entries for good. Returns the number deleted."""
         self._check()
         rows = await self._pool.write(SQL["purge"], self._cluster, most)
         return cast("int", rows[0][0])
@@ -95,21 +95,21 @@ class PostgresKv:
 
 
 def span(prefix: str, *, after: str | None) -> tuple[str, str | None]:
-    """The range of keys that start with `prefix` and come past `after`: from the first on, before the second.
+    """The range of keys that start with `prefix` and come after `after`: from the first, up to but without the second.
 
-    Keys are ordered by code points. Without a second there is no end: nothing comes past the prefix.
+    Keys are ordered by code points. None as the second means no upper bound.
     """
     if after is not None and after >= prefix:
-        return f"{after}\x01", _past(prefix)  # PostgreSQL has no U+0000 in texts, so this is the next one
+        return f"{after}\x01", _past(prefix)  # PostgreSQL has no U+0000 in texts, so this is the next key
     return prefix, _past(prefix)
 
 
 def _past(prefix: str) -> str | None:
-    """The smallest text past all that start with `prefix`."""
+    """The smallest string after all that start with `prefix`."""
     stem = prefix.rstrip(chr(sys.maxunicode))
     if not stem:
         return None
     following = ord(stem[-1]) + 1
-    if 0xD800 <= following <= 0xDFFF:  # surrogates are no characters
+    if 0xD800 <= following <= 0xDFFF:  # surrogates are not characters
         following = 0xE000
     return stem[:-1] + chr(following)

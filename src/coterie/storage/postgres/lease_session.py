@@ -1,8 +1,7 @@
-"""The connection for ownership alone, and the numbers of advisory locks.
+"""The dedicated session for ownership, its advisory locks, and the termination of sessions that block an eviction.
 
-Advisory locks are one of two witnesses that a runner is dead, never the truth about who owns what.
-
-Ending the sessions of runners that are frozen inside a transaction and hold up an eviction [M12].
+Advisory locks are one of two witnesses that a runner is dead, never the record of who owns what. A runner frozen inside
+a transaction would hold up its own eviction: `SessionTerminator` ends its sessions [M12].
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Fetch = Callable[..., Awaitable[Sequence[Any]]]
-"""The rows of one statement with its values, inside a call."""
+"""Runs one statement with its values inside a call, and returns its rows."""
 
 Beside = Callable[[float], AbstractAsyncContextManager[object]]
-"""What is done beside a try that met a lock; it is given the time at which the call is over."""
+"""Runs beside a try after one that met a lock; it is given the call's deadline."""
 
 
 class LeaseSession:
-    """One session that nothing else shares, for one task at a time. It is not replaced when lost.
+    """One unshared session, for one task at a time. It is not replaced when lost.
 
     Promise:
-        A call ends within `ConnectionLimits.dedicated_s`, with all its tries: what met a deadlock or a lock is tried
-        again at once [C4]. When the session is lost, its advisory locks are gone with it, and every call says so.
+        A call ends within `ConnectionLimits.dedicated_s`, with all its tries: a deadlock or a lock is retried at once
+        [C4]. When the session is lost, its advisory locks are gone with it, and every call raises.
     """
 
     def __init__(self, session: PostgresSession, *, address: str, chance: Random, limits: ConnectionLimits) -> None:
@@ -60,24 +59,24 @@ class LeaseSession:
         return self._session.closed
 
     async def read(self, sql: str, *values: Any) -> Sequence[Any]:
-        """The rows of a statement that changes nothing."""
+        """Return the rows of a statement that changes nothing."""
         return await self._insist(partial(self._session.fetch, sql, *values), sent="unreachable")
 
     async def write(self, sql: str, *values: Any) -> Sequence[Any]:
-        """Run one statement that changes something, in a transaction of its own."""
+        """Run one statement that changes something, in its own transaction."""
         return await self._insist(partial(self._session.fetch, sql, *values))
 
     async def transact(self, work: Callable[[Fetch], Awaitable[T]], *, blocked: Beside | None = None) -> T:
         """Run several statements in one transaction, from the beginning with each try.
 
         Args:
-            work: Is given what to fetch with.
-            blocked: What to do beside the tries that follow one that met a lock.
+            work: Receives the function to fetch with.
+            blocked: Runs beside the tries that follow one that met a lock.
         """
         return await self._insist(partial(self._session.transact, work), blocked=blocked)
 
     async def close(self) -> None:
-        """Let go of the session and its locks."""
+        """Close the session, which releases its locks."""
         await self._session.close()
 
     async def _insist(
@@ -105,16 +104,16 @@ class LeaseSession:
     def _worth_another_try(self, error: Exception, *, over: float) -> bool:
         verdict = judge(error)
         if verdict == "elsewhere":
-            self._session.abort()  # whoever answers there is not whom we need: another session will be opened
-        in_time = deadline(self._within_s / 4) < over  # else we would be cut off, and know less than now
+            self._session.abort()  # another server or session answers there: a new session will be opened
+        in_time = deadline(self._within_s / 4) < over  # else the try would be cut off, with an unknown outcome
         return verdict in ("again", "locked") and in_time
 
 
 def lock_key(kind: str, *parts: str) -> int:
     """The 64-bit number of an advisory lock [m7, m8].
 
-    The space of numbers is the database's, shared with every other library: ours are hashes under a label of
-    our own, over the kind and its parts (a cluster's name, an incarnation).
+    The numbers are shared with all other programs on the database: these are hashes under a label of coterie's own,
+    over the kind and its parts (a cluster's name, an incarnation).
     """
     text = "\0".join((kind, *parts)).encode()
     digest = hashlib.blake2b(text, digest_size=8, person=b"coterie").digest()
@@ -136,15 +135,15 @@ FOREIGN = (
 )
 
 LOOK_S = 0.01
-"""Between two looks at what the waiting session waits for."""
+"""The interval between two checks of what the waiting session waits for."""
 
 
 class SessionTerminator:
-    """Ends exactly the sessions that the deleting one waits for, on a second connection.
+    """Terminates exactly the sessions that the evicting one waits for, on a second connection.
 
     These are the victim's, and those of other runners that froze while they evicted the same victim. Where the server
-    refuses (another role, without pg_signal_backend), the session's own
-    `idle_in_transaction_session_timeout` ends it, which is said once.
+    refuses (another role, without pg_signal_backend), the session's own `idle_in_transaction_session_timeout` ends
+    it, which is logged once.
 
     Args:
         connector: Opens the second connection.
@@ -158,14 +157,14 @@ class SessionTerminator:
         self._warned: set[str] = set()
 
     def warn(self, roles: set[str]) -> None:
-        """Say once of each role that its sessions could not be ended: better now than at the first freeze."""
+        """Warn once per role that its sessions cannot be terminated: better now than at the first freeze."""
         if roles - self._warned:
             log.warning(FOREIGN, ", ".join(sorted(roles)))
         self._warned |= roles
 
     @asynccontextmanager
     async def beside(self, over: float, *, pid: Callable[[], int], victim: str) -> AsyncIterator[None]:
-        """While the body runs statements on the session `pid()`, end what of the victim's is in its way."""
+        """While the body runs statements on the session `pid()`, terminate the victim's sessions that block it."""
         session = await self._connector.connect("dedicated", over=over)
         tasks = Tasks("eviction")
         try:
@@ -186,9 +185,9 @@ class SessionTerminator:
             await asyncio.sleep(LOOK_S)
 
     async def _end(self, session: PostgresSession, pid: int, *, name: str, over: float) -> bool:
-        """End one; False: a pooler has given it to another process meanwhile."""
+        """Terminate one session. Returns False if a pooler has lent it to another process meanwhile."""
         runner = name.removeprefix("coterie/")
-        if not self._refused:  # said before: the eviction may be done, and this cancelled, before an answer comes
+        if not self._refused:  # logged first: the eviction may succeed, and cancel this, before the server answers
             log.warning("ending session %d of runner %s, which holds up an eviction", pid, runner)
         try:
             return bool(await session.fetch(SQL["end_session"], pid, name, over=over))

@@ -1,4 +1,4 @@
-"""Machine ids of snowflakes on PostgreSQL: leased for a time, each with a mark that is written ahead [M15]."""
+"""Machine ids of snowflakes on PostgreSQL: leased, each with a mark that is written ahead [M15]."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ SQL = statements.load("coterie.storage.postgres.sql", "machines.sql")
 
 
 class PostgresMachines:
-    """The machine ids of one cluster. See `storage.interface.Machines`.
+    """The machine ids of one cluster. See `storage.interface.MachineIds`.
 
-    A call of unknown outcome harms nobody: a lease that nobody knows of expires, and a mark that was raised in
-    vain only leaves ids out.
+    A call of unknown outcome is harmless: an unused lease expires, and a mark raised in vain only skips ids.
     """
 
     def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
@@ -33,7 +32,7 @@ class PostgresMachines:
         self._origin = origin
 
     async def lease(self, holder: str, *, ttl_s: float, until_ms: int) -> Machine | None:
-        """Lease a free one; None: all are taken."""
+        """Lease a free id. Returns None if all are taken."""
         rows = await self._write("lease", holder, ttl_s, until_ms)
         if not rows:
             await self._write("stock")
@@ -41,11 +40,11 @@ class PostgresMachines:
         return Machine(*rows[0]) if rows else None
 
     async def extend(self, id: int, holder: str, *, ttl_s: float, until_ms: int) -> bool:
-        """Prolong the lease and raise the mark; False: it is not ours any more."""
+        """Renew the lease and raise the mark. Returns False if the lease was lost."""
         return bool(await self._write("extend", id, holder, ttl_s, until_ms))
 
     async def give_back(self, id: int, holder: str) -> None:
-        """Free it at once; the mark stays."""
+        """Free the id at once; its mark stays."""
         await self._write("give_back", id, holder)
 
     async def _write(self, name: str, *values: object) -> Sequence[asyncpg.Record]:

@@ -50,7 +50,7 @@ _errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 
 
 class PostgresMessages:
-    """The messages of one cluster. See `storage.messages.Messages`."""
+    """The messages of one cluster. See `storage.contracts.messages.MessageStore`."""
 
     def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
@@ -64,67 +64,67 @@ class PostgresMessages:
         return self._writer.submit(Insert(message))
 
     def commit(self, write: Commit) -> Future[Committed]:
-        """Durable when it says "written"."""
+        """Durable when it results in "written"."""
         self._origin.require_same()
         return self._writer.submit(write)
 
     def save(self, write: Insert | Commit, waiter: Waiter) -> None:
-        """Either; `waiter` is told."""
+        """Insert or commit; `waiter` receives the result."""
         self._origin.require_same()
         self._writer.post(write, waiter)
 
     def setback(self, write: Setback) -> Future[Suffered]:
-        """An attempt has failed."""
+        """Record a failed attempt."""
         self._origin.require_same()
         return self._writer.submit(write)
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
-        """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
+        """Of each of these seats the first `most` pending messages after a mark that are due within `ahead_s`."""
         seats = sorted(after)
         marks = [after[seat] or (None, None) for seat in seats]
         rows = await self._read("due", seats, [mark[0] for mark in marks], [mark[1] for mark in marks], ahead_s, most)
-        # One row is always there, as the clock is wanted in any case.
+        # There is always one row, which carries the clock.
         return Due(rows[0][0], tuple(PendingMessages(*row[1:]) for row in rows if row[1] is not None))
 
     async def backlog(self, *, most: int, dead_most: int) -> Backlog:
-        """The longest due message of each seat, and how many are dead."""
+        """Return the longest due message of each seat, and the number of dead messages."""
         rows = await self._read("backlog", most, dead_most)
-        # One row is always there, as in `due`.
+        # There is always one row, as in `due`.
         return Backlog(rows[0][0], tuple(LateReply(*row[2:]) for row in rows if row[2] is not None), rows[0][1])
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
-        """Those of these messages that are pending, in no order."""
+        """Return those of these messages that are pending, in no order."""
         return [Delivery(*row) for row in await self._read("fetch", ids)]
 
     async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
-        """Judge what may have been running when the holder before was lost [C5]."""
+        """Examine what may have been running when the previous holder was lost [C5]."""
         types = (list(concurrency), list(concurrency.values()))
-        # After a lost answer it is done again, like a read: nothing is counted twice.
+        # Idempotent, so it is repeated like a read when the answer was lost.
         rows = await self._read("suspect", claim.runner, claim.seat, claim.epoch, *types, loss_limit)
-        # One row is always there, as in `due`.
+        # There is always one row, as in `due`.
         return Suspected(rows[0][0], tuple(Loss(*row[1:]) for row in rows if row[1] is not None))
 
     async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
-        """Note how a suspect is begun, before it is."""
+        """Record how a suspect will run, before it runs."""
         return bool(await self._read("mark_suspect", claim.runner, claim.seat, claim.epoch, id, int(suspicion)))
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
-        """What is known about these messages."""
+        """Return these messages."""
         return _rows(await self._read("look", ids))
 
     async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
-        """The message that has a key."""
+        """Return the message that has a key, or None."""
         rows = await self._read("find", entity_type, entity_id, method, key)
         return receipt(rows[0]) if rows else None
 
     async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
-        """End a pending message; with a claim only under the fence, else only if nobody holds its seat."""
+        """End a pending message; with a claim only under the fence, else only if its seat is free."""
         if claim is None:
             return bool(await self._write("cancel", id, reply))
         return bool(await self._write("cancel_fenced", claim.runner, claim.seat, claim.epoch, id, reply))
 
     async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
-        """Messages in order of their ids, past the id `after`."""
+        """Return messages in order of their ids, after the id `after`."""
         name = "list_dead" if chosen.status == "dead" else "list"
         return _rows(await self._read(name, after or "", most, *_asked(chosen)))
 
@@ -140,16 +140,16 @@ class PostgresMessages:
         return cast("int", (await self._write(name, most, *_asked(chosen)))[0][0])
 
     async def count(self, chosen: MessageFilter, *, most: int) -> int:
-        """How many messages there are, counted up to `most`."""
+        """Count the messages, up to `most`."""
         name = "count_dead" if chosen.status == "dead" else "count_messages"
         return cast("int", (await self._read(name, most, *_asked(chosen)))[0][0])
 
     async def discard(self, ids: Sequence[str], status: Status) -> int:
-        """Delete those of these messages that have ended so."""
+        """Delete those of these messages that have this final status."""
         return len(await self._write("discard_messages", list(ids), STATUSES.index(status)))
 
     async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
-        """Delete what was done longer ago than that, among the next `most` ids past `after` [m17]."""
+        """Delete messages done longer ago than that, among the next `most` ids after `after` [m17]."""
         (row,) = await self._write("purge_messages", after, most, retention_s, key_retention_s)
         return row["gone"], row["last"] if row["seen"] == most and not row["young"] else ""
 

@@ -1,7 +1,7 @@
-"""Who holds what, on PostgreSQL: the dedicated session of one runner, and what it can say.
+"""Ownership on PostgreSQL: the dedicated session of one runner and its operations.
 
-The statements are in `sql/ownership.sql`; every pair of them that may meet is played in all orders by
-`tests/interleavings`. Each call is one statement or one transaction, tried again where that helps (`lease_session.py`).
+The statements are in `sql/ownership.sql`; `tests/interleavings` runs every pair that may conflict in all orders. Each
+call is one statement or one transaction, retried where that helps (`lease_session.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RUNNERS, _RUNNER = msgspec.json.Decoder(tuple[msgspec.Raw, ...]), msgspec.json.
 
 
 class PostgresOwners:
-    """Opens the dedicated sessions of one process: one at a time, and one more for each life after an eviction."""
+    """Opens the dedicated sessions of one process: one at a time, plus one for each new life after an eviction."""
 
     def __init__(
         self, connector: Connector, *, cluster: str, chance: Random, limits: ConnectionLimits, audit: bool
@@ -54,8 +54,8 @@ class PostgresOwners:
 
     @asynccontextmanager
     async def open(self, incarnation: str) -> AsyncIterator[PostgresOwnership]:
-        """A session with the lock of this incarnation, on the loop of whoever opens it, outside of the pool."""
-        over = deadline(1.5 * self._limits.dedicated_s)  # and one try: the lease keeper knows when to come again
+        """Open a session with the lock of this incarnation, on the caller's loop, outside of the pool."""
+        over = deadline(1.5 * self._limits.dedicated_s)  # a single try: the lease keeper decides when to retry
         session = await self._connector.connect("dedicated", over=over, tries=1, incarnation=incarnation)
         address = self._connector.address
         dedicated = LeaseSession(session, address=address, chance=self._chance, limits=self._limits)
@@ -81,12 +81,12 @@ class PostgresOwnership:
 
     Args:
         dedicated: The session.
-        cluster: Whose rows.
+        cluster: The cluster's name.
         me: The incarnation.
-        label: A word that no other session has.
-        ending: Ends what is in the way of an eviction.
-        audit: Whether to write down what happens.
-        leases_only: Whether there are no locks that would go with the session: each transaction may be on another.
+        label: A label that no other session has.
+        ending: Terminates what blocks an eviction.
+        audit: Whether to write audit rows.
+        leases_only: Whether there are no session locks: each transaction may be on another server session.
     """
 
     def __init__(
@@ -112,26 +112,26 @@ class PostgresOwnership:
         self._pid = 0
 
     async def prepare(self) -> None:
-        """Take the lock if it can be ours, and note of the server we are on and of whom we could not end there."""
+        """Take the lock if possible, record the server, and warn of roles whose sessions could not be terminated."""
         if not self.leases_only:
-            # Shared: after a cut the server may not have noticed yet that our last session is gone, and keeps its lock.
+            # Shared: after a cut the server may not have noticed yet that the last session is gone, and keeps its lock.
             row = (await self._dedicated.write(SQL["hold"], lock_key("runner", self._cluster, self._me)))[0]
             self.witnessed, self._pid = row["held"], row["pid"]
         await self._raise_generation()
         self._ending.warn({found["role"] for found in await self._dedicated.read(SQL["foreign_roles"])})
 
     async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
-        """Store settings that all must share if nobody has yet; what is stored."""
+        """Store the settings that all runners must share unless they are stored already. Returns the stored ones."""
         await self._dedicated.write(SQL["agree"], self._cluster, list(values), list(values.values()))
         rows = await self._dedicated.read(SQL["agreements"], self._cluster, list(values))
         return {row["name"]: row["value"] for row in rows}
 
     async def view(self) -> ClusterSnapshot:
-        """Everybody and everything."""
+        """Read all runners and seats."""
         return to_view(await self._dedicated.read(SQL["view"], self._cluster))
 
     async def register(self, me: Registration, seats: Sequence[SeatDeclaration], *, ttl_s: float) -> None:
-        """Appear in the cluster, with a lease, and declare seats, in one transaction."""
+        """Insert the runner with a lease and declare its seats, in one transaction."""
         assert me.id == self._me, "a session is opened for one incarnation"
         about = me.name, me.address, me.host_id, list(me.groups), me.weight, me.version
         knows = msgspec.json.encode(me.knows).decode()
@@ -144,11 +144,11 @@ class PostgresOwnership:
         await self._dedicated.transact(appear)
 
     async def declare(self, seats: Sequence[SeatDeclaration]) -> None:
-        """Make seats known, and their definitions current where that is due [M8]."""
+        """Declare seats, and make their definitions current where that is due [M8]."""
         await self._dedicated.transact(partial(self._define, seats=seats))
 
     async def define(self, seats: Sequence[SeatDeclaration]) -> bool:
-        """Declare seats that one's program has defined since `register`, and be a candidate for them."""
+        """Declare seats that this program has defined since `register`, and become a candidate for them."""
         knows = msgspec.json.encode({seat.name: seat.fingerprint for seat in seats}).decode()
 
         async def learn(fetch: Fetch) -> bool:
@@ -169,20 +169,20 @@ class PostgresOwnership:
         await fetch(SQL["redefine"], self._cluster, names, groups, fingerprints)
 
     async def renew(self, *, ttl_s: float) -> Renewal | None:
-        """Prolong one's lease; None: there is none, one was evicted."""
+        """Renew this runner's lease. Returns None if it has none: it was evicted."""
         rows = await self._dedicated.write(SQL["renew"], self._cluster, self._me, ttl_s)
         if rows and rows[0]["synchronous_commit"] == "off":
-            # Another session is opened then, and refused with the text that a start would be refused with.
+            # The caller then opens another session, which is refused with the same text as at start.
             problem = "synchronous_commit was set to off: the server acknowledges writes that a crash loses"
             raise PersistenceError(doing="renew the lease", problem=problem, outcome="unreachable")
         return to_renewal(rows[0]) if rows else None
 
     async def leaving(self, runner: str) -> bool:
-        """Mark a runner as leaving; False: there is none."""
+        """Mark a runner as leaving. Returns False if it is unknown."""
         return bool(await self._dedicated.write(SQL["leaving"], self._cluster, runner))
 
     async def acquire(self, names: Sequence[str]) -> Sequence[Grant]:
-        """Take the free ones of these seats."""
+        """Acquire those of these seats that are free."""
         grants = await self._acquire(names)
         if names and not grants and await self._raise_generation():
             grants = await self._acquire(names)
@@ -198,7 +198,7 @@ class PostgresOwnership:
         return await self._run(take)
 
     async def release(self, name: str, epoch: int) -> bool:
-        """Give a seat back; waits for writes in flight. False: it was not held any more."""
+        """Release a seat after the writes in flight. Returns False if it was no longer held."""
 
         async def give(fetch: Fetch) -> bool:
             released = bool(await fetch(SQL["release"], self._cluster, self._me, name, epoch))
@@ -208,11 +208,11 @@ class PostgresOwnership:
         return await self._run(give)
 
     async def presences(self, runners: Sequence[str]) -> Presences:
-        """Whose sessions are alive.
+        """Return whose sessions are alive.
 
-        When a server process crashes, all sessions end while the server goes on under its old start time. Ours
-        ends too, so it is part of what is named: nothing is concluded across two of our sessions either. Behind a
-        pooler we have none that would end, so all are taken for alive and nothing is ever concluded from locks.
+        When a server process crashes, all sessions end while the server goes on under its old start time. This session
+        ends too, so it is part of `server`: nothing is concluded across two sessions either. Behind a pooler there is
+        no such session, so all runners are reported as alive and nothing is ever concluded from locks.
         """
         keys = {lock_key("runner", self._cluster, runner): runner for runner in runners}
         (row,) = await self._dedicated.read(SQL["presences"], self._cluster, list(keys.values()), list(keys))
@@ -227,12 +227,12 @@ class PostgresOwnership:
         )
 
     async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
-        """Delete a runner that has not renewed since `counter` was seen; False: spared [C4]."""
+        """Delete a runner that has not renewed since `counter` was read. Returns False if it was spared [C4]."""
         lock = "lock_expired_lease" if expired else "lock_still_lease"
         return await self._delete(victim, lock, counter, kind="evicted", note=f"by {self._me}")
 
     async def leave(self) -> None:
-        """Delete oneself."""
+        """Delete this runner."""
         await self._delete(self._me, "lock_own_lease", kind="left")
 
     async def _delete(self, victim: str, lock: str, *seen: int, kind: str, note: str = "") -> bool:
@@ -250,7 +250,7 @@ class PostgresOwnership:
         return await self._dedicated.transact(delete, blocked=blocked)
 
     async def _raise_generation(self) -> bool:
-        # Read first: a write that changes nothing locks the row all the same, and waits for a synchronous standby.
+        # Read first: a write that changes nothing still locks the row, and waits for a synchronous standby.
         if same := await self._dedicated.read(SQL["same_server"], self._cluster):
             self.generation = same[0]["generation"]
             return False
@@ -263,7 +263,7 @@ class PostgresOwnership:
         return True
 
     async def _run(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
-        """One statement, or a transaction of two where it is noted down."""
+        """Run one statement, or a transaction of two with an audit row."""
         return await (self._dedicated.transact(work) if self._audit else work(self._dedicated.write))
 
     async def _note(
@@ -274,7 +274,7 @@ class PostgresOwnership:
 
 
 def to_view(rows: Sequence[Any]) -> ClusterSnapshot:
-    """The one row of the statement `view` as a value."""
+    """Convert the row of the statement `view`."""
     row = rows[0]
     columns = ("names", "groups", "holders", "epochs", "fingerprints", "effective_from", "clean")
     runners = readable(
@@ -295,7 +295,7 @@ def to_view(rows: Sequence[Any]) -> ClusterSnapshot:
 
 
 def to_renewal(row: Any) -> Renewal:
-    """The one row of the statement `renew` as a value."""
+    """Convert the row of the statement `renew`."""
     others = zip(row["ids"], row["counters"], row["expired"], row["others_leaving"], strict=True)
     sightings = tuple(Sighting(*other) for other in others)
     return Renewal(

@@ -1,4 +1,4 @@
-"""The pool for work: sessions lent to one call at a time, opened when needed, dropped when in doubt [P7]."""
+"""The session pool for work: lends a session to one call at a time, opens on demand, drops when in doubt [P7]."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """At most `size` sessions. The one used last is lent first, so that idle ones stay idle.
+    """At most `size` sessions. The last used one is lent first, so that idle ones stay idle.
 
-    Our own instead of the driver's: that one waits politely for cancelled calls, resets each session on its
-    way back (a round trip, and our settings gone) and knows no deadline for a call with all its retries.
+    Used instead of the driver's pool, which waits for cancelled calls to finish, resets each returned session (a round
+    trip, and coterie's settings gone) and has no deadline for a call with all its retries.
     """
 
     def __init__(self, connector: Connector, *, size: int, chance: Random, limits: ConnectionLimits) -> None:
@@ -40,11 +40,11 @@ class Pool:
 
     @property
     def open(self) -> int:
-        """Sessions that are open, lent or idle."""
+        """The number of open sessions, lent or idle."""
         return sum(not session.closed for session in (*self._idle, *self._lent))
 
     def rename(self) -> None:
-        """The connector has another name: idle sessions go now, lent ones when they come back [M12]."""
+        """Close sessions under the connector's old name: idle ones now, lent ones when they come back [M12]."""
         for session in self._idle:
             session.abort()
         self._idle.clear()
@@ -54,13 +54,13 @@ class Pool:
         self._idle.append(session)
 
     async def read(self, sql: str, *values: Any) -> Sequence[asyncpg.Record]:
-        """The rows of a statement that changes nothing; tried again on another session while time is left."""
+        """Return the rows of a statement that changes nothing; retried on another session while time is left."""
         return await self._call(sql, values, doing=f"read from {self._connector.address}", repeat=True)
 
     async def write(self, sql: str, *values: Any) -> Sequence[asyncpg.Record]:
-        """Run one statement that changes something, in a transaction of its own.
+        """Run one statement that changes something, in its own transaction.
 
-        For the rare ones; the rest goes through the group writer.
+        For rare writes; all others go through the group writer.
         """
         return await self._call(sql, values, doing=f"write to {self._connector.address}", repeat=False)
 
@@ -89,7 +89,7 @@ class Pool:
 
     @asynccontextmanager
     async def session(self, *, over: float, writes: bool = True) -> AsyncIterator[PostgresSession]:
-        """Lend a session, for writes on a server that makes them durable. It comes back if it is fit for others."""
+        """Lend a session; for writes only on a server that makes them durable. It returns to the pool if reusable."""
         await self._wait_for_room(over)
         try:
             session = self._take() or await self._connector.connect("work", over=over)
@@ -109,7 +109,7 @@ class Pool:
             self._free.release()
 
     async def close(self) -> None:
-        """Let go of all sessions; whoever still uses one fails."""
+        """Close all sessions; calls in progress fail."""
         self._closed = True
         for session in list(self._lent):
             session.abort()

@@ -1,6 +1,6 @@
-"""The tables in the schema `coterie`: what is applied, and applying what is missing under a lock.
+"""The migrations of the tables in the schema `coterie`, applied under a lock, and the cluster's secret.
 
-The cluster's secret: drawn at its first use, by whoever comes first, and the same for all from then on.
+The secret is drawn by the first process that needs it, and is the same for all from then on.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger("coterie")
 T = TypeVar("T")
 
 KNOWN = migrations.load("coterie.storage.postgres.migrations")
-LOCK = lock_key("migrations")  # of the database, not of a cluster: clusters share the tables
+LOCK = lock_key("migrations")  # per database, not per cluster: clusters share the tables
 
 
 class PostgresSchema:
-    """The migrations of one database. Each call opens a session of its own, as it is asked for so rarely."""
+    """The migrations of one database. Each call opens its own session, since calls are rare."""
 
     def __init__(self, connector: Connector, *, limits: ConnectionLimits, known: Sequence[Migration] = KNOWN) -> None:
         self.known = known
@@ -45,15 +45,15 @@ class PostgresSchema:
         self._doing = f"migrate {connector.address}"
 
     async def applied(self) -> Sequence[Migration]:
-        """What has been applied, in order; empty for an empty database."""
+        """Return the applied migrations in order; none for an empty database."""
         return await self._with_session(self._read)
 
     async def pending(self, phase: Phase | None = None) -> Sequence[Migration]:
-        """What this program knows and the database lacks, in order."""
+        """Return the migrations that this program knows and the database lacks, in order."""
         return migrations.pending(self.known, await self.applied(), phase)
 
     async def apply(self, phase: Phase | None = None) -> Sequence[Migration]:
-        """Apply what is pending under a lock; what was applied here.
+        """Apply what is pending under a lock. Returns what this call has applied.
 
         Promise:
             Safe from several processes at once, and after a crash at any point: a migration and its record
@@ -69,7 +69,7 @@ class PostgresSchema:
         return await self._with_session(apply)
 
     async def require_usable(self, *, migrate: bool) -> None:
-        """Set up an empty database if asked and allowed to, then refuse what this program cannot work on."""
+        """Set up an empty database if asked and permitted, then refuse a schema that this program cannot use."""
         await self._with_session(lambda session: self._require_usable(session, migrate=migrate))
 
     async def _require_usable(self, session: PostgresSession, *, migrate: bool) -> None:
@@ -100,13 +100,13 @@ class PostgresSchema:
         return [Migration(*row) for row in await self._fetch(session, "applied")]
 
     async def _apply(self, session: PostgresSession, group: Sequence[Migration]) -> list[Migration]:
-        """Apply a group in one transaction, but for those where somebody else was faster; the rest."""
+        """Apply a group in one transaction, without those that another process has applied. Returns the rest."""
         over = deadline(self._limits.migration_s)
         await session.begin(over=over)
         await session.execute(f"set local lock_timeout = '{self._limits.migration_s:.0f}s'", over=over)
         await self._fetch(session, "lock_migrations", LOCK)
         mine = migrations.pending(group, await self._read(session), None)
-        # A table that is in use must not be waited for with everybody queued behind us.
+        # Waiting long for a table in use would block all sessions that queue behind this one.
         await session.execute("set local lock_timeout = '5s'", over=over)
         for migration in mine:
             await session.execute(migration.sql, over=over)
@@ -128,14 +128,14 @@ class PostgresSchema:
         except DatabaseRefusal as error:
             raise refusal(error, doing=self._doing) from error
         finally:
-            await session.close()  # an open transaction goes with it
+            await session.close()  # rolls back an open transaction
 
 
 _SECRETS = statements.load("coterie.storage.postgres.sql", "secrets.sql")
 
 
 async def read_or_draw(pool: Pool, *, cluster: str, chance: Random) -> bytes:
-    """The secret of a cluster. What is drawn counts only if it is read back [M4]."""
+    """Return the secret of a cluster. A drawn one counts only if it is read back [M4]."""
     rows = await pool.read(_SECRETS["read"], cluster)
     if not rows:
         await pool.write(_SECRETS["draw"], cluster, chance.token(SECRET_BYTES))

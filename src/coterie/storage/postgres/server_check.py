@@ -1,4 +1,4 @@
-"""What is found out at start and at each connect, and refused if promises break: a standby, lazy commits, grants."""
+"""Checks a server at start and at each connect, and refuses what breaks promises: standby, lazy commits, grants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "machines": ("select", "insert", "update"),
     "audit": ("insert",),
 }
-"""What the role at run time must be allowed on our tables. Locking a row needs `update` too [M12]."""
+"""The rights that the role needs on coterie's tables at run time. Locking a row needs `update` too [M12]."""
 
 
 POOLED = (
@@ -42,12 +42,12 @@ ASYNCHRONOUS = (
 
 
 ROUNDS = 10
-"""Of looking whether sessions are swapped: a single one missed a busy PgBouncer in up to 3 % of starts."""
+"""Rounds of the pooler test: a single one missed a busy PgBouncer in up to 3 % of starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCheck:
-    """Which server process answers, and the mark that was left on it."""
+    """The server process that answers, and the mark left on it."""
 
     pid: int
     mark: str | None
@@ -55,7 +55,7 @@ class ServerCheck:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says about itself."""
+    """What a server reports about itself."""
 
     standby: bool
     synchronous_commit: str
@@ -66,7 +66,7 @@ class ServerFacts:
 
 
 async def warnings(session: PostgresSession, *, address: str, over: float) -> list[str]:
-    """What to say about the server on which a session is, now.
+    """Check the server behind a session now, and return warnings.
 
     Raises:
         ConfigurationError: It would break promises.
@@ -105,11 +105,11 @@ def judge(facts: ServerFacts, *, address: str) -> list[str]:
 async def lends_sessions(ours: PostgresSession, other: PostgresSession, *, mark: str, over: float) -> bool:
     """Whether a pooler lends server sessions per transaction: locks and settings would be lost [P28, m8].
 
-    A session keeps one server process and its settings, whatever other sessions do. A pooler gives the process that
-    served us to the other one, and us the next that is free. Other programs take their turns between ours, so that the
-    same one may come back by chance: there are several rounds, unless it is the server itself that answers, which
-    greets with the number of the process. Where a setting makes a pooler keep the session for us, it is ours. No
-    transaction stays open: processes that start together would wait for each other's sessions.
+    A real session keeps one server process and its settings. A pooler gives the process that served one session to the
+    other, and the first the next free one. Other programs use the pooler meanwhile, so the same process may come back
+    by chance: there are several rounds, unless the server itself answers, whose greeting has the number of the process.
+    Where a setting makes a pooler pin the session, it counts as real. No transaction stays open: processes that start
+    together would wait for each other's sessions.
     """
     await ours.execute(f"set coterie.session = '{mark}'", over=over)
     kept = await _look(ours, over=over)
@@ -128,13 +128,13 @@ async def _look(session: PostgresSession, *, over: float) -> ServerCheck:
 
 
 def require_grants(may: Mapping[str, Collection[str]], *, enters: bool, role: str, address: str) -> None:
-    """Refuse a role that lacks rights on our tables. Pure.
+    """Refuse a role that lacks rights on coterie's tables. Pure.
 
     Args:
-        may: What the role may do, by table.
-        enters: Whether it may look into the schema at all.
-        role: Its name, quoted as SQL wants it.
-        address: Where.
+        may: The rights of the role, by table.
+        enters: Whether it has `usage` on the schema.
+        role: Its name, quoted for SQL.
+        address: The database's address.
     """
     missing = [
         f"{right} on coterie.{table}"
@@ -153,7 +153,7 @@ def require_grants(may: Mapping[str, Collection[str]], *, enters: bool, role: st
 
 
 def grants(role: str) -> str:
-    """The statements that give a role all it needs at run time."""
+    """The statements that grant a role all it needs at run time."""
     return (
         f"grant usage on schema coterie to {role}; "
         f"grant select, insert, update, delete on all tables in schema coterie to {role}"

@@ -1,4 +1,4 @@
-"""One connection: every call on it comes to an end, and in doubt the connection does too [P7, P8]."""
+"""One connection, on which every call ends in time; in doubt the connection is dropped [P7, P8]."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PLAN_S = 10.0
-"""How long a plan is kept: a table may have grown from nothing since it was made, and nobody tells the planner."""
+"""How long a plan is kept: a table may have grown from nothing since, unknown to the planner."""
 _NOT_PREPARED = (None, 0.0)
 
 
 class PostgresSession:
-    """One connection and what is prepared on it, for one task at a time.
+    """One connection with its prepared statements, for one task at a time.
 
-    Calls take the time by which they must be `over`, on the loop's clock (see `deadline`).
+    Calls take the deadline `over`, on the loop's clock (see `deadline`).
 
     Promise:
-        Every call ends by then: the transport is aborted, without waiting for a polite cancel. A session on
-        which a call was cancelled or ran out of time is closed and never used again.
+        Every call ends by its deadline: the transport is aborted, without waiting for the cancel. A session on which a
+        call was cancelled or timed out is closed and never used again.
     """
 
     def __init__(self, raw: asyncpg.Connection[Any], *, what: str, label: str, name: str = "") -> None:
         self.name = name
-        """What the server knows it by."""
+        """The application_name at the server."""
         self.look_at = 0.0
-        """When to look again, on the loop's clock, whether the server makes commits durable."""
+        """When to check again, on the loop's clock, whether the server makes commits durable."""
         self.on_drop: Callable[[PostgresSession], object] = lambda _: None
-        """Told when the connection is cut while it may be in use at the server."""
+        """Called when the connection is cut while the server may still use it."""
         self.opening: str | None = None
-        """What opens each transaction, where a pooler lends the server's session for no longer; None: it is ours."""
+        """The script that opens each transaction, where a pooler lends the session per transaction; else None."""
         self._raw = raw
-        self._settings = raw.get_settings()  # as the server says them, also later
-        self._label = label  # in the names of statements: another's must not be taken for ours behind a pooler
+        self._settings = raw.get_settings()  # kept current by the server
+        self._label = label  # part of statement names, so that they are distinct from other clients' behind a pooler
         self._prepared: dict[str, tuple[PreparedStatement[Any], float]] = {}
         self._numbers = itertools.count(1)
         self._origin = fork_guard.ProcessOrigin(what)
         self._expired: str | None = None
         self._loop = asyncio.get_running_loop()
-        self._began = self._over = math.inf  # of the call under way
+        self._began = self._over = math.inf  # of the call in progress
         self._alarm: asyncio.TimerHandle | None = None  # at or before `_over`; one timer serves many calls
-        # The driver sets TCP_NODELAY only, and has no public way to its socket.
+        # The driver sets only TCP_NODELAY, and does not expose its socket.
         self._socket: socket.socket | None = raw._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # noqa: SLF001
-        # It would switch jit off and on around its questions about types: for good, in a session that is only lent.
+        # The driver would switch jit off and on around its type queries: permanently, in a session that is only lent.
         raw._server_caps = raw._server_caps._replace(jit=False)  # type: ignore[attr-defined]  # noqa: SLF001
         fork_guard.watch(self)
 
@@ -73,7 +73,7 @@ class PostgresSession:
 
     @property
     def standby(self) -> bool:
-        """Whether the server said, at connecting or since, that it is a standby. No round trip."""
+        """Whether the server has reported, at connect or since, that it is a standby. No round trip."""
         return getattr(self._settings, "in_hot_standby", "off") == "on"
 
     @property
@@ -83,22 +83,22 @@ class PostgresSession:
 
     @property
     def greeted_by(self) -> int:
-        """The server process as the greeting named it; a pooler makes a number up."""
+        """The server process named in the greeting; a pooler makes a number up."""
         return self._raw.get_server_pid()
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open here."""
+        """Whether a transaction is open."""
         return not self._raw.is_closed() and self._raw.is_in_transaction()
 
     async def fetch(self, sql: str, *values: Any, over: float) -> Sequence[asyncpg.Record]:
-        """The rows of one statement. Raises `Lost` or what the server said."""
-        if self.opening is not None and not self.in_transaction:  # what it relies on must be set in its transaction
+        """Return the rows of one statement. Raises `Lost` or the server's error."""
+        if self.opening is not None and not self.in_transaction:  # its settings must be set in its transaction
             return await self.transact(lambda fetch: fetch(sql, *values), over=over)
         statement, until = self._prepared.get(sql, _NOT_PREPARED)
         if statement is None or self._loop.time() >= until:
             statement = await self._prepare(sql, over=over)
-        self.enter(over)  # the hot path: what `_Limited` comes to
+        self.enter(over)  # hot path: `_Limited`, inlined
         try:
             rows: Sequence[asyncpg.Record] = await statement.fetch(*values)
         except BaseException as error:
@@ -109,7 +109,7 @@ class PostgresSession:
         return rows
 
     async def run(self, sql: str, *values: Any, over: float) -> tuple[Sequence[asyncpg.Record], str]:
-        """The rows of a statement that is not ours, and the server's word for it ("UPDATE 3"). It is not kept."""
+        """Return the rows of a user's statement, and the server's command tag ("UPDATE 3"). It is not cached."""
         with _Limited(self, over, sent=True):
             statement = await self._raw.prepare(sql, name="")
             rows = await statement.fetch(*values)
@@ -125,12 +125,12 @@ class PostgresSession:
         await self.execute(self.opening or "begin", over=over)
 
     async def transact(self, work: Callable[[Callable[..., Awaitable[Any]]], Awaitable[T]], *, over: float) -> T:
-        """Run `work`, which is given what to fetch with, in one transaction; its result, once that is committed."""
+        """Run `work`, which gets the function to fetch with, in one transaction. Returns its result once committed."""
         try:
             await self.begin(over=over)
             outcome = await work(partial(self.fetch, over=over))
         except Lost as lost:
-            raise Lost(lost.problem, sent=False) from lost  # no commit has left: the server rolls back
+            raise Lost(lost.problem, sent=False) from lost  # no commit was sent: the server rolls back
         except BaseException:
             await self.roll_back(over=over)
             raise
@@ -138,21 +138,21 @@ class PostgresSession:
         return outcome
 
     async def roll_back(self, *, over: float) -> None:
-        """Undo what is open, or drop the connection, which does the same. Raises nothing."""
+        """Roll back the open transaction, or drop the connection, which does the same. Never raises."""
         try:
             await self.execute("rollback", over=over)
         except (Lost, *DatabaseRefusal):
             self.abort()
 
     def abort(self) -> None:
-        """Drop the connection now, whatever the server does."""
+        """Drop the connection at once."""
         self._silence()
         if not self._raw.is_closed():
             self.on_drop(self)
         self._raw.terminate()
 
     async def close(self, *, within_s: float = 1.0) -> None:
-        """Say goodbye, or drop the connection if the server does not answer."""
+        """Close the connection, or drop it if the server does not answer."""
         try:
             async with asyncio.timeout(within_s):
                 await self._raw.close()
@@ -171,16 +171,16 @@ class PostgresSession:
                 self._socket.setsockopt(socket.IPPROTO_TCP, number, value)
 
     async def _prepare(self, sql: str, *, over: float) -> PreparedStatement[Any]:
-        with _Limited(self, over, sent=False):  # what is lost here has not begun
-            # Named by us: without its own cache the driver would parse and plan at every call, as it must where
-            # another server session answers each time.
+        with _Limited(self, over, sent=False):  # if the connection is lost here, the statement has not begun
+            # Named here: without its own cache the driver would parse and plan at every call, as it must where another
+            # server session answers each time.
             name = f"coterie_{self._label}_{next(self._numbers)}" if self.opening is None else None
             statement = await self._raw.prepare(sql, name=name)
         self._prepared[sql] = statement, deadline(PLAN_S)
         return statement
 
     def enter(self, over: float) -> None:
-        """A call begins."""
+        """Mark the start of a call."""
         self._origin.require_same()
         now = self._loop.time()
         if self._raw.is_closed() or now >= over:
@@ -190,20 +190,20 @@ class PostgresSession:
             self._watch()
 
     def leave(self) -> None:
-        """It is over."""
+        """Mark the end of a call."""
         self._over = math.inf
         if self._raw.is_closed():
             self._silence()
 
     def failed(self, error: BaseException, *, sent: bool) -> None:
-        """It has raised this. Raises `Lost` in its place if the connection is gone."""
+        """Handle the error of a call. Raises `Lost` instead if the connection is gone."""
         if isinstance(error, (OSError, asyncpg.InternalClientError, *DatabaseRefusal)):
             if isinstance(error, asyncpg.InternalClientError):
-                self.abort()  # the two ends no longer understand each other
+                self.abort()  # the protocol is out of step
             if self.closed:
                 raise Lost(self._expired or describe(error), sent=sent) from error
         else:
-            self.abort()  # cancelled (or a bug): what is still under way must not meet the next caller
+            self.abort()  # cancelled (or a bug): what is still in progress must not affect the next caller
 
     def _watch(self) -> None:
         self._silence()
@@ -214,7 +214,7 @@ class PostgresSession:
         if self._loop.time() >= self._over:
             self._expired = f"no answer within {self._over - self._began:.3g}s"
             self.abort()
-        elif self._over < math.inf:  # set for a call before this one
+        elif self._over < math.inf:  # set for an earlier call
             self._watch()
 
     def _silence(self) -> None:
@@ -224,7 +224,7 @@ class PostgresSession:
 
 
 class _Limited:
-    """A call on a session: it ends in time, and what it raises says what became of the connection."""
+    """A call on a session: ends it in time, and turns its error into `Lost` if the connection is gone."""
 
     __slots__ = ("_over", "_sent", "_session")
 
@@ -245,5 +245,5 @@ class _Limited:
 
 
 def deadline(within_s: float) -> float:
-    """The moment so many seconds from now, on the loop's clock."""
+    """The instant this many seconds from now, on the loop's clock."""
     return asyncio.get_running_loop().time() + within_s

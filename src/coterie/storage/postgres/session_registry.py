@@ -1,8 +1,8 @@
-"""The sessions of this process at the server, those included that were dropped here and that the server has not ended.
+"""Counts this process's sessions at the server, including dropped ones that the server has not ended yet.
 
-A connection that is closed on our side ends a session only when the server looks at its socket. A backend whose COMMIT
-waits for a synchronous standby does not: while the standby is away, each call that runs out of time would leave one
-more session behind, until the server takes no connection of anybody.
+Closing a connection ends its session only when the server looks at the socket. A backend whose COMMIT waits for a
+synchronous standby does not: while the standby is away, each timed-out call would leave one more session behind, until
+the server accepts no connections at all.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 SQL = statements.load("coterie.storage.postgres.sql", "server.sql")
 
 _PROBE_S = 1.0
-"""At the bound one more session may be opened so often, to find out which of the dropped ones the server has ended."""
+"""At the limit, the interval at which one more session may be opened, to find which dropped ones have ended."""
 
 
 class SessionRegistry:
-    """Counts sessions, ends dropped ones at the server, and refuses more than `most`. Used on several loops.
+    """Counts sessions, terminates dropped ones at the server, and refuses more than `most`. Used on several loops.
 
     Args:
-        most: How many sessions this process may have at the server.
+        most: The maximum number of sessions of this process at the server.
 
     Promise:
-        At the server there are never more than `most` sessions of this process, and one that looks after them.
+        At the server there are never more than `most` sessions of this process, plus one that terminates dropped ones.
     """
 
     def __init__(self, *, most: int) -> None:
         self.most = most
         self._opening = 0
         self._open: list[PostgresSession] = []
-        self._dropped: dict[int, str] = {}  # the server process of each, and its application_name
+        self._dropped: dict[int, str] = {}  # server process id to application_name
         self._probed_s = 0.0
         self._changing = threading.Lock()
 
     @property
     def count(self) -> int:
-        """Sessions at the server, as far as known here."""
+        """The number of sessions at the server, as far as known."""
         with self._changing:
             self._open = [session for session in self._open if not session.closed]
             return self._opening + len(self._open) + len(self._dropped)
 
     def begin(self, *, address: str) -> None:
-        """A session is about to be opened; `end` follows.
+        """Reserve a session that is about to be opened; `end` follows.
 
         Raises:
             PersistenceError: There are too many.
@@ -63,25 +63,24 @@ class SessionRegistry:
             self._opening += 1
 
     def end(self, session: PostgresSession | None) -> None:
-        """It was opened, or not."""
+        """Record the opened session, or None if opening failed."""
         with self._changing:
             self._opening -= 1
             if session is not None:
                 self._open.append(session)
 
     def dropped(self, session: PostgresSession) -> None:
-        """The connection of a session was cut here: what runs on it may go on at the server."""
+        """Record that a session's connection was cut here: its statement may continue at the server."""
         with self._changing:
             self._dropped[session.greeted_by] = session.name
 
     async def end_dropped(self, session: PostgresSession, *, address: str, over: float) -> None:
-        """End at the server what was dropped here, on a session that was just opened.
+        """Terminate dropped sessions at the server, on a session that was just opened.
 
-        A COMMIT that waits for a standby has happened on the server: what became of it is unknown to its caller, who
-        was told so.
+        A COMMIT that waits for a standby has happened on the server; its caller already got the outcome "unknown".
 
         Raises:
-            PersistenceError: There are too many all the same.
+            PersistenceError: There are still too many.
         """
         with self._changing:
             open_pids = {each.greeted_by for each in self._open if not each.closed}

@@ -1,7 +1,4 @@
-"""State under the fence on PostgreSQL: saves go to the group writer, loads and looks to the pool [C1].
-
-What leaders say of their work, on PostgreSQL: stamps go to the group writer, the rest to the pool.
-"""
+"""Entity state and execution records on PostgreSQL: saves and stamps go to the group writer, reads to the pool [C1]."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PostgresStates:
-    """State that is written in the name of seats. See `storage.interface.States`."""
+    """State written under the fence. See `storage.interface.StateStore`."""
 
     def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
@@ -38,41 +35,41 @@ class PostgresStates:
         return cast("Written", await self._writer.write(write))
 
     async def load(self, claim: Claim, key: str) -> StateLoaded | None:
-        """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
+        """Load the state for a new holder and mark the row with its epoch. Returns None if the seat is not held."""
         rows = await self._read("claim_states", claim, [key])
         row = rows[0]
         return StateLoaded(row["value"], row["version"], row["expired"]) if row["held"] else None
 
     async def verify(self, claim: Claim) -> bool:
-        """Whether the seat is held at this epoch just now. Waits for a hand-over that is under way."""
+        """Whether the seat is currently held at this epoch. Waits for a handover in progress."""
         return bool(await self._read("verify", claim))
 
     async def set_aside(self, claim: Claim, key: str, reason: str) -> bool:
-        """Keep a copy of what is stored, before something else takes its place; False: the seat is not held."""
+        """Keep a copy of the stored state before it is overwritten. Returns False if the seat is not held."""
         (row,) = await self._read("set_aside", claim, [key], [reason], ASIDE_MOST)
         return bool(row["held"])
 
     async def peek(self, key: str) -> StateRow | None:
-        """The state as it is, for those who hold nothing."""
+        """Read the state without holding its seat."""
         self._check()
         rows = await self._pool.read(SQL["peek_state"], self._cluster, key)
         return StateRow(*rows[0]) if rows else None
 
     async def history(self, key: str) -> Sequence[StateRow]:
-        """The last states, and what was set aside: the newest first."""
+        """Return the past states and those set aside, the newest first."""
         self._check()
         return [StateRow(*row) for row in await self._pool.read(SQL["history_of_state"], self._cluster, key)]
 
     async def purge(self, *, most: int) -> int:
-        """Delete up to `most` expired states, with their histories; how many it were."""
+        """Delete up to `most` expired states with their histories. Returns the number of states deleted."""
         self._check()
         (row,) = await self._pool.read(SQL["purge_states"], self._cluster, most)
         return int(row[0])
 
     async def _read(self, name: str, claim: Claim, *values: object) -> Sequence[asyncpg.Record]:
         self._check()
-        # Claiming a row marks it, yet may be repeated after a lost answer like any read: the same mark, under the
-        # same fence.
+        # Loading marks the row, yet may be repeated after a lost answer like any read: the same mark, under the same
+        # fence.
         return await self._pool.read(SQL[name], self._cluster, claim.runner, [claim.seat], [claim.epoch], *values)
 
     def _check(self) -> None:
@@ -81,7 +78,7 @@ class PostgresStates:
 
 
 class PostgresExecutions:
-    """One row a seat. See `storage.executions.Executions`."""
+    """One row per seat. See `storage.contracts.executions.Executions`."""
 
     def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
@@ -90,9 +87,9 @@ class PostgresExecutions:
         self._origin = origin
 
     async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
-        """A new holder introduces itself; what was known. None: the seat is not held."""
+        """Record a new holder. Returns the row, or None if the seat is not held."""
         self._check()
-        # Repeated after a lost answer it does the same, under the same fence.
+        # Idempotent under the same fence, so it is repeated after a lost answer.
         named = (claim.runner, [claim.seat], [claim.epoch], [leader], [expected_s])
         (row,) = await self._pool.read(SQL["begin_execution"], self._cluster, *named)
         return _execution(row) if row["held"] else None
@@ -103,7 +100,7 @@ class PostgresExecutions:
         return cast("Stamped", await self._writer.write(write))
 
     async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
-        """Those of all seats whose names begin so, in the order of the names."""
+        """The records of all seats whose names begin with `prefix`, in the order of the names."""
         self._check()
         return [_execution(row) for row in await self._pool.read(SQL["list_executions"], self._cluster, prefix)]
 

@@ -1,4 +1,4 @@
-"""One cluster's PostgreSQL database: the start with its refusals, the parts, and the end."""
+"""One cluster's PostgreSQL database: its start with the checks, its parts, and its stop."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie")
 
 _BESIDE_POOLS = 6
-"""Sessions that a process may have beside those for work and those for users' transactions: the writer's, the one of
-its lease, and room for those that replace dropped ones."""
+"""Sessions that a process may have beside the pools for work and users' transactions: the writer's, the lease's, and
+room for replacements of dropped ones."""
 
 _PAUSE_S = 1.0
-"""Between two rounds of tries to reach a server that is waited for."""
+"""The pause between two rounds of tries to reach a server."""
 
 
 _PRUNING = statements.load("coterie.storage.postgres.sql", "pruning.sql")
@@ -61,10 +61,10 @@ class PostgresStorage(Storage):
     Args:
         settings: The url, the cluster's name, the size of the pool, whether to set up an empty database.
         incarnation: The identity of this process, seen as application_name on the server.
-        chance: For pauses between tries, and for telling sessions apart.
-        check_schema: Off for the command that migrates: it starts on any schema and sets nothing up.
-        limits: How long what may take.
-        supervisor: The one of this process.
+        chance: For jitter, and for the labels of sessions.
+        check_schema: Off for the migrate command: it starts on any schema and sets nothing up.
+        limits: The time limits.
+        supervisor: The supervisor of this process.
     """
 
     kv: PostgresKv
@@ -146,7 +146,7 @@ class PostgresStorage(Storage):
         return cast("datetime", (await self.pool.read(server_check.SQL["now"]))[0][0])
 
     async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
-        """For how many seconds the oldest row of each table should have been pruned. See `storage.interface`."""
+        """How long the oldest row of each table has been overdue for pruning. See `storage.interface.Storage`."""
         self._origin.require_same()
         self.require_running()
         rows = await self.pool.read(_PRUNING["overdue"], self._cluster, retention_s, key_retention_s)
@@ -159,36 +159,36 @@ class PostgresStorage(Storage):
         return await stored_schema.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[PostgresOwnership]:
-        """A dedicated session, outside of the pool. See `storage.interface.Storage`."""
+        """Open a dedicated session, outside of the pool. See `storage.interface.Storage`."""
         self._origin.require_same()
         self.require_running()
         return self._owners.open(incarnation)
 
     def rename(self, incarnation: str) -> None:
-        """Work from now on is another incarnation's: sessions under the old name are let go of."""
+        """Use another incarnation from now on: sessions under the old name are closed."""
         self._connector.rename(incarnation)
         self.pool.rename()
         self.undertakings.pool.rename()
 
     async def view(self) -> ClusterSnapshot:
-        """Everybody and everything."""
+        """Read all runners and seats."""
         self._origin.require_same()
         self.require_running()
         return to_view(await self.pool.read(SQL["view"], self._cluster))
 
     def transaction(self, *, limit_s: float) -> UserTransaction:
-        """SQL of the user's own, on a session of its own. See `storage.interface.Storage`."""
+        """The user's own SQL, on its own session. See `storage.interface.Storage`."""
         self._origin.require_same()
         self.require_running()
         return self.undertakings.open(limit_s=limit_s)
 
     async def start(self) -> None:
-        """Connect, check, and refuse what would break promises."""
+        """Connect, check, and refuse a server that would break promises."""
         self._origin.require_same()
         await super().start()
 
     async def stop(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._origin.require_same()
         await super().stop()
 
@@ -220,7 +220,7 @@ class PostgresStorage(Storage):
             await asyncio.sleep(self._chance.between(0.5, 1.0) * _PAUSE_S)
 
     async def _set_up(self, ours: PostgresSession, other: PostgresSession) -> None:
-        """Find out whether sessions are ours, and give these two their settings accordingly."""
+        """Detect a pooler, and give these two sessions their settings accordingly."""
         over = deadline(self._limits.call_s)
         mark = self._chance.token(8).hex()
         self._connector.pooled = await server_check.lends_sessions(ours, other, mark=mark, over=over)

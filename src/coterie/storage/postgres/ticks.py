@@ -32,7 +32,7 @@ _CRON = ("definition", "effective_from", "last", "runs", "ran_at", "error", "err
 
 
 class PostgresTicks:
-    """The crons of one cluster. See `storage.ticks.Ticks`."""
+    """The crons of one cluster. See `storage.contracts.ticks.TickStore`."""
 
     def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
@@ -41,22 +41,22 @@ class PostgresTicks:
         self._origin = origin
 
     async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
-        """Look after crons: what is known of each, by name; one that is missing is not held."""
+        """Take over crons. Returns the book of each, by name; a cron whose seat is not held is left out."""
         books: dict[str, CronBook] = {}
         for runner in dict.fromkeys(take.claim.runner for take in takes):
             books |= await self._take(runner, {take.name: take for take in takes if take.claim.runner == runner})
         return books
 
     async def _take(self, runner: str, takes: Mapping[str, CronTakeover]) -> dict[str, CronBook]:
-        """Look, and write only where there is something new: sweeps find nothing nearly always.
+        """Read, and write only if there is something new: most polls find nothing.
 
-        The look needs no fence: before a seat was granted, all that former holders wrote was there. What is triggered
-        between the second look and the write before it is not in the book, and found the next time.
+        The read needs no fence: all writes of former holders were committed before the seat was granted. A tick
+        triggered between the write and the second read is not in the book, and found by the next poll.
         """
         books, fresh = await self._look(runner, list(takes.values()))
         if fresh:
             news = [takes[name] for name in fresh]
-            # Like a read it may be repeated after a lost answer: it does nothing more.
+            # Idempotent, so it is repeated like a read after a lost answer.
             await self._read("take_crons", runner, *_columns(news))
             for name in fresh:
                 del books[name]
@@ -64,7 +64,7 @@ class PostgresTicks:
         return books
 
     async def _look(self, runner: str, takes: Sequence[CronTakeover]) -> tuple[dict[str, CronBook], list[str]]:
-        """What is known of those that are held, and of which there is something to be written."""
+        """Return the books of the crons that are held, and the names of those that need a write."""
         rows = await self._read("look_at_crons", runner, *_columns(takes))
         found = {name: list(of_one) for name, of_one in groupby(rows, key=lambda row: cast("str", row["cron"]))}
         fresh = [name for name, of_one in found.items() if any(row["fresh"] for row in of_one)]
@@ -82,35 +82,35 @@ class PostgresTicks:
         return cast("Written", await self._writer.write(write))
 
     async def trigger(self, name: str, *, at: datetime | None = None) -> TickRow | None:
-        """Have it run once more, for an instant (None: now). None: there is no such cron."""
+        """Trigger a run for an instant (None: now). Returns None if there is no such cron."""
         rows = await self._write("trigger_tick", Seat.cron(name), name, at)
         return _tick(rows[0]) if rows else None
 
     async def pause(self, name: str) -> bool | None:
-        """No tick begins from now on; False: it was paused already; None: there is no such cron."""
+        """Let no tick begin from now on. Returns False if it was paused already, None if there is no such cron."""
         rows = await self._write("pause_cron", Seat.cron(name), name)
         return cast("bool", rows[0]["told"]) if rows else None
 
     async def resume(self, name: str) -> bool | None:
-        """The end of the pause; False: it was not paused; None: there is no such cron."""
+        """End the pause. Returns False if it was not paused, None if there is no such cron."""
         rows = await self._write("resume_cron", Seat.cron(name), name)
         return cast("bool", rows[0]["told"]) if rows else None
 
     async def get(self, name: str, kind: Kind, at: datetime, seq: int) -> TickRow | None:
-        """One tick."""
+        """Return one tick."""
         rows = await self._read("get_tick", name, kind, at, seq)
         return _tick(rows[0]) if rows else None
 
     async def history(self, name: str, *, most: int, before: datetime | None = None) -> Sequence[TickRow]:
-        """The last ticks, those for the latest instants first, also those that are not over."""
+        """Return the last ticks, also those that have not ended, the latest instant first."""
         return _ticks(await self._read("tick_history", name, most, before))
 
     async def list(self) -> Sequence[CronRow]:
-        """All crons that the cluster knows, by name."""
+        """Return all crons that the cluster knows, by name."""
         return readable(await self._read("list_crons"), _cron, table="crons", key=itemgetter("cron"))
 
     async def purge(self, *, older_s: float, most: int) -> int:
-        """Delete up to `most` ticks that ended longer ago than that, and pauses likewise; how many ticks it were."""
+        """Delete up to `most` ticks that ended longer ago than that, and such pauses. Returns the number of ticks."""
         return cast("int", (await self._write("purge_ticks", min(older_s, LONGEST_S), most))[0][0])
 
     async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:

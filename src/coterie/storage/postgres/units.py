@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class PostgresUnits:
-    """The durable work of one cluster. See `storage.units.Units`."""
+    """The durable work of one cluster. See `storage.contracts.units.UnitStore`."""
 
     def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
         self._cluster = cluster
@@ -67,13 +67,13 @@ class PostgresUnits:
     async def open(
         self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
     ) -> UnitSnapshot | None:
-        """Begin a unit of a leader or a tick, or go on with it: what is known. None: the seat is not held."""
-        # Like a read it may be repeated after a lost answer: it does nothing more.
+        """Begin or continue a unit of a leader or a tick. Returns None if the seat is not held."""
+        # Idempotent, so it is repeated like a read after a lost answer.
         (told,) = await self._read("open_unit", claim.runner, claim.seat, claim.epoch, unit, kind, name, id, life)
         return await self.load(claim, unit) if told["held"] else None
 
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
-        """The workflows on these seats that are to be run, by seat."""
+        """Return the workflows to run on these seats, by seat."""
         taken: dict[str, TakenUnits] = {}
         for runner in dict.fromkeys(claim.runner for claim in claims):
             mine = [claim for claim in claims if claim.runner == runner]
@@ -95,7 +95,7 @@ class PostgresUnits:
         return found
 
     async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
-        """A unit with its steps and deferreds. None: the seat is not held, or there is no such unit on it."""
+        """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
         rows = await self._read("look_at_unit", claim.runner, claim.seat, claim.epoch, unit)
         if not rows:
             return None
@@ -111,20 +111,20 @@ class PostgresUnits:
     async def suspend(
         self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None
     ) -> Literal["suspended", "ready", "over", "fenced"]:
-        """Have nobody keep it in memory until one of what it waits for has come, or `wake_s` have passed."""
+        """Unload the unit until something it waits for is resolved, or `wake_s` have passed."""
         due_s = None if wake_s is None else min(wake_s, LONGEST_S)
         rows = await self._read(
             "suspend_unit", claim.runner, claim.seat, claim.epoch, unit, sorted(set(waits)), due_s
-        )  # repeated after a lost answer it does the same
+        )  # idempotent: repeated after a lost answer
         return cast("Literal['suspended', 'ready', 'over', 'fenced']", rows[0]["told"])
 
     async def start(self, start: UnitStart) -> UnitStartResult:
-        """Store a workflow, to be run by whoever holds its seat."""
+        """Store a workflow, to be run by the holder of its seat."""
         self._check()
         return await _started(self._pool.read, self._cluster, start)
 
     async def require_started(self, fetch: Fetch, starts: Sequence[UnitStart]) -> None:
-        """Store workflows inside of somebody else's transaction, which `fetch` uses: those that are not there.
+        """Store the workflows that do not exist yet inside a user's transaction, which `fetch` uses.
 
         Raises:
             KeyConflict: There is a run of one of the ids with another payload.
@@ -135,7 +135,7 @@ class PostgresUnits:
     async def resolve(
         self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
     ) -> ResolveResult:
-        """Store what a deferred of one life of a unit gives, once."""
+        """Store the result of a deferred of one life of a unit, once."""
         self._check()
         tick = tick_of_unit(unit)
         of_tick = (None,) * 5 if tick is None else (*tick, claimed_at_of(life))
@@ -143,15 +143,15 @@ class PostgresUnits:
         return ResolveResult(rows[0]["told"], rows[0]["wake"] if rows[0]["told"] == "resolved" else None)
 
     async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
-        """Ask for the end of some children of workflows that have failed or were interrupted."""
-        # Repeated after a lost answer it does nothing more, and the holders' sweeps find who is to end.
+        """Request the interruption of some children of workflows that failed or were interrupted."""
+        # Idempotent after a lost answer; the holders' polls find which children to interrupt.
         rows = await self._read("interrupt_children", list(seats), most)
         if len(rows) < most:
             await self._read("forget_children", list(seats), most)
         return [(row["unit"], row["seat"]) for row in rows]
 
     async def interrupt(self, unit: str) -> UnitRow | None:
-        """Ask for the end of a workflow; one that is suspended is made running."""
+        """Request the interruption of a workflow; a suspended one is made running."""
         await self._read("interrupt_unit", unit)
         return await self._workflow(unit)
 
@@ -165,23 +165,23 @@ class PostgresUnits:
         return row if row is not None and row.kind == "workflow" else None
 
     async def get(self, unit: str) -> UnitRow | None:
-        """A unit as it is."""
+        """Return a unit."""
         rows = await self._read("get_unit", unit)
         return _unit(rows[0]) if rows else None
 
     async def steps(self, unit: str) -> Sequence[StepRow]:
-        """Its steps, by branch and place."""
+        """Return its steps, by branch and position."""
         return [StepRow(**dict(row.items())) for row in await self._read("steps_of_unit", unit)]
 
     async def list(
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
     ) -> Sequence[UnitRow]:
-        """Units, those that changed last first."""
+        """Return units, the last changed first."""
         older_s = None if older_s is None else min(older_s, LONGEST_S)
         return [_unit(row) for row in await self._read("list_units", status, name, older_s, most)]
 
     async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
-        """Delete some of what nobody needs any more."""
+        """Delete ended, abandoned and never begun work."""
         self._check()
         rows = await self._pool.write(SQL["purge_units"], self._cluster, min(older_s, LONGEST_S), most)
         return UnitsPurged(tuple(rows[0]["abandoned"]), rows[0]["most"])

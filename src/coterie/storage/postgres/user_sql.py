@@ -1,14 +1,13 @@
-"""SQL of users on our sessions: what is refused by its words, and what the server calls the rest. Pure.
+"""Users' SQL on PostgreSQL: each transaction has its own session, lent by a separate pool [M3, M12].
 
-This keeps from mistakes, not from intent: functions and the user's own search_path reach anything that the role may.
+Statements that would break the transaction are refused by their text. This prevents mistakes, not intent: functions and
+the user's own search_path reach anything that the role may.
 
-Transactions of users on PostgreSQL: a session each, lent by a pool of their own [M3, M12].
-
-The pool is not the one for work: handlers inside of their transactions may wait for reads, and must not hold all
-sessions while they do. Between two users a session forgets what the first one left on it.
+The pool is not the one for work: handlers inside their transactions may wait for reads, and must not occupy all
+sessions while they do. A session is reset before the next user.
 
 The server ends what this process cannot: an idle transaction after the limit, and from PostgreSQL 17 on any
-transaction (`transaction_timeout`). On older ones each statement gets the time that is left.
+transaction (`transaction_timeout`). On older servers each statement gets the time that is left.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     Written = Callable[[Fetch, Commit], Awaitable[Committed]]
 
 
-# What is text to the server, and not SQL. Of comments inside of comments an end is left over.
+# String literals and comments, which are not SQL. Of nested comments an end is left over.
 _TEXT = re.compile(
     r"--[^\n]*|/\*.*?\*/|\be'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|\$(?P<tag>[a-z_]\w*|)\$.*?\$(?P=tag)\$",
     re.DOTALL | re.IGNORECASE,
@@ -59,7 +58,7 @@ _STAYING = {"set", "reset", "discard", "prepare", "deallocate", "listen", "unlis
 
 
 def refused(sql: str) -> tuple[str, str]:
-    """Why a statement is not run, and what to do instead; empty texts if it is."""
+    """Why a statement is refused, and what to do instead; empty strings if it is accepted."""
     words = _TEXT.sub(" ", sql).lower()
     found = _FIRST.match(words)
     first, second = (found["first"], found["second"]) if found else ("", "")
@@ -77,12 +76,12 @@ def refused(sql: str) -> tuple[str, str]:
 
 
 def changed(tag: str) -> int:
-    """How many rows a statement changed, as the server's word for it says."""
+    """The number of rows that a statement changed, from the server's command tag."""
     found = _CHANGED.fullmatch(tag)
     return int(found["rows"]) if found else 0
 
 
-# Our sessions have them set for our own statements.
+# Settings that coterie's sessions have for its own statements.
 _THEIRS = (
     "search_path",
     "timezone",
@@ -99,7 +98,7 @@ _FORGET = (
 )
 
 _TIMED = 17
-"""The first version that limits transactions by itself."""
+"""The first version with a time limit for transactions."""
 
 
 class PostgresTransactions:
@@ -107,13 +106,13 @@ class PostgresTransactions:
 
     Args:
         connector: Opens sessions.
-        size: How many transactions at once; more of them wait.
-        limits: How long what may take.
+        size: The number of concurrent transactions; further ones wait.
+        limits: The time limits.
         chance: For the pool.
-        tasks: Where transactions are rolled back while nobody waits for it.
-        started: Stores workflows with what it is given to fetch with.
-        written: Runs the statements of a handler's writes with what it is given to fetch with; the result.
-        alone: Commits a handler's writes without a transaction of the user's.
+        tasks: Runs rollbacks in the background.
+        started: Stores workflows, using the given fetch function.
+        written: Runs the statements of a handler's writes, using the given fetch function. Returns the result.
+        alone: Commits a handler's writes without a user transaction.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class PostgresTransactions:
         self._alone = alone
 
     def open(self, *, limit_s: float) -> UserTransaction:
-        """A transaction, not begun yet."""
+        """Return a transaction, not begun yet."""
         ground = PostgresUserSql(
             self.pool, self._connector, limits=self._limits, started=self._started, written=self._written
         )
@@ -146,9 +145,9 @@ class PostgresTransactions:
 
 
 class PostgresUserSql:
-    """One transaction on a session of its own. See `storage.undertakings.Ground`.
+    """One transaction on its own session. See `storage.user_transaction.TransactionEngine`.
 
-    A session on which anything was cut short is dropped, never used again.
+    A session on which anything was interrupted is dropped, never used again.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class PostgresUserSql:
         self._doing = f"run a transaction on {connector.address}"
 
     async def begin(self, *, over: float) -> None:
-        """Take a session and open the transaction, with settings as the user's own sessions would have."""
+        """Take a session and open the transaction, with the settings that the user's own sessions would have."""
         self._over = over
         while True:
             session = await self._lent.enter_async_context(self._pool.session(over=over))
@@ -175,22 +174,22 @@ class PostgresUserSql:
                 self._session = session
                 return
             except PersistenceError as error:
-                await self._lent.aclose()  # it went while it was idle, perhaps with all the others
+                await self._lent.aclose()  # it was lost while idle, perhaps with all the others
                 if error.outcome == "refused" or deadline(0) >= over:
                     raise
 
     async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """How many rows it changed."""
+        """Return the number of rows changed."""
         _, tag = await self._run(sql, params)
         return changed(tag)
 
     async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """The rows, by the names of their columns."""
+        """Return the rows, by column name."""
         rows, _ = await self._run(sql, params)
         return [dict(row) for row in rows]
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
-        """The workflows, the fence and the messages are the last statements before the commit [M3]."""
+        """Commit; the workflows, the fence and the messages are the last statements before it [M3]."""
         async with asyncio.timeout_at(self._over):
             told = await self._write(write, starts)
         if told == "written":
@@ -201,7 +200,7 @@ class PostgresUserSql:
         return told
 
     async def close(self) -> None:
-        """Roll back what is open; the session goes back if it is as good as new."""
+        """Roll back what is open; the session returns to the pool if it could be reset."""
         try:
             async with self._lent:
                 if self._session is not None:
@@ -231,7 +230,7 @@ class PostgresUserSql:
             if session.version < _TIMED:
                 await session.execute(f"set local statement_timeout = {self._left_ms()}", over=self._over)
             answer = await session.run(sql, *params, over=self._over)
-        if not session.in_transaction:  # whatever it was, its words did not say
+        if not session.in_transaction:  # the statement has ended it, which its text did not show
             session.abort()
             raise PersistenceError(doing=self._doing, problem="the statement ended the transaction", outcome="unknown")
         return answer
@@ -240,11 +239,11 @@ class PostgresUserSql:
         session = self._open
         ours = local_settings("writer", application=session.name, limits=self._limits)
         with self._told():
-            # The role too: the user may have taken another one for a while.
+            # The role too: the user may have switched it.
             script = f"set local role to default; {ours}; set local statement_timeout = {self._left_ms()}"
             await session.execute(script, over=self._over)
             fetch = partial(session.fetch, over=self._over)
-            if starts:  # before the fence: who starts the same one waits without the seat's lock
+            if starts:  # before the fence: a concurrent start of the same run waits without the seat's lock
                 await self._started(fetch, starts)
             return await self._written(fetch, write)
 
@@ -253,7 +252,7 @@ class PostgresUserSql:
         try:
             if session.in_transaction:
                 await session.execute("rollback", over=over)
-            if not self._connector.pooled:  # there it is not ours to change, and has been lent to others already
+            if not self._connector.pooled:  # behind a pooler the session is not ours, and already lent to others
                 settings = session_settings("work", application=session.name, limits=self._limits)
                 await session.execute(f"{_FORGET}; {settings}", over=over)
         except BaseException:
@@ -262,7 +261,7 @@ class PostgresUserSql:
 
     @contextmanager
     def _told(self, *, lost: Outcome = "unreachable") -> Iterator[None]:
-        """Failures of the driver in our words. Without a commit that was sent, nothing can have happened."""
+        """Translate the driver's errors. Unless a commit was sent, nothing can have happened."""
         try:
             yield
         except Lost as error:

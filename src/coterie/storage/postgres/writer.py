@@ -1,10 +1,10 @@
-"""The one writer connection: a group becomes one transaction, and each way to fail gets its outcome [M3].
+"""The writer session: commits a group as one transaction, and reports the outcome of each kind of failure [M3].
 
 What is known after a failure:
 
-    the server answered with an error         refused        it rolled back; tried again where that helps
-    lost before the commit could have left    unreachable    nothing was written; tried again in time
-    lost with the commit under way            unknown        it may have happened
+    the server answered with an error       refused        it rolled back; retried where that helps
+    lost before the commit was sent         unreachable    nothing was written; retried while time is left
+    lost during the commit                  unknown        it may have happened
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ SQL = {
 _AT_LENGTH: dict[str, plan.Shape] = {
     "add_steps": "write_steps", "add_step": "write_steps", "end_message": "end_messages"
 }  # fmt: skip
-"""Statements that tell only of what they have written, and those that tell of the rest."""
+"""Statements that return only what they have written, and those that handle the rest."""
 
 _UNTOLD = _AT_LENGTH.keys() | {"insert_messages", "insert_message", "add_message"}
 
 AGAIN_MOST = 4
-"""Tries of a group that met a deadlock or, alone, a lock, before it is refused."""
+"""Tries of a group that met a deadlock or, for a lone write, a lock, before it is refused."""
 
 
 class PostgresWriter:
-    """Commits groups on a session of its own, which it replaces when it is lost.
+    """Commits groups on its own session, which it replaces when it is lost.
 
     Args:
         connector: Opens sessions.
-        cluster: Whose rows.
-        chance: For pauses between tries.
-        limits: How long what may take.
+        cluster: The cluster whose rows it writes.
+        chance: For jitter.
+        limits: The time limits.
         audit: Whether writes that the fence refuses are recorded.
     """
 
@@ -75,19 +75,19 @@ class PostgresWriter:
         self._doing = f"write to {connector.address}"
 
     def adopt(self, session: PostgresSession) -> None:
-        """Take over a session that was opened elsewhere, as a writer."""
+        """Take over a writer session that was opened elsewhere."""
         self._session = session
 
     async def close(self) -> None:
-        """Let go of the session."""
+        """Close the session."""
         if self._session is not None:
             await self._session.close()
 
     async def commit(self, writes: Sequence[Write]) -> Sequence[Any]:
-        """Write a group in one transaction; one result per member, in order.
+        """Write a group in one transaction. Returns one result per member, in order.
 
         Raises:
-            PersistenceError: With what is known of the outcome, for all members alike.
+            PersistenceError: With the outcome, the same for all members.
         """
         over = deadline(self._limits.call_s)
         failure: PersistenceError | None = None
@@ -112,7 +112,7 @@ class PostgresWriter:
             await asyncio.sleep(self._chance.between(0.001, 0.005 * 2 ** min(tries, 5)))
 
     async def write(self, fetch: Fetch, write: Write) -> Any:
-        """The result of one write inside of somebody else's transaction, which `fetch` uses."""
+        """Return the result of one write inside a user's transaction, which `fetch` uses."""
         (bucket,) = plan.fold([write])
         (result,) = await self._written(fetch, bucket, [write])
         return result
@@ -120,11 +120,11 @@ class PostgresWriter:
     def _worth_another_try(self, error: Exception, *, tries: int, alone: bool, over: float) -> bool:
         verdict = judge(error)
         if verdict == "refused" or deadline(self._limits.call_s / 4) >= over:
-            return False  # one more try must have the time to get an answer: else we would know less than now
+            return False  # a try needs time to get its answer, otherwise the outcome would become unknown
         if verdict == "elsewhere":
             self._drop()
             return True
-        # A group that meets a stranger's lock is not tried again as a whole: its members are, one by one.
+        # A group that meets another session's lock is not retried as a whole: its members are, one by one.
         return tries < AGAIN_MOST and (verdict == "again" or alone)
 
     def _run(self, session: PostgresSession, writes: Sequence[Write], *, over: float) -> Awaitable[list[Any]]:
@@ -138,7 +138,7 @@ class PostgresWriter:
     async def _run_alone(
         self, session: PostgresSession, shape: single.Shape, writes: Sequence[Write], *, over: float
     ) -> list[Any]:
-        """As `_written`, in few steps: whoever is alone waits for nothing else."""
+        """Like `_written`, with less overhead for a lone write."""
         take, read = single.WAYS[shape]
         rows: Sequence[Any]
         try:
@@ -146,7 +146,7 @@ class PostgresWriter:
         except asyncpg.UniqueViolationError:
             if shape not in plan.ADDING:
                 raise
-            rows = []  # something stands there
+            rows = []  # the row exists already
         if rows:
             return [read(writes[0], rows[0])]
         assert shape in _UNTOLD, f"{shape} tells of everything"
@@ -179,7 +179,7 @@ class PostgresWriter:
         return found
 
     async def _complete(self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write], found: list[Any]) -> None:
-        """Do what follows a statement that tells only of what it has written."""
+        """Complete the results of a statement that returns only what it has written."""
         if bucket.shape in _AT_LENGTH:
             more = self._told_at_length(fetch, bucket, writes, found)
         else:
@@ -187,13 +187,13 @@ class PostgresWriter:
         try:
             await more
         except DatabaseRefusal as error:
-            # It has committed by itself, unless there is a transaction, or nothing to commit.
+            # The statement has committed by itself, unless there is a transaction, or nothing to commit.
             if bucket.shape == "end_message" or self._session is None or self._session.in_transaction:
                 raise
             raise Lost(describe(error), sent=True) from error
 
     async def _read_back(self, fetch: Fetch, messages: Sequence[Message], found: list[Receipt | None]) -> None:
-        """Find what is there instead of those that were not stored, in a statement of its own [M4]."""
+        """Find the messages that exist instead of those not stored, in a separate statement [M4]."""
         for _ in range(AGAIN_MOST):
             left = {place: messages[place] for place, receipt in enumerate(found) if receipt is None}
             if not left:
@@ -204,7 +204,7 @@ class PostgresWriter:
     async def _told_at_length(
         self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write], found: list[Any]
     ) -> None:
-        """Write those after all that could not be written so, or find out why they may not be."""
+        """Write the remaining ones with the longer statement, or find out why they are refused."""
         left = [place for place, told in enumerate(found) if told is None]
         rest = plan.Bucket(_AT_LENGTH[bucket.shape], [bucket.places[place] for place in left])
         rows = await fetch(SQL[rest.shape], self._cluster, *plan.values(rest, writes))
@@ -212,7 +212,7 @@ class PostgresWriter:
             found[place] = told
 
     async def _look_or_store(self, fetch: Fetch, left: Mapping[int, Message], found: list[Receipt | None]) -> None:
-        """Those whose rival has been purged or cancelled since are stored after all."""
+        """Read again; store messages whose rival has been purged or cancelled since."""
         places = list(left)
         for number, *row in await fetch(SQL["read_back"], self._cluster, *message_batch.sought(list(left.values()))):
             place = places[number - 1]
@@ -229,7 +229,7 @@ class PostgresWriter:
         try:
             self._session = await self._reconnect(over=over)
         except PersistenceError as error:
-            raise failure or error from error  # what came before says more than that time is over
+            raise failure or error from error  # the earlier failure says more than the timeout
         return self._session
 
     def _fit(self, session: PostgresSession) -> bool:
@@ -237,7 +237,7 @@ class PostgresWriter:
 
     async def _reconnect(self, *, over: float) -> PostgresSession:
         # In an outage the queued groups would wait for their deadlines one after another: the first one waits
-        # in full, later ones get a single try after a short pause, so that a long queue is told soon.
+        # in full, later ones get a single try after a short pause, so that a long queue fails soon.
         if self._down:
             await asyncio.sleep(self._chance.between(0.05, 0.2))
         tries = 1 if self._down else None

@@ -1,4 +1,4 @@
-"""What those read who look whether promises were kept, in a SQLite file."""
+"""Queries that check whether promises were kept, in a SQLite file."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _SQL = statements.load("coterie.storage.sqlite.sql", "inspection.sql")
 
 
 class SqliteInspection:
-    """See `storage.inspection.Inspection`."""
+    """See `storage.contracts.inspection.Inspection`."""
 
     def __init__(self, main: SqliteDatabase, *, cluster: str) -> None:
         self._main = main
         self._cluster = cluster
 
     async def server(self) -> ServerInfo:
-        """What reads and writes the file."""
+        """Describe the SQLite library."""
         return ServerInfo(f"SQLite {apsw.sqlite_lib_version()}")
 
     async def audit(self, *, after: int, most: int) -> Sequence[AuditRow]:
-        """The audit, by number."""
+        """Return the audit rows, by number."""
         rows = await self._page("audit", after, most)
         return [AuditRow(number, to_datetime(at_ns), *rest) for number, at_ns, *rest in rows]
 
     async def states(self, *, after: str, most: int) -> Sequence[StateMark]:
-        """Of the next keys the present state and what is kept of its history."""
+        """Return the present state and the kept history of the next keys."""
         rows = await self._page("states", after, most)
         return [
             StateMark(key, seat, version, epoch, None if at_ns is None else to_datetime(at_ns))
@@ -43,7 +43,7 @@ class SqliteInspection:
         ]
 
     async def endings(self, *, after: str, most: int) -> Sequence[EndedMessage]:
-        """Messages that have ended, by id."""
+        """Return the messages that have ended, by id."""
         rows = await self._page("endings", after, most)
         return [
             EndedMessage(

@@ -1,16 +1,12 @@
-"""Statements for many rows at once: the row that is marked `-- each` in the file, as often as it is needed.
+"""Runs a group of writes with few statements: similar writes share a statement for many rows.
 
-With one step of SQLite for each row the interpreter may change hands after each of them, and a busy event loop keeps it
-for a while: under the write lock, for which other processes wait.
+Most of a busy group are inserts and plain ends of handlers. One by one each costs as much Python as SQL, all of it
+under the write lock, for which other processes wait. If one of the ends is refused, the group is rolled back and run
+one by one: each has its own result [M3]. A group in which two writes touch the same row runs one by one, too.
 
-They are written with `or rollback`: otherwise SQLite keeps a copy of each page that such a statement changes, to be
-able to undo the statement alone.
-
-A group of writes inside its transaction: those that are alike share their statements.
-
-Most of a busy group are inserts and plain ends of handlers. One by one each of them costs as much Python as SQL, all
-of it under the write lock, for which other processes wait. If one of the ends is refused, the group is undone and done
-one by one after all: each has its own result [M3]. So is a group in which two meet.
+A statement repeats the row that is marked `-- each` in the SQL file. With one SQLite step per row another thread may
+take the GIL after each of them, and a busy event loop keeps it for a while, under the write lock. The statements have
+`or rollback`: otherwise SQLite keeps a copy of each page that they change, to be able to undo a single statement.
 """
 
 from __future__ import annotations
@@ -41,17 +37,17 @@ if TYPE_CHECKING:
 
 _EACH = re.compile(r"(\([?\d, ]+\)) -- each")
 _MOST = 128
-"""Rows of one statement. Powers of two up to it make any number of rows, and few statements to be kept prepared; what
-is bound is copied, so that more would cost memory."""
+"""Rows of one statement. Powers of two up to it make any number of rows, with few statements to keep prepared; bound
+values are copied, so more would cost memory."""
 
 
 def write(connection: apsw.Connection, statement: str, same: Sequence[Any], rows: Sequence[Sequence[Any]]) -> int:
-    """Run a statement for all rows; how many rows of the table it changed.
+    """Run a statement for all rows. Returns the number of rows changed.
 
     Args:
-        connection: Inside of a transaction. Any error undoes all of that.
-        statement: With one row in it. `?1`, `?2`, … are the same for all and come before it.
-        same: Their values.
+        connection: Inside a transaction. Any error rolls it back.
+        statement: With one row in it. `?1`, `?2`, … are the same for all rows and come before it.
+        same: The values of these.
         rows: The values of each row.
     """
     before, begin = connection.total_changes(), 0
@@ -65,16 +61,16 @@ def write(connection: apsw.Connection, statement: str, same: Sequence[Any], rows
 
 @cache
 def repeated(statement: str, times: int) -> str:
-    """A statement with its row so many times."""
+    """A statement with its row repeated this many times."""
     (row,) = _EACH.findall(statement)
     return _EACH.sub(",\n".join([row] * times), statement)
 
 
 def meet(group: Sequence[Write]) -> bool:
-    """Whether two of them are about one message, key or state: then their order counts."""
+    """Whether two writes touch one message, key or state: then their order matters."""
     names: list[object] = []
     for write in group:
-        if type(write) is Insert:  # nobody derives from these, and it is done for each write, under the lock
+        if type(write) is Insert:  # these have no subclasses, and this runs for each write, under the lock
             _name(names, write.message)
         elif type(write) is Commit:
             if write.message is not None:
@@ -91,14 +87,14 @@ def meet(group: Sequence[Write]) -> bool:
 
 
 def insert(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) -> dict[int, Receipt]:
-    """Store the messages of a group; the results by their places in it."""
+    """Store the messages of a group. Returns the results by their places in it."""
     places = [place for place, write in enumerate(group) if type(write) is Insert]
     if not places:
         return {}
     inserts: list[Any] = [group[place] for place in places]
     stored = [message_writes.row(scope, each.message) for each in inserts]
     if write(connection, SQL["insert"], message_writes.same(scope), stored) != len(stored):
-        # An id or a key was there. Those that are stored now are found by their ids, as if by an earlier try.
+        # An id or a key existed. The messages stored now are found by their ids, as if by an earlier try.
         return {
             place: message_writes.insert(connection, scope, each) for place, each in zip(places, inserts, strict=True)
         }
@@ -117,7 +113,7 @@ def insert(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) ->
 
 
 def commit(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) -> dict[int, str] | None:
-    """Write the plain ends of handlers; "written" by their places in the group. None: undo it, one is refused."""
+    """Write the plain ends of handlers. Returns "written" by place in the group; None: roll back, one is refused."""
     places = [place for place, write in enumerate(group) if type(write) is Commit and _is_plain(write)]
     if not places:
         return {}
@@ -135,7 +131,7 @@ def commit(connection: apsw.Connection, scope: Scope, group: Sequence[Write]) ->
 
 
 def ticks(connection: apsw.Connection, scope: Scope, group: Sequence[Write], *, audit: bool) -> dict[int, Any]:
-    """Write what is said of crons, of which there is one thing to say; the results by their places in the group."""
+    """Write claims and notes of crons that have only one in the group. Returns the results by place."""
     said = [(place, write) for place, write in enumerate(group) if isinstance(write, (TickClaim, TickNote))]
     times = Counter(write.key for _, write in said)
     alone = [(place, write) for place, write in said if times[write.key] == 1]
@@ -149,7 +145,7 @@ def ticks(connection: apsw.Connection, scope: Scope, group: Sequence[Write], *, 
 
 
 def units(connection: apsw.Connection, scope: Scope, group: Sequence[Write], *, audit: bool) -> dict[int, Any]:
-    """Write steps of units, and ends, whose order does not count; the results by their places in the group."""
+    """Write steps and ends of units whose order does not matter. Returns the results by place in the group."""
     ends = {place: write for place, write in enumerate(group) if isinstance(write, UnitEnd)}
     steps = {place: write for place, write in enumerate(group) if isinstance(write, StepWrite)}
     times = Counter(write.key for write in steps.values())
@@ -158,7 +154,7 @@ def units(connection: apsw.Connection, scope: Scope, group: Sequence[Write], *, 
     done: dict[int, Any] = {}
     if alone:
         done |= zip(alone, unit_writes.step(connection, scope, [*alone.values()], audit=audit), strict=True)
-    # One that ends may be the parent of another: all of them together, or one after another in their order.
+    # A unit that ends may be the parent of another: all ends together, or one after another in their order.
     if ends and len(over) == len(ends) and not any(write.unit in over for write in steps.values()):
         done |= zip(ends, unit_writes.end(connection, scope, [*ends.values()], audit=audit), strict=True)
     return done
@@ -175,7 +171,7 @@ def _is_due(write: Insert) -> bool:
 
 
 def _is_plain(write: Commit) -> bool:
-    """Whether it ends a message, sends nothing, and changes at most a state that is there."""
+    """Whether it ends a message, sends nothing, and changes at most an existing state."""
     if write.message is None or write.sends:
         return False
     return write.state is None or bool(write.state.version and write.state.value is not None)

@@ -1,8 +1,7 @@
-"""How a file is opened: settings that durability rests on, each read back, and what is refused.
+"""One SQLite database, a file or memory: how it is checked, opened and guarded, and how work runs on it.
 
-What one executor works on: the main database and, from its first use on, the leases beside it.
-
-One database, a file or memory: checked, opened, guarded, and the ways to work on it.
+A file is opened with the settings that durability rests on, each read back. Each executor has its own connections to
+the main database and, from its first use on, to the leases beside it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LIBRARY_LEAST = (3, 51, 3)
 """The first SQLite in which two writers cannot damage a file in WAL mode (incident 40)."""
 
 # The first read may have to recover what a killed process left, while others do the same: only then SQLite's
-# own waiting is right. Later it would starve all but one process, so we wait ourselves.
+# own busy timeout is right. Later it would starve all but one process, so `Patience` waits instead.
 _OPENING_MS = 5_000
 
 _WANTED: dict[str, str | int] = {
@@ -51,7 +50,7 @@ _WANTED: dict[str, str | int] = {
 
 
 def require_library(version: str | None = None) -> None:
-    """Raise if the SQLite library is one that can damage files (incident 40, P23)."""
+    """Raise if this SQLite library can damage files (incident 40, P23)."""
     found = apsw.sqlite_lib_version() if version is None else version
     if tuple(int(part) for part in found.split(".")[:3]) < LIBRARY_LEAST:
         least = ".".join(map(str, LIBRARY_LEAST))
@@ -62,7 +61,7 @@ def require_library(version: str | None = None) -> None:
 
 
 def open_file(path: Path, *, writes: bool = True) -> apsw.Connection:
-    """A connection to a file, which is created if need be. Takes no write lock on a file that is in use."""
+    """Open a file, creating it if necessary. Takes no write lock on a file that is in use."""
     try:
         connection = apsw.Connection(str(path))
     except apsw.Error as error:
@@ -81,7 +80,7 @@ def open_file(path: Path, *, writes: bool = True) -> apsw.Connection:
 
 
 def open_memory() -> apsw.Connection:
-    """A connection to a database of its own, which is gone with it."""
+    """Open a private database in memory, which ends with the connection."""
     connection = apsw.Connection(":memory:")
     _configure(connection)
     return connection
@@ -99,8 +98,8 @@ def _prepare_file(connection: apsw.Connection, path: Path) -> None:
 
 def _into_wal(connection: apsw.Connection) -> object:
     clock = SystemClock()  # real processes, real time
-    # Several processes that open a new file at once get BUSY here in spite of the timeout, where waiting
-    # would be a deadlock. One of them has won; the mode is in the file, so asking again is enough.
+    # Processes that open a new file at once get BUSY here in spite of the timeout, where waiting would be a
+    # deadlock. One of them has won; the mode is in the file, so a retry is enough.
     began_ns = clock.steady_ns()
     while True:
         try:
@@ -113,8 +112,8 @@ def _into_wal(connection: apsw.Connection) -> object:
 
 def _configure(connection: apsw.Connection) -> None:
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-    # Plans do not depend on the values that are bound. Otherwise (STAT4) a join is prepared anew for each new value,
-    # and the fence takes four times as long.
+    # Plans do not depend on bound values. Otherwise (STAT4) a join is prepared again for each new value, and the
+    # fence takes four times as long.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     connection.pragma("synchronous", "FULL")
     connection.pragma("foreign_keys", 1)
@@ -141,13 +140,13 @@ class SqliteConnections:
     """The connections of one executor.
 
     Args:
-        main: To the main database.
-        open_leases: Opens the one to the leases.
+        main: The connection to the main database.
+        open_leases: Opens the connection to the leases.
         turn: Held during each piece of work: in memory all executors share the connections.
-        files: The paths that must lead to what is open; those of the leases may be added later.
+        files: The paths that must lead to the open files; those of the leases may be added later.
 
     Attributes:
-        closing: What `close` does.
+        closing: The actions of `close`.
     """
 
     def __init__(
@@ -166,10 +165,10 @@ class SqliteConnections:
         self._files = [] if files is None else files
 
     def require_in_place(self, *, outcome: Outcome = "refused", lately: bool = False) -> None:
-        """Raise `StorageReplaced` if a file was deleted, moved or replaced: what is written here is lost then.
+        """Raise `StorageReplaced` if a file was deleted, moved or replaced: writes would be lost.
 
-        Asked before a piece of work, and once more after a commit before anybody is told of it ("unknown": the first
-        look has found nothing). With `lately` a look of the last 10 ms will do.
+        Checked before a piece of work, and again after a commit before its result is returned (outcome "unknown": the
+        first check has found nothing). With `lately` a check within the last 10 ms is enough.
         """
         for file in self._files:
             file_guard.require_in_place(file, outcome=outcome, lately=lately)
@@ -182,25 +181,25 @@ class SqliteConnections:
         return self._leases
 
     def lent(self) -> SqliteConnections:
-        """The same connections for another executor, which does not close them."""
+        """Return the same connections for another executor, which does not close them."""
         return SqliteConnections(self.main, lambda: self.leases, turn=self.turn)
 
     def close(self) -> None:
-        """Let go of the connections that belong to this desk."""
+        """Close the connections that belong to this object."""
         with self.turn:
             self.closing.close()
 
 
 def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience, clock: Clock) -> SqliteConnections:
-    """A desk with connections of its own to two files (resolved paths); `patience` is for setting up the leases."""
+    """Open connections to two files (resolved paths); `patience` is for setting up the leases."""
     closing = ExitStack()
     files = [main]
 
     def open_leases() -> apsw.Connection:
         with ExitStack() as undo:
             connection = undo.enter_context(_opened(leases, writes=True))
-            # Leases end with this boot of the machine at the latest: a renewal need not outlive a loss of power, so it
-            # need not wait for a busy disk. The file stays whole either way.
+            # Leases end with this boot of the machine at the latest: a renewal need not survive a power loss, so it
+            # need not wait for a busy disk. The file stays intact either way.
             connection.pragma("synchronous", "NORMAL")
             prepare_leases(connection, patience=patience, clock=clock, address=str(leases))
             closing.push(undo.pop_all())
@@ -213,7 +212,7 @@ def desk_of_files(main: Path, leases: Path, *, writes: bool, patience: Patience,
 
 
 def desk_in_memory(*, patience: Patience, clock: Clock) -> SqliteConnections:
-    """A desk with databases of its own, which are gone with it."""
+    """Open private databases in memory, which end with the connections."""
 
     def open_leases() -> apsw.Connection:
         connection = open_memory()
@@ -227,7 +226,7 @@ def desk_in_memory(*, patience: Patience, clock: Clock) -> SqliteConnections:
 
 
 def prepare_leases(connection: apsw.Connection, *, patience: Patience, clock: Clock, address: str) -> None:
-    """Set up or bring up to date a database of leases; whoever opens it does, since there is nothing to decide."""
+    """Create or migrate the database of leases; every opener does so, since there is nothing to decide."""
 
     def due() -> list[migrations.Migration]:
         return migrations.pending(migrations.load(_MIGRATIONS), schema.applied(connection, address=address), None)
@@ -241,9 +240,9 @@ def prepare_leases(connection: apsw.Connection, *, patience: Patience, clock: Cl
 
 @contextmanager
 def _opened(path: Path, *, writes: bool) -> Iterator[apsw.Connection]:
-    """A connection to a file that is guarded while it is open."""
+    """Open a file that is guarded while it is open."""
     with file_guard.opening():
-        file_guard.require_in_place(path)  # else this would begin an empty file beside the one that is open
+        file_guard.require_in_place(path)  # else this would create an empty file beside the one that is open
         _create_private(path)
         connection = open_file(path, writes=writes)
         try:
@@ -257,34 +256,33 @@ def _opened(path: Path, *, writes: bool) -> Iterator[apsw.Connection]:
     try:
         yield connection
     finally:
-        # Both at once: the last connection that is closed takes -wal and -shm away, and who opens the file in between
-        # would miss them.
+        # Both at once: closing the last connection deletes -wal and -shm, and a concurrent opener would miss them.
         with file_guard.opening():
             connection.close()
             held.release()
 
 
 def _create_private(path: Path) -> None:
-    """Create the file for this user alone, as it will hold the cluster's secret; -wal and -shm follow its mode [X4]."""
-    if path.exists():  # with the mode that somebody gave it
+    """Create the file for this user alone, as it will hold the cluster's secret; -wal and -shm get its mode [X4]."""
+    if path.exists():  # with the mode it already has
         return
-    with suppress(OSError):  # another process is faster; or SQLite will say what is wrong
+    with suppress(OSError):  # another process is faster; or SQLite reports what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
 
 T = TypeVar("T")
 
 _PAUSE_S = 0.0004
-"""Between two tries for the write lock, about. With 1 ms a sender and a runner did a twentieth less; with 0.3 ms four
-busy senders and a runner seemed to do less again; SQLite's own waiting starves."""
+"""About the pause between two tries for the write lock. With 1 ms a sender and a runner did a twentieth less; with
+0.3 ms four busy senders and a runner seemed to do less again; SQLite's own waiting starves."""
 
 
 class SqliteDatabase(Service):
-    """A database with an executor that writes, one that reads if it is a file, and more for those who ask.
+    """A database with a writing executor, a reading one if it is a file, and more on request.
 
     Args:
         path: The file, or None for memory.
-        executors: Who runs the work.
+        executors: Creates the executors.
         clock: For the time at which the leases beside it were set up.
         chance: For jitter.
         limit_s: How long to wait for the write lock.
@@ -309,16 +307,16 @@ class SqliteDatabase(Service):
         self._patience = self.patience(limit_s=limit_s)
 
     def require_same_process(self) -> None:
-        """Raise in a forked child: it must neither use nor let go of what is its parent's [P13]."""
+        """Raise in a forked child: it must neither use nor close its parent's connections [P13]."""
         self.origin.require_same()
 
     def require_usable(self) -> None:
-        """Raise unless it is started, here and not in the parent of this process."""
+        """Raise unless it was started in this process."""
         self.origin.require_same()
         self.require_running()
 
     async def transact(self, work: Callable[[apsw.Connection], T], *, doing: str) -> T:
-        """The result of `work`, which ran in one write transaction and is durable."""
+        """Run `work` in one write transaction. Returns its result once durable."""
         self.require_usable()
         patience = self._patience
 
@@ -332,11 +330,11 @@ class SqliteDatabase(Service):
         return await self._writer.run(run)
 
     async def read(self, work: Callable[[apsw.Connection], T], *, doing: str) -> T:
-        """The result of `work`, which sees all that was committed before."""
+        """Return the result of `work`, which sees all earlier commits."""
         return await self.read_desk(lambda desk: work(desk.main), doing=doing)
 
     async def read_desk(self, work: Callable[[SqliteConnections], T], *, doing: str) -> T:
-        """The result of `work`, which may read the leases too."""
+        """Return the result of `work`, which may read the leases too."""
         self.require_usable()
         patience = self._patience
 
@@ -352,24 +350,24 @@ class SqliteDatabase(Service):
             raise
 
     def session(self) -> Executor[SqliteConnections]:
-        """One more executor that writes, not started yet: it belongs to the loop that starts it."""
+        """Return one more writing executor, not started yet: it belongs to the loop that starts it."""
         self.require_usable()
         return self._executors("ownership", lambda: self._open(writes=True))
 
     def desk(self) -> SqliteConnections:
-        """One more desk that writes, for a thread of somebody else's: it belongs to the thread that asks."""
+        """Open one more set of writing connections, which belongs to the calling thread."""
         return self._open(writes=True)
 
     def patience(self, *, limit_s: float) -> Patience:
-        """How to wait for the write lock for so long."""
+        """How to wait for the write lock, with this limit."""
         return Patience(chance=self._chance, limit_s=limit_s, pause_s=_PAUSE_S, holder=self.write_lock_holder)
 
     def write_lock_holder(self) -> int | None:
-        """The id of the other process that holds the write lock now, if there is one that we can see [C3]."""
+        """The id of the other process that holds the write lock now, if one is visible [C3]."""
         return None if self.path is None else file_guard.lock_holder(self.path)
 
     def leases_lock_holder(self) -> int | None:
-        """The same for the leases."""
+        """The id of the other process that holds the leases' write lock now, if one is visible."""
         return None if self.leases_path is None else file_guard.lock_holder(self.leases_path)
 
     async def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""SQLite's errors in our words: what happened, what is known of the outcome, and what to do."""
+"""Translates SQLite's errors: what happened, what is known of the outcome, and what to do."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _HINTS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def failed(error: Exception, *, doing: str, outcome: Outcome = "refused") -> PersistenceError:
-    """What to raise for an error of SQL work."""
+    """The error to raise when SQL fails."""
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), "")
     return PersistenceError(doing=doing, problem=_said(error), outcome=outcome, hint=hint)
 
 
 def commit_failed(error: Exception, *, doing: str) -> PersistenceError:
-    """What to raise when COMMIT itself failed; the transaction has been rolled back.
+    """The error to raise when COMMIT itself failed; the transaction has been rolled back.
 
-    For this process and all others it did not happen, so the outcome is "refused", but for one case: when
-    the disk failed (IOERR, as in a failed fsync), the log may hold the whole transaction. Should all
-    processes die before the next write overwrites it there, recovery would find it: "unknown".
+    For this process and all others it did not happen, so the outcome is "refused", except in one case: when
+    the disk failed (IOERR, as in a failed fsync), the log may hold the whole transaction. If all processes
+    die before the next write overwrites it there, recovery would find it: "unknown".
     """
     return failed(error, doing=doing, outcome="unknown" if isinstance(error, apsw.IOError) else "refused")
 
 
 def cannot_open(error: Exception, path: Path) -> CoterieError:
-    """What to raise for an error of opening a file."""
+    """The error to raise when a file cannot be opened."""
     if isinstance(error, apsw.NotADBError):
         return ConfigurationError(
             problem=f"{path} is not a SQLite database",

@@ -1,4 +1,4 @@
-"""Who runs the SQL: a thread that owns its connections, or whoever the simulator puts in its place."""
+"""Runs the SQL: a thread that owns its connections, or a simulator's replacement."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger("coterie")
 
 
 class Closing(Protocol):
-    """A connection, or a desk with some."""
+    """A connection, or `SqliteConnections`."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
@@ -40,45 +40,45 @@ Role = Literal["writer", "reader", "ownership"]
 
 
 class Executor(Protocol[Owned_co]):
-    """Runs plain functions on what it owns, one after the other."""
+    """Runs plain functions on what it owns, one after another."""
 
     async def start(self) -> None:
-        """Open it."""
+        """Open what it owns."""
         ...
 
     async def stop(self) -> None:
-        """Run what was accepted, then close it."""
+        """Run the accepted work, then close what it owns."""
         ...
 
     async def run(self, work: Callable[[Owned_co], T]) -> T:
-        """The result of `work`, or its error."""
+        """Return the result of `work`, or raise its error."""
         ...
 
 
 Executors = Callable[[Role, "Callable[[], SqliteConnections]"], "Executor[SqliteConnections]"]
-"""Makes the executor of a role from what opens its desk; a simulator's may share one for all."""
+"""Creates the executor of a role from a function that opens its connections; a simulator's may share one for all."""
 
 
 def threads(role: Role, connect: Callable[[], SqliteConnections]) -> Executor[SqliteConnections]:
-    """The executors of real life: a thread each."""
+    """The production executors: a thread each."""
     return ThreadExecutor(connect, what=f"SQLite {role}")
 
 
 class ThreadExecutor(Service, Generic[Owned]):
     """One thread and what it owns, which nothing else touches.
 
-    Use it from the loop that started it. Results are handed over once per turn of that loop, however many
+    Use it from the loop that started it. Results are delivered once per iteration of that loop, however many
     there are, so the price of crossing threads is paid per batch.
 
     Args:
         connect: Opens what the thread owns.
         what: Its name.
-        waiting_most: Pieces of work that may wait.
-        idle: Called in the thread whenever nothing is to be done, and again after as many seconds as it returns.
+        waiting_most: Maximum number of queued pieces of work.
+        idle: Called in the thread whenever the queue is empty, and again after as many seconds as it returns.
 
     Promise:
-        A caller that is cancelled does not disturb the work of others; its own work is left out if it has not
-        begun, and runs to its end otherwise. `stop` returns when what it owns is closed.
+        A cancelled caller does not disturb the work of others; its own work is skipped if it has not begun, and
+        completes otherwise. `stop` returns when what it owns is closed.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ThreadExecutor(Service, Generic[Owned]):
         self._origin = ProcessOrigin(what)
 
     async def run(self, work: Callable[[Owned], T]) -> T:
-        """The result of `work`, or its error."""
+        """Return the result of `work`, or raise its error."""
         self._origin.require_same()
         self.require_running()
         if self._waiting >= self._waiting_most:
@@ -136,13 +136,13 @@ class ThreadExecutor(Service, Generic[Owned]):
         await self._ended
         self._thread.join()
 
-    # What follows runs in the thread, but for `_deliver`. What it owns is a local there: a forked child has no such
-    # thread, so nothing in it ever lets go of a connection, which would close it [P13].
+    # What follows runs in the thread, except `_deliver`. What it owns is a local variable: a forked child has no such
+    # thread, so it never drops a reference to a connection, which would close it [P13].
 
     def _live(self, opened: asyncio.Future[None]) -> None:
         try:
             owned = self._connect()
-        except BaseException as error:  # noqa: BLE001 whatever it is belongs to the one who starts
+        except BaseException as error:  # noqa: BLE001 any error goes to the caller of `start`
             self._post(opened, None, error)
         else:
             self._post(opened, None, None)
@@ -161,10 +161,10 @@ class ThreadExecutor(Service, Generic[Owned]):
                 continue
             try:
                 result, problem = work(owned), None
-            except BaseException as error:  # noqa: BLE001 whatever it is belongs to the caller
+            except BaseException as error:  # noqa: BLE001 any error goes to the caller
                 result, problem = None, error
             self._post(done, result, problem)
-            # Hold on to nothing while waiting for the next piece.
+            # Keep no references while waiting for the next piece.
             del job, work, done, result, problem
 
     def _next(self, owned: Owned) -> tuple[Callable[[Owned], Any], asyncio.Future[Any]] | None:
@@ -176,7 +176,7 @@ class ThreadExecutor(Service, Generic[Owned]):
                     return self._inbox.get(timeout=self._idle_s(owned))
 
     def _idle_s(self, owned: Owned) -> float | None:
-        """What there is to do while nobody asks is done; an error in it must not end the thread that all wait for."""
+        """Run the idle callback; an error in it must not end the thread."""
         try:
             return self._idle(owned)
         except Exception as error:
@@ -186,11 +186,11 @@ class ThreadExecutor(Service, Generic[Owned]):
 
     def _post(self, done: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
         self._outbox.append((done, result, error))
-        # Set before the hand-over is asked for and cleared before it empties the outbox: an entry is never
-        # left.
+        # Set before the delivery is scheduled and cleared before it empties the outbox, so that no entry is left
+        # behind.
         if not self._delivering:
             self._delivering = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:

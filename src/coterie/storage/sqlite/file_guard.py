@@ -1,14 +1,14 @@
-"""The files that this process holds open: others here are kept away from them [C2], and their paths are watched.
+"""The files that this process has open: other code here may not open them [C2], and their paths are checked.
 
-POSIX locks belong to the process and go when *any* descriptor of the file is closed. Whoever opens and
-closes our file through another library (the stdlib's `sqlite3`, a backup script's `open`) drops the locks
-that we hold, and two processes write at once: committed rows vanish without an error. So Python's own ways
-of opening are refused.
+POSIX locks belong to the process and are dropped when *any* descriptor of the file is closed. Code that opens and
+closes the file through another library (the stdlib's `sqlite3`, a backup script's `open`) drops the locks of this
+process, and two processes write at once: committed rows vanish without an error. So Python's own ways of opening
+are refused.
 
-An open file outlives its name: after `rm`, `mv` or a restore over it this process would go on with a file that nobody
-else sees, beside one that newcomers have begun. So the paths are compared with the open files (`require_in_place`).
+An open file outlives its name: after `rm`, `mv` or a restore over it this process would continue with a file that no
+other process sees, while new ones create another. So the paths are compared with the open files (`require_in_place`).
 
-Not promised: C extensions that open files by themselves, and `os.open` relative to a `dir_fd`, are not seen.
+Not promised: C extensions that open files by themselves, and `os.open` relative to a `dir_fd`, are not detected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Identity = tuple[int, int]
 
 LOOK_NS = 10_000_000
-"""Between two looks at the paths before commits and reads, and between two after commits."""
+"""Between two checks of the paths before commits and reads, and between two after commits."""
 
 _ENDINGS = ("", "-wal", "-shm")
 _clock = SystemClock()  # real files, real time
@@ -49,17 +49,17 @@ _hooked = False
 
 @dataclass(slots=True)
 class GuardedFiles:
-    """A file that connections of this process have open; the last `release` must follow their closing."""
+    """A file that this process has open; call the last `release` after its connections are closed."""
 
     path: Path
     shm: int
-    """A descriptor of the -shm file, to ask about locks. Closing it drops ours, so it stays until the end."""
+    """A descriptor of the -shm file, to query locks. Closing it drops this process's, so it stays to the end."""
     files: tuple[tuple[str, Identity], ...]
-    """The main file, -wal and -shm by path, as they were when they were opened. SQLite keeps all three while they are
+    """The main file, -wal and -shm by path, with their identity when opened. SQLite keeps all three while they are
     open."""
     holders: int = 1
     replaced: str = ""
-    """What was found to be wrong with a path. It stays: a file that was moved back may have missed commits."""
+    """What was found wrong with a path. It is permanent: a file that was moved back may have missed commits."""
     looked_ns: dict[Outcome, int] = field(default_factory=dict)
 
     def find_replaced(self) -> str:
@@ -69,7 +69,7 @@ class GuardedFiles:
         return self.replaced
 
     def find_replaced_lately(self, outcome: Outcome) -> str:
-        """The same, as it was `LOOK_NS` ago at the earliest: three looks at each commit cost a fifth of the commits."""
+        """Like `find_replaced`, at most `LOOK_NS` old: three checks at each commit cost a fifth of the commits."""
         now_ns = _clock.steady_ns()
         if now_ns - self.looked_ns.get(outcome, 0) < LOOK_NS:
             return self.replaced
@@ -77,7 +77,7 @@ class GuardedFiles:
         return self.find_replaced()
 
     def release(self) -> None:
-        """Let go: the connections of this holder are closed."""
+        """Release the file, after this holder's connections were closed."""
         with _lock:
             self.holders -= 1
             if self.holders == 0:
@@ -87,8 +87,8 @@ class GuardedFiles:
 def require_not_inherited(path: Path) -> None:
     """Raise in a child that was forked while its parent had the file open.
 
-    The child has inherited SQLite's book of locks for that file, but not the locks: even a new connection of
-    its own would believe that it holds them.
+    The child has inherited SQLite's table of locks for that file, but not the locks: even a new connection would
+    believe that it holds them.
     """
     if path in _inherited:
         raise Forked(what=str(path), parent=_inherited[path], child=os.getpid())
@@ -99,8 +99,8 @@ def require_in_place(path: Path, *, outcome: Outcome = "refused", lately: bool =
 
     Args:
         path: The main file.
-        outcome: What is known of the work for which this is asked.
-        lately: Whether a look of the last milliseconds will do, one before or one after a commit.
+        outcome: The outcome of the checked work to report.
+        lately: Whether a check of the last milliseconds is enough, one before or one after a commit.
     """
     held = _held.get(path)
     if held is None:
@@ -111,13 +111,13 @@ def require_in_place(path: Path, *, outcome: Outcome = "refused", lately: bool =
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Open a file and `hold` it inside, or close and release it: nobody else here does either in between."""
+    """Make opening and `hold`, or closing and `release`, atomic within this process."""
     with _lock:
         yield
 
 
 def lock_holder(path: Path) -> int | None:
-    """The id of the other process that holds the write lock of a file that is open here, if we can see one [C3]."""
+    """The id of the other process that holds the write lock of a file that is open here, if visible [C3]."""
     held = _held.get(path)
     return None if held is None else write_lock_holder(held.shm)
 
@@ -128,10 +128,10 @@ def hold(path: Path) -> GuardedFiles:
         _hook()
         held = _held.get(path)
         if held is not None:
-            require_in_place(path)  # else what was just opened is another file than the one that is held
+            require_in_place(path)  # else the file just opened is another one than the one held
             held.holders += 1
             return held
-        # Opened before its identity is known below, so that our own hook lets it pass.
+        # Opened before its identity is recorded below, so that the hook here lets it pass.
         files = beside(path, _ENDINGS)
         identities = {_identity(file): file for file in files}
         shm = os.open(files[-1], os.O_RDWR | os.O_CLOEXEC)
@@ -151,7 +151,7 @@ def _forget(held: GuardedFiles) -> None:
 
 
 def _hook() -> None:
-    global _hooked  # a hook cannot be taken out again, so there is one per process
+    global _hooked  # a hook cannot be removed, so there is one per process
     if not _hooked:
         _hooked = True
         sys.addaudithook(_audit)
@@ -159,7 +159,7 @@ def _hook() -> None:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    # Runs at every audited event of the interpreter: the first line decides nearly always.
+    # Runs at every audited event of the interpreter: the first line nearly always returns.
     if (event != "open" and event != "sqlite3.connect") or not _identities:
         return
     target = args[0]
@@ -174,7 +174,7 @@ def _refuse(target: Any) -> None:
     try:
         file = _identities.get(_identity(target))
     except (OSError, ValueError, TypeError):
-        return  # what cannot be found is not ours
+        return  # a file that cannot be found is not guarded
     if file is not None:
         raise PersistenceError(
             doing=f"open {os.fsdecode(target)}",
@@ -202,12 +202,12 @@ def _difference(file: str, identity: Identity) -> str:
 
 
 def _identity(file: Any) -> Identity:
-    found = os.stat(file)  # noqa: PTH116 a Path would cost more than the look itself
+    found = os.stat(file)  # noqa: PTH116 a Path would cost more than the call itself
     return found.st_dev, found.st_ino
 
 
 def _forked() -> None:
-    """In a child: the parent's locks are not at stake, but the inherited files are out of bounds [P13]."""
+    """In a forked child: the parent's locks are not at risk, but the inherited files must not be used [P13]."""
     global _lock  # another thread of the parent may have held it
     _lock = threading.RLock()
     _inherited.update(dict.fromkeys(_held, os.getppid()))

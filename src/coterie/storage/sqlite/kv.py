@@ -1,4 +1,4 @@
-"""Keys and values: a plain function per read, a handler per write, and the face for the rest of coterie."""
+"""The key-value store in a SQLite file: a plain function per read, a handler per write, and the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST_S = 9e9
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose keys, and what time it is."""
+    """The cluster and the current time."""
 
     cluster: str
     now_ns: int
@@ -38,7 +38,7 @@ class Scope:
         return {"cluster": self.cluster, "now_ns": self.now_ns, **more}
 
     def expires_at_ns(self, ttl_s: float | None) -> int | None:
-        """When something ends that lives from now on; the end of time at most."""
+        """When something expires that is written now; capped at the latest instant."""
         if ttl_s is None:
             return None
         return min(self.now_ns + int(min(ttl_s, _LONGEST_S) * 1e9), _LAST_NS)
@@ -47,7 +47,7 @@ class Scope:
 def end_of(prefix: str) -> bytes:
     """The bytes that come right after all keys with this prefix.
 
-    The last byte of a text in UTF-8 is at most 0xBF, so adding one never carries; no text begins with 0xFF.
+    The last byte of a string in UTF-8 is at most 0xBF, so adding one never carries; no string begins with 0xFF.
     """
     encoded = prefix.encode()
     return encoded[:-1] + bytes((encoded[-1] + 1,)) if encoded else b"\xff"
@@ -61,27 +61,27 @@ def get(connection: apsw.Connection, scope: Scope, key: str) -> Entry | None:
 
 
 def count(connection: apsw.Connection, scope: Scope, prefix: str) -> int:
-    """How many live keys start with `prefix`."""
+    """Count the live keys that start with `prefix`."""
     found: int = connection.execute(_SQL["count"], scope.bindings(start=prefix, end=end_of(prefix))).get
     return found
 
 
 def page(connection: apsw.Connection, scope: Scope, prefix: str, *, after: str | None, most: int) -> list[Entry]:
-    """The next live entries past the key `after`."""
+    """The next live entries after the key `after`."""
     past = after is not None and after.encode() > prefix.encode()
     bindings = scope.bindings(start=after if past else prefix, end=end_of(prefix), after=after, most=most)
     return [Entry(*row) for row in connection.execute(_SQL["page"], bindings)]
 
 
 def clear(connection: apsw.Connection, scope: Scope, prefix: str) -> int:
-    """Remove all keys that start with `prefix`; how many of them were live."""
+    """Remove all keys that start with `prefix`. Returns the number of live ones."""
     live = count(connection, scope, prefix)
     connection.execute(_SQL["clear"], scope.bindings(start=prefix, end=end_of(prefix)))
     return live
 
 
 def purge(connection: apsw.Connection, scope: Scope, most: int) -> int:
-    """Delete up to `most` expired entries; how many it were."""
+    """Delete up to `most` expired entries. Returns the number deleted."""
     return _changed(connection, _SQL["purge"], scope.bindings(most=most))
 
 
@@ -126,7 +126,7 @@ HANDLERS: dict[type, Handler] = {
     KvSwap: _swap,
     KvRemove: _remove,
 }
-"""What each kind of write does inside its group's transaction."""
+"""The handler of each kind of write, run inside its group's transaction."""
 
 
 class SqliteKv:
@@ -144,7 +144,7 @@ class SqliteKv:
         return Scope(self._cluster, self._clock.wall_ns())
 
     async def get(self, key: str) -> Entry | None:
-        """The entry, or None if it is absent or expired."""
+        """Return the entry, or None if it is absent or expired."""
         return await self._database.read(lambda c: get(c, self._scope(), key), doing=f"read {key!r}")
 
     async def put(self, write: KvPut) -> None:
@@ -160,19 +160,19 @@ class SqliteKv:
         return bool(require_held(await self._write(write), write.claim))
 
     async def count(self, prefix: str) -> int:
-        """How many keys start with `prefix`."""
+        """Count the keys that start with `prefix`."""
         return await self._database.read(lambda c: count(c, self._scope(), prefix), doing="count keys")
 
     async def page(self, prefix: str, *, after: str | None, most: int) -> Sequence[Entry]:
-        """The next entries whose keys start with `prefix`, in order, past the key `after`."""
+        """Return the next entries whose keys start with `prefix`, in order, after the key `after`."""
         return await self._database.read(
             lambda c: page(c, self._scope(), prefix, after=after, most=most), doing="read keys"
         )
 
     async def clear(self, prefix: str) -> int:
-        """Remove all keys that start with `prefix`; how many there were (expired ones do not count)."""
+        """Remove all keys that start with `prefix`. Returns the number removed, expired ones not counted."""
         return await self._database.transact(lambda c: clear(c, self._scope(), prefix), doing="clear keys")
 
     async def purge(self, *, most: int) -> int:
-        """Delete up to `most` expired entries for good; how many it were."""
+        """Delete up to `most` expired entries for good. Returns the number deleted."""
         return await self._database.transact(lambda c: purge(c, self._scope(), most), doing="purge expired keys")

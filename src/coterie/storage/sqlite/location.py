@@ -1,4 +1,4 @@
-"""Where the file lies: from the URL to a path, and which places are refused. Pure but for the last ones."""
+"""The location of the file: from the URL to a path, and which places are refused. Pure except for the last ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("coterie")
 
 _FORMS = "write sqlite:///file.db (relative), sqlite:////folder/file.db (absolute) or sqlite:// (in memory)"
 
-# Locks and shared memory of these do not reach other machines, or not reliably; WAL needs both.
+# Their locks and shared memory do not reach other machines, or not reliably; WAL needs both.
 _NETWORK = re.compile(
     r"(fuse\.)?(9p|acfs|afpfs|afs|beegfs|ceph|ceph-fuse|cifs|coda|davfs2?|gcsfuse|gfs2|glusterfs|goofys|gpfs|lustre"
     r"|ncpfs|nfs[34]?|ocfs2|orangefs|pvfs2|rclone|s3fs|smb[23]|smbfs|sshfs|webdav)"
@@ -29,7 +29,7 @@ _MOUNTINFO = Path("/proc/self/mountinfo")
 
 
 def path_of(url: str) -> Path | None:
-    """The file that a URL names as it was written, or None for memory."""
+    """The file that a URL names, as written, or None for memory."""
     scheme, separator, rest = url.partition("://")
     if scheme != "sqlite" or not separator:
         raise _bad_url(url, "is not a SQLite address")
@@ -55,7 +55,7 @@ def is_network(kind: str) -> bool:
 
 
 def kind_of(path: Path, mounts: str) -> str:
-    """The type of the file system that holds an absolute path, given a mountinfo's text; "" if unknown."""
+    """The type of the file system that holds an absolute path, given the text of mountinfo; "" if unknown."""
     best, kind = -1, ""
     for line in mounts.splitlines():
         before, separator, after = line.partition(" - ")
@@ -74,7 +74,7 @@ def _unescaped(field: str) -> str:
 
 
 def require_local(path: Path, *, mounts: str | None = None) -> None:
-    """Raise if the file would lie on a network file system [C3]."""
+    """Raise if the file is on a network file system [C3]."""
     kind = kind_of(path, _mounts() if mounts is None else mounts)
     if is_network(kind):
         raise ConfigurationError(
@@ -87,7 +87,7 @@ def _mounts() -> str:
     try:
         return _MOUNTINFO.read_text("utf-8", "surrogateescape")
     except OSError:
-        return ""  # not Linux, or no /proc: what cannot be known is not refused
+        return ""  # not Linux, or no /proc: the unknown is not refused
 
 
 def require_folder(path: Path) -> None:
@@ -102,14 +102,14 @@ def require_folder(path: Path) -> None:
 
 
 def require_owned(path: Path) -> None:
-    """Raise if an existing file is another user's: what SQLite makes beside it would be ours, and lock that user out.
+    """Raise if an existing file is another user's: SQLite's files beside it would lock that user out.
 
-    One that others can read is told of: it holds the cluster's secret [X4].
+    Warns of a file that other users can read: it holds the cluster's secret [X4].
     """
     try:
         found = path.stat()
     except OSError:
-        return  # it is not there yet, or SQLite says what is wrong
+        return  # it does not exist yet, or SQLite reports what is wrong
     if found.st_uid != os.geteuid():
         raise ConfigurationError(
             problem=f"{path} belongs to user {_user(found.st_uid)}, and this process runs as {_user(os.geteuid())}",
@@ -131,5 +131,5 @@ def _user(number: int) -> str:
 
 
 def beside(path: Path, endings: Sequence[str]) -> list[Path]:
-    """The files whose names are this one's with an ending."""
+    """The paths made of this one and an ending each."""
     return [path.with_name(path.name + ending) for ending in endings]

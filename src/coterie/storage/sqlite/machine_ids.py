@@ -1,6 +1,6 @@
-"""Machine ids of snowflakes: a plain function per statement, and the face for the rest of coterie [M15].
+"""Machine ids of snowflakes in a SQLite file: a plain function per statement, and the store [M15].
 
-Writers take turns, so nobody comes between the look for a free one and taking it.
+The write lock is held from the search for a free id until it is leased, so there is no race.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SQL = statements.load(f"{__package__}.sql", "machines.sql")
 
 
 def lease(connection: apsw.Connection, scope: Scope, holder: str, *, ttl_s: float, until_ms: int) -> Machine | None:
-    """Take a free one; None: there is none."""
+    """Lease a free id; None: there is none."""
     found = _free(connection, scope)
     if found is None:
-        connection.execute(_SQL["stock"], scope.bindings())  # the first of a cluster
+        connection.execute(_SQL["stock"], scope.bindings())  # the first lease of a cluster
         found = _free(connection, scope)
     if found is not None:
         bindings = scope.bindings(id=found.id, holder=holder, until_ms=until_ms)
@@ -35,14 +35,14 @@ def lease(connection: apsw.Connection, scope: Scope, holder: str, *, ttl_s: floa
 def extend(
     connection: apsw.Connection, scope: Scope, machine_id: int, holder: str, *, ttl_s: float, until_ms: int
 ) -> bool:
-    """Prolong a lease and raise its mark; False: somebody else has it."""
+    """Renew a lease and raise its mark. Returns False if the lease was lost."""
     bindings = scope.bindings(id=machine_id, holder=holder, until_ms=until_ms)
     connection.execute(_SQL["extend"], bindings | {"expires_at_ns": scope.expires_at_ns(ttl_s)})
     return connection.changes() == 1
 
 
 def give_back(connection: apsw.Connection, scope: Scope, machine_id: int, holder: str) -> None:
-    """Free it, unless somebody else has it."""
+    """Free the id, unless another process holds it."""
     connection.execute(_SQL["give_back"], scope.bindings(id=machine_id, holder=holder))
 
 
@@ -53,10 +53,9 @@ def _free(connection: apsw.Connection, scope: Scope) -> Machine | None:
 
 
 class SqliteMachines:
-    """The machine ids of one cluster. See `storage.interface.Machines`.
+    """The machine ids of one cluster. See `storage.interface.MachineIds`.
 
-    A call of unknown outcome harms nobody: a lease that nobody knows of expires, and a mark that was raised in
-    vain only leaves ids out.
+    A call of unknown outcome is harmless: an unused lease expires, and a mark raised in vain only skips ids.
     """
 
     def __init__(self, database: SqliteDatabase, *, cluster: str, clock: Clock) -> None:
@@ -68,20 +67,20 @@ class SqliteMachines:
         return Scope(self._cluster, self._clock.wall_ns())
 
     async def lease(self, holder: str, *, ttl_s: float, until_ms: int) -> Machine | None:
-        """Lease a free one; None: all are taken."""
+        """Lease a free id. Returns None if all are taken."""
         return await self._database.transact(
             lambda c: lease(c, self._scope(), holder, ttl_s=ttl_s, until_ms=until_ms), doing="lease a machine id"
         )
 
     async def extend(self, id: int, holder: str, *, ttl_s: float, until_ms: int) -> bool:
-        """Prolong the lease and raise the mark; False: it is not ours any more."""
+        """Renew the lease and raise the mark. Returns False if the lease was lost."""
         return await self._database.transact(
             lambda c: extend(c, self._scope(), id, holder, ttl_s=ttl_s, until_ms=until_ms),
             doing=f"extend machine id {id}",
         )
 
     async def give_back(self, id: int, holder: str) -> None:
-        """Free it at once; the mark stays."""
+        """Free the id at once; its mark stays."""
         await self._database.transact(
             lambda c: give_back(c, self._scope(), id, holder), doing=f"give back machine id {id}"
         )

@@ -1,9 +1,7 @@
-"""What the holder of a seat asks about its messages: what is due, what it is, and what may have killed a process.
+"""Writes of messages in a SQLite file, and the queries of a seat's holder: plain functions to run in a transaction.
 
-What goes through the group writer about messages: plain functions to be run inside a transaction.
-
-Writers take turns: nothing changes between a look at what a member needs and its writes. So all is looked at first, and
-a member that is refused has written nothing, while its neighbours commit [M3].
+The write lock is held: nothing changes between the read of what a member needs and its writes. So all is read first,
+and a refused member has written nothing, while its neighbours commit [M3].
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _LOST = "its runner was lost when it ran this message alone, or was about to ({c
 def due(
     connection: apsw.Connection, scope: Scope, after: Mapping[str, Mark | None], *, ahead_s: float, most: int
 ) -> Due:
-    """Of each seat the first messages past a mark that are due, or will be soon."""
+    """Of each seat the first messages after a mark that are due, or will be soon."""
     rows: list[PendingMessages] = []
     for seat in sorted(after):
         names = bindings(scope, seat=seat, until_ns=later_ns(scope, ahead_s), most=most, **_past(after[seat]))
@@ -54,7 +52,7 @@ def due(
 
 
 def backlog(connection: apsw.Connection, scope: Scope, *, most: int, dead_most: int) -> Backlog:
-    """Of each seat the message that has been due longest, and how many are dead."""
+    """The longest due message of each seat, and the number of dead messages."""
     late = [
         LateReply(seat, message, to_datetime(at_ns), *call)
         for seat, message, at_ns, *call in connection.execute(SQL["backlog"], bindings(scope, most=most))
@@ -72,7 +70,7 @@ def fetch(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list
 def suspect(
     connection: apsw.Connection, scope: Scope, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int
 ) -> Suspected:
-    """Judge what may have been running when the holder before was lost [C5]."""
+    """Examine what may have been running when the previous holder was lost [C5]."""
     names = bindings(scope, seat=claim.seat, epoch=claim.epoch, before=claim.epoch - 1)
     ((lost_at_ns,),) = connection.execute(SQL["lost_at"], names)
     names["lost_at_ns"] = names["now_ns"] if lost_at_ns is None else lost_at_ns
@@ -89,7 +87,7 @@ def suspect(
 
 
 def mark(connection: apsw.Connection, scope: Scope, claim: Claim, id: str, suspicion: int) -> bool:
-    """Note how a suspect is begun; False: it is not pending."""
+    """Record how a suspect will run. Returns False if it is not pending."""
     connection.execute(SQL["mark"], bindings(scope, id=id, suspicion=suspicion, epoch=claim.epoch))
     return connection.changes() == 1
 
@@ -111,11 +109,11 @@ def _past(mark: Mark | None) -> dict[str, object]:
 
 
 DUE_AT_NS = 8
-"""Its place in a `row`."""
+"""The index of the due time in a `row`."""
 
 
 def insert(connection: apsw.Connection, scope: Scope, write: Insert) -> Receipt:
-    """Store a message, unless it, or another one with its key, is there already [M4]."""
+    """Store a message, unless it, or another one with its key, exists already [M4]."""
     message = write.message
     due_at_ns = _store(connection, scope, message)
     if due_at_ns is not None:
@@ -127,7 +125,7 @@ def insert(connection: apsw.Connection, scope: Scope, write: Insert) -> Receipt:
 
 
 def commit(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: bool = False) -> Committed:
-    """Write all that a handler leaves behind, or nothing."""
+    """Write all of a handler's commit, or nothing."""
     if not states.held(connection, scope.cluster, write.claim):
         return _fenced(connection, scope, write, audit=audit)
     refusal = _refusal(connection, scope, write) or _write(connection, scope, write)
@@ -135,12 +133,12 @@ def commit(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: b
 
 
 def setback(connection: apsw.Connection, scope: Scope, write: Setback, *, audit: bool = False) -> Suffered:
-    """Count an attempt that has failed, once."""
+    """Count a failed attempt, once."""
     if not states.proven(connection, scope, write.claim, about=write.message, audit=audit):
         return "fenced"
     names = bindings(scope, id=write.message, attempt=write.attempt, epoch=write.claim.epoch)
     names["again_at_ns"] = None if write.again_s is None else later_ns(scope, write.again_s)
-    said = write.error.encode(errors="backslashreplace").decode()  # an error may quote anything
+    said = write.error.encode(errors="backslashreplace").decode()  # an error may contain any characters
     names["error"] = msgspec.json.encode(Error(write.attempt, scope.now_ns, said)).decode()
     connection.execute(SQL["fail"], names)
     counted = connection.changes() == 1 or connection.execute(SQL["failed"], names).get
@@ -148,7 +146,7 @@ def setback(connection: apsw.Connection, scope: Scope, write: Setback, *, audit:
 
 
 def _store(connection: apsw.Connection, scope: Scope, message: Message) -> int | None:
-    """When it is due; None: it, or its key, is there already."""
+    """Store a message and return its due time; None: it, or its key, exists already."""
     values = row(scope, message)
     connection.execute(SQL["insert"], (*same(scope), *values))
     return values[DUE_AT_NS] if connection.changes() == 1 else None
@@ -160,7 +158,7 @@ def same(scope: Scope) -> tuple[Any, ...]:
 
 
 def row(scope: Scope, message: Message) -> tuple[Any, ...]:
-    """Those of its insert."""
+    """The parameters of a message's insert."""
     return (
         message.id,
         message.seat,
@@ -195,7 +193,7 @@ def _of_key(connection: apsw.Connection, scope: Scope, message: Message) -> Rece
 
 
 def _fenced(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: bool) -> Committed:
-    # The end of a message tells who wrote it; without a message only the fence can be asked.
+    # The end of a message records its writer; without a message only the fence can tell.
     if write.message is not None and _happened(connection, scope, write):
         return "written"
     about = write.message or ("" if write.state is None else write.state.key)
@@ -204,7 +202,7 @@ def _fenced(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: 
 
 
 def _refusal(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed | None:
-    """Why it must not be written, as far as its first write does not tell by itself."""
+    """Why it must not be written, unless its first write detects that by itself."""
     state, keyed = write.state, [message for message in write.sends if message.key is not None]
     if state is None and not keyed:
         return None
@@ -216,7 +214,7 @@ def _refusal(connection: apsw.Connection, scope: Scope, write: Commit) -> Commit
 
 
 def _write(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed | None:
-    """Write all of it, unless its first write tells why not."""
+    """Write all of it, unless its first write finds a reason not to."""
     if write.state is not None and not states.change(connection, scope.cluster, write.claim, write.state):
         return "stale"
     if write.message is not None and not _complete(connection, scope, write):
@@ -234,7 +232,7 @@ def _complete(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:
 
 
 def _is_taken(connection: apsw.Connection, scope: Scope, keyed: Sequence[Message]) -> bool:
-    """Whether a key is in use by another message, be it one of these."""
+    """Whether a key is in use by another message, including one of these."""
     ids: dict[tuple[str, str, str, str | None], str] = {}
     for message in keyed:
         found = _of_key(connection, scope, message)
@@ -247,7 +245,7 @@ def _is_taken(connection: apsw.Connection, scope: Scope, keyed: Sequence[Message
 def _happened(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:
     """Whether an earlier try of this very commit, whose outcome was unknown, did all of it [0.6].
 
-    Another run of the same handler under the same epoch is another commit: what it would leave behind may differ.
+    Another run of the same handler under the same epoch is another commit: its writes may differ.
     """
     if not all(messages.receipt(connection, scope, message.id) for message in write.sends):
         return False

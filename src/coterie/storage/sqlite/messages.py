@@ -1,7 +1,4 @@
-"""What is known about messages: plain functions that look at them, list, revive and remove them.
-
-The messages of a cluster in a SQLite file: the face for the rest of coterie.
-"""
+"""Messages in a SQLite file: plain functions that read, list, revive and remove them, and the store."""
 
 from __future__ import annotations
 
@@ -45,17 +42,17 @@ if TYPE_CHECKING:
 SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
 
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
-"""By the number that is stored."""
+"""Indexed by the stored number."""
 
 LAST_NS = (2**63 - 1) // 1000 * 1000
-"""The end of time."""
+"""The latest instant that can be stored."""
 
 _PAST_ALL = "\U0010ffff"
-"""No id comes after it."""
+"""Sorts after every id."""
 
 
 class Error(msgspec.Struct, frozen=True):
-    """An attempt that failed, as it is stored."""
+    """A failed attempt, as stored."""
 
     number: int
     at_ns: int
@@ -66,7 +63,7 @@ _ERRORS = msgspec.json.Decoder(tuple[Error, ...])
 
 
 def later_ns(scope: Scope, seconds: float = 0.0) -> int:
-    """An instant in whole microseconds: a mark that is made of it as a datetime must compare the same."""
+    """An instant in whole microseconds: a mark made of it as a datetime must compare the same."""
     at_ns = scope.expires_at_ns(seconds) if seconds else scope.now_ns
     assert at_ns is not None
     return at_ns - at_ns % 1000
@@ -78,14 +75,14 @@ def bindings(scope: Scope, **more: object) -> dict[str, Any]:
 
 
 def receipt(connection: apsw.Connection, scope: Scope, id: str) -> Receipt | None:
-    """What its sender learns of a message that is there already: it is its own."""
+    """The receipt of a message that exists already: it is the sender's own."""
     return _receipt(connection.execute(SQL["receipt"], bindings(scope, id=id)), scope, fresh=True)
 
 
 def find(
     connection: apsw.Connection, scope: Scope, *, entity_type: str, entity_id: str, method: str, key: str
 ) -> Receipt | None:
-    """What a sender learns of the message that has a key."""
+    """The receipt of the message that has a key."""
     names = bindings(scope, entity_type=entity_type, entity_id=entity_id, method=method, key=key)
     return _receipt(connection.execute(SQL["find"], names), scope, fresh=False)
 
@@ -98,7 +95,7 @@ def _receipt(rows: Iterable[Sequence[Any]], scope: Scope, *, fresh: bool) -> Rec
 
 
 def look(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[MessageRow]:
-    """All about these messages."""
+    """Read these messages."""
     rows = connection.execute(SQL["look"], bindings(scope, ids=encoded(ids)))
     return readable(rows, _row, table="messages", key=itemgetter(0))
 
@@ -106,18 +103,18 @@ def look(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[
 def listed(
     connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str | None, most: int
 ) -> list[MessageRow]:
-    """The next messages in the order of their ids."""
+    """The next messages, in the order of their ids."""
     ids = _chosen(connection, scope, chosen, after=after or "", most=most)
     return sorted(look(connection, scope, ids), key=lambda row: row.id)
 
 
 def cancel(connection: apsw.Connection, scope: Scope, id: str, reply: bytes, *, fenced: bool) -> bool:
-    """End a pending message, its holder's if it is fenced, else one that nobody holds; False: there is none."""
+    """End a pending message: the holder's if fenced, else only one whose seat is free. False: there is none."""
     return _changed(connection, "cancel" if fenced else "cancel_free", bindings(scope, id=id, reply=reply)) == 1
 
 
 def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_type: str, entity_id: str) -> int:
-    """Make a dead message, or all dead ones of an entity, pending again; how many."""
+    """Make a dead message, or all dead ones of an entity, pending again. Returns the number revived."""
     if id is not None:
         return _changed(connection, "revive", bindings(scope, id=id))
     names = bindings(scope, entity_type=entity_type, entity_id=entity_id)
@@ -126,30 +123,30 @@ def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_
 
 
 def remove(connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, most: int) -> int:
-    """Delete some messages that have ended; how many."""
+    """Delete some messages that have ended. Returns the number deleted."""
     ids = _chosen(connection, scope, chosen, after="", most=most, ended=True)
     return _changed(connection, "remove", bindings(scope, ids=encoded(ids)))
 
 
 def count(connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, most: int) -> int:
-    """How many there are, up to a bound."""
+    """Count messages, up to a limit."""
     return len(_chosen(connection, scope, chosen, after="", most=most))
 
 
 def discard(connection: apsw.Connection, scope: Scope, ids: Sequence[str], status: Status) -> int:
-    """Delete those of these messages that have ended so; how many."""
+    """Delete those of these messages that have this final status. Returns the number deleted."""
     return _changed(connection, "discard", bindings(scope, ids=encoded(ids), status=STATUSES.index(status)))
 
 
 def purge(
     connection: apsw.Connection, scope: Scope, *, after: str, retention_s: float, key_retention_s: float, most: int
 ) -> tuple[int, str]:
-    """Delete what was done long ago among the next messages; how many, and where to go on [m17]."""
+    """Delete messages done long ago among the next ones. Returns the number and where to continue [m17]."""
     before_ns, keys_before_ns = later_ns(scope, -retention_s), later_ns(scope, -key_retention_s)
     last, sent_at_ns = _last_of(connection, scope, after=after, most=most)
     names = bindings(scope, after=after, last=last or _PAST_ALL, before_ns=before_ns, keys_before_ns=keys_before_ns)
     removed = _changed(connection, "purge", names)
-    # Ids begin with the time at which they were drawn: behind one that was sent lately are more such.
+    # Ids begin with the time at which they were drawn: after a recent one all others are recent.
     is_young = sent_at_ns > max(before_ns, keys_before_ns)
     return removed, "" if last is None or is_young else last
 
@@ -210,7 +207,7 @@ T = TypeVar("T")
 
 
 class SqliteMessages:
-    """The messages of one cluster. See `storage.messages.Messages`."""
+    """The messages of one cluster. See `storage.contracts.messages.MessageStore`."""
 
     def __init__(
         self,
@@ -234,12 +231,12 @@ class SqliteMessages:
         return self._writer.submit(Insert(message))
 
     def commit(self, write: Commit) -> Future[Committed]:
-        """Durable when it says "written"."""
+        """Durable when it results in "written"."""
         self._origin.require_same()
         return self._writer.submit(write)
 
     def save(self, write: Insert | Commit, waiter: Waiter) -> None:
-        """Either; `waiter` is told."""
+        """Insert or commit; `waiter` receives the result."""
         self._origin.require_same()
         self._writer.post(write, waiter)
 
@@ -249,19 +246,19 @@ class SqliteMessages:
         return self._writer.submit(write)
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
-        """Of each of these seats the first `most` pending messages past a mark that are due within `ahead_s`."""
+        """Of each of these seats the first `most` pending messages after a mark that are due within `ahead_s`."""
         return await self._read(lambda c, s: message_writes.due(c, s, after, ahead_s=ahead_s, most=most))
 
     async def backlog(self, *, most: int, dead_most: int) -> Backlog:
-        """The longest due message of each seat, and how many are dead."""
+        """Return the longest due message of each seat, and the number of dead messages."""
         return await self._read(lambda c, s: message_writes.backlog(c, s, most=most, dead_most=dead_most))
 
     async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
-        """Those of these messages that are pending."""
+        """Return those of these messages that are pending."""
         return await self._read(lambda c, s: message_writes.fetch(c, s, ids))
 
     async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
-        """Judge what may have been running when the holder before was lost."""
+        """Examine what may have been running when the previous holder was lost."""
 
         def judge(connection: apsw.Connection, scope: Scope) -> Suspected:
             return message_writes.suspect(connection, scope, claim, concurrency, loss_limit=loss_limit)
@@ -269,47 +266,47 @@ class SqliteMessages:
         return await self._fenced(claim, judge, about="suspects", lost=Suspected(0, ()))
 
     async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
-        """Note how a suspect is begun, before it is."""
+        """Record how a suspect will run, before it runs."""
         return await self._fenced(
             claim, lambda c, s: message_writes.mark(c, s, claim, id, int(suspicion)), about=id, lost=False
         )
 
     async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
-        """What is known about these messages."""
+        """Return these messages."""
         return await self._read(lambda c, s: look(c, s, ids))
 
     async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
-        """The message that has a key."""
+        """Return the message that has a key, or None."""
         names = {"entity_type": entity_type, "entity_id": entity_id, "method": method, "key": key}
         return await self._read(lambda c, s: find(c, s, **names))
 
     async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
-        """End a pending message; False: there is none. With a claim under the fence, else if nobody holds it."""
+        """End a pending message; False: there is none. With a claim under the fence, else only if its seat is free."""
         fenced = claim is not None
         return await self._fenced(claim, lambda c, s: cancel(c, s, id, reply, fenced=fenced), about=id, lost=False)
 
     async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
-        """Messages in order of their ids, past the id `after`."""
+        """Return messages in order of their ids, after the id `after`."""
         return await self._read(lambda c, s: listed(c, s, chosen, after=after, most=most))
 
     async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
-        """Make a dead message, or all dead ones of an entity, pending again; how many."""
+        """Make a dead message, or all dead ones of an entity, pending again. Returns the number revived."""
         return await self._transact(lambda c, s: revive(c, s, id=id, entity_type=entity_type, entity_id=entity_id))
 
     async def remove(self, chosen: MessageFilter, *, most: int) -> int:
-        """Delete up to `most` messages that are done or dead; how many it were."""
+        """Delete up to `most` messages that are done or dead. Returns the number deleted."""
         return await self._transact(lambda c, s: remove(c, s, chosen, most=most))
 
     async def count(self, chosen: MessageFilter, *, most: int) -> int:
-        """How many messages there are, counted up to `most`."""
+        """Count the messages, up to `most`."""
         return await self._read(lambda c, s: count(c, s, chosen, most=most))
 
     async def discard(self, ids: Sequence[str], status: Status) -> int:
-        """Delete those of these messages that have ended so; how many it were."""
+        """Delete those of these messages that have this final status. Returns the number deleted."""
         return await self._transact(lambda c, s: discard(c, s, ids, status))
 
     async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
-        """Delete what was done longer ago than that, among the next `most` ids past `after`."""
+        """Delete messages done longer ago than that, among the next `most` ids after `after`."""
         kept = {"retention_s": retention_s, "key_retention_s": key_retention_s}
         return await self._transact(lambda c, s: purge(c, s, after=after, **kept, most=most))
 

@@ -1,11 +1,9 @@
-"""Opens the sessions of this process's runners, and reads for those who have none.
+"""Ownership on SQLite: the session of one runner, with its own thread and connections to both files.
 
-Who holds what, on SQLite: the session of one runner, with a thread and connections of its own to both files.
-
-Whatever changes runners takes the locks in one order, the main file's and then the leases', so that nobody who holds
-the leases waits for a group commit: renewals pass at any time [C3]. Under both locks an eviction looks at the lease
-once more, so that no renewal comes in between [C4]. Two files have two commits. A registration commits the lease first,
-an eviction the runner: a crash in between leaves a lease without a runner, which means nothing.
+Changes of runners take the locks in one order, first the main file's, then the leases', so that no holder of the
+leases' lock waits for a group commit: renewals pass at any time [C3]. Under both locks an eviction reads the lease once
+more, so that no renewal comes in between [C4]. Two files have two commits. A registration commits the lease first, an
+eviction the runner: a crash in between leaves a lease without a runner, which has no effect.
 """
 
 from __future__ import annotations
@@ -41,22 +39,22 @@ if TYPE_CHECKING:
 
 
 _PAUSE_S = 0.0003
-"""Between two tries for a lock, less than others take: a lease keeper must not be the one who waits [m6]."""
+"""Between two tries for a lock, shorter than other writers' pause: a renewal must not lose the race [m6]."""
 
 _LIMIT_S = 1.0
-"""How long to wait for a lock, and not for longer than the time between two renewals, which wait behind it: renewals
-that lie too far apart prove nothing about others [M1], and nobody would ever end who stands still with the lock."""
+"""How long to wait for a lock, at most the time between two renewals, which wait behind it: renewals too far apart
+prove nothing about other runners [M1], and a process frozen with the lock would never be killed."""
 
 _EVICT_LIMIT_S = 0.25
-"""How long an eviction waits before it asks who is in the way."""
+"""How long an eviction waits before it looks for the process that blocks it."""
 
 _START_LIMIT_S = 10.0
-"""How long a start waits: nothing is held yet."""
+"""How long a start waits: it holds nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What the work of all sessions stands on."""
+    """What all sessions of a process share."""
 
     cluster: str
     clock: Clock
@@ -65,16 +63,16 @@ class SessionContext:
     audit: bool
 
     def scope(self) -> Scope:
-        """Whose rows, and what time it is."""
+        """The cluster and the current time."""
         return Scope(self.cluster, self.clock.wall_ns())
 
     def boot(self) -> Boot:
-        """Whose leases, and what time it is for them."""
+        """The cluster and the current time of the boot clock, for leases."""
         return Boot(self.cluster, self.boot_id, self.clock.steady_ns())
 
 
 class LockWaits:
-    """How long one session waits for which lock.
+    """How long one session waits for each lock.
 
     Args:
         renew_s: The time between two of its renewals.
@@ -83,7 +81,7 @@ class LockWaits:
     def __init__(self, database: SqliteDatabase, chance: Random, *, renew_s: float) -> None:
         def patience(limit_s: float, *, main: bool = True) -> Patience:
             holder = database.write_lock_holder if main else database.leases_lock_holder
-            # "refused": the session is as good as before.
+            # "refused": the session stays usable.
             return Patience(chance=chance, limit_s=limit_s, pause_s=_PAUSE_S, holder=holder, refused="refused")
 
         self.start = patience(_START_LIMIT_S)
@@ -92,16 +90,16 @@ class LockWaits:
         self.leases = patience(min(_LIMIT_S, renew_s), main=False)
 
     def end(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         for patience in (self.start, self.main, self.evict, self.leases):
             patience.end()
 
 
 class SqliteOwners:
-    """The sessions of one process: one at a time, and one more for each life after an eviction.
+    """The sessions of one process: one at a time, plus one for each new life after an eviction.
 
     Args:
-        witness: Who knows whose process lives; by default locks beside the file.
+        witness: Knows which processes are alive; by default locks beside the file.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class SqliteOwners:
 
     @asynccontextmanager
     async def open(self, incarnation: str) -> AsyncIterator[SqliteOwnership]:
-        """A session with the sign of life of this incarnation, on the loop of whoever opens it."""
+        """Open a session with the sign of life of this incarnation, on the caller's loop."""
         executor = self._database.session()
         waits = LockWaits(self._database, self._chance, renew_s=self._renew_s)
         frozen = Frozen(self._database, kill=self._kill)
@@ -138,12 +136,12 @@ class SqliteOwners:
             await executor.stop()
 
     def presence(self, incarnation: str) -> AbstractAsyncContextManager[object]:
-        """The sign of life of this incarnation across its sessions, where the kernel keeps it."""
+        """Hold the sign of life of this incarnation across its sessions, where the kernel manages it."""
         witness = self._ground.witness
         return witness.taken(incarnation) if witness.is_proof else nullcontext()
 
     async def view(self) -> ClusterSnapshot:
-        """Everybody and everything, for those who hold nothing."""
+        """Read all runners and seats without a session."""
         doing = "look at runners and seats"
         return await self._database.read_desk(lambda desk: look(desk, self._ground), doing=doing)
 
@@ -152,14 +150,14 @@ T = TypeVar("T")
 
 
 class SqliteOwnership:
-    """See `storage.interface.Ownership`. What takes a desk runs in the executor.
+    """See `storage.interface.Ownership`. Work on `SqliteConnections` runs in the executor.
 
     Args:
-        executor: Runs the work of this session, piece by piece.
+        executor: Runs the work of this session, one piece at a time.
         me: The incarnation.
         ground: The cluster, its clocks, its witness.
         waits: How long to wait for locks.
-        frozen: Who may be in the way, and what to do about it.
+        frozen: Finds and kills the process that blocks a lock.
     """
 
     witnessed = True
@@ -176,7 +174,7 @@ class SqliteOwnership:
         frozen: Frozen,
     ) -> None:
         self.appeared = False
-        """Whether there may be a row of ours."""
+        """Whether a row of this runner may exist."""
         self._executor = executor
         self._me = me
         self._ground = ground
@@ -184,11 +182,11 @@ class SqliteOwnership:
         self._frozen = frozen
 
     async def prepare(self) -> None:
-        """Open the leases, and set them up if nobody has."""
+        """Open the leases, and create them if they do not exist."""
         await self._run(lambda desk: desk.leases)
 
     async def agree(self, values: Mapping[str, str]) -> Mapping[str, str]:
-        """Store settings that all must share if nobody has yet; what is stored."""
+        """Store the settings that all runners must share unless they are stored already. Returns the stored ones."""
 
         def agree(main: apsw.Connection) -> dict[str, str]:
             scope = self._ground.scope()
@@ -199,11 +197,11 @@ class SqliteOwnership:
         return await self._write(agree, doing="agree on settings", patience=self._waits.start)
 
     async def view(self) -> ClusterSnapshot:
-        """Everybody and everything."""
+        """Read all runners and seats."""
         return await self._read(lambda desk: look(desk, self._ground), doing="look at runners and seats")
 
     async def register(self, me: Registration, seats: Sequence[SeatDeclaration], *, ttl_s: float) -> None:
-        """Appear in the cluster, with a lease, and declare seats."""
+        """Insert the runner with a lease and declare its seats."""
         assert me.id == self._me, "a session is opened for one incarnation"
         self.appeared = True
         await self._run(lambda desk: self._register(desk, me, seats, ttl_s=ttl_s))
@@ -220,11 +218,11 @@ class SqliteOwnership:
             seats.grant(desk.leases, boot, me.id, ttl_s=ttl_s)
 
     async def declare(self, seats: Sequence[SeatDeclaration]) -> None:
-        """Make seats known, and their definitions current where that is due [M8]."""
+        """Declare seats, and make their definitions current where that is due [M8]."""
         await self._declare(seats)
 
     async def define(self, seats: Sequence[SeatDeclaration]) -> bool:
-        """Declare seats that one's program has defined since `register`, and be a candidate for them."""
+        """Declare seats that this program has defined since `register`, and become a candidate for them."""
         return await self._write(lambda main: self._define(main, seats), doing="define seats")
 
     def _define(self, main: apsw.Connection, declared: Sequence[SeatDeclaration]) -> bool:
@@ -235,13 +233,13 @@ class SqliteOwnership:
         return True
 
     async def _declare(self, declared: Sequence[SeatDeclaration]) -> None:
-        # The lock, for which others wait, is taken only if there is something to write.
+        # Take the contended lock only if there is something to write.
         scope, doing = self._ground.scope, "declare seats"
         if await self._read(lambda desk: seats.undeclared(desk.main, scope(), declared), doing=doing):
             await self._write(lambda main: seats.declare(main, scope(), declared), doing=doing)
 
     async def renew(self, *, ttl_s: float) -> Renewal | None:
-        """Prolong one's lease; None: there is none, one was evicted."""
+        """Renew this runner's lease. Returns None if it has none: it was evicted."""
         return await self._run(lambda desk: self._renew(desk, ttl_s=ttl_s))
 
     def _renew(self, desk: SqliteConnections, *, ttl_s: float) -> Renewal | None:
@@ -274,7 +272,7 @@ class SqliteOwnership:
         return tell
 
     async def leaving(self, runner: str) -> bool:
-        """Mark a runner as leaving; False: there is none."""
+        """Mark a runner as leaving. Returns False if it is unknown."""
 
         def leave(desk: SqliteConnections) -> bool:
             with writing(desk.leases, patience=self._waits.leases, doing=doing):
@@ -285,7 +283,7 @@ class SqliteOwnership:
         return await self._run(leave)
 
     async def acquire(self, names: Sequence[str]) -> Sequence[Grant]:
-        """Take the free ones of these seats."""
+        """Acquire those of these seats that are free."""
 
         def acquire(main: apsw.Connection) -> list[Grant]:
             grants = seats.acquire(main, self._ground.scope(), self._me, names)
@@ -295,7 +293,7 @@ class SqliteOwnership:
         return await self._write(acquire, doing="acquire seats") if names else []
 
     async def release(self, name: str, epoch: int) -> bool:
-        """Give a seat back; False: it was not held any more."""
+        """Release a seat. Returns False if it was no longer held."""
 
         def release(main: apsw.Connection) -> bool:
             released = seats.release(main, self._ground.scope(), self._me, name=name, epoch=epoch)
@@ -303,7 +301,7 @@ class SqliteOwnership:
             return released
 
         def lazily(desk: SqliteConnections) -> bool:
-            # It need not outlive a loss of power, which ends its holder; whoever acquires the seat waits for the disk.
+            # It need not survive a power loss, which ends its holder as well; `acquire` waits for the disk.
             desk.main.pragma("synchronous", "NORMAL")
             try:
                 with writing(desk.main, patience=self._waits.main, doing=f"release seat {name}"):
@@ -314,7 +312,7 @@ class SqliteOwnership:
         return await self._run(lazily)
 
     async def presences(self, runners: Sequence[str]) -> Presences:
-        """Whose processes are alive. Counters are read before: who renews after that is spared."""
+        """Return whose processes are alive. Counters are read first: a runner that renews later is not evicted."""
 
         def presences(desk: SqliteConnections) -> Presences:
             everybody = seats.read(desk.leases, self._ground.boot())
@@ -335,7 +333,7 @@ class SqliteOwnership:
         return await self._read(presences, doing="look for signs of life")
 
     async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
-        """Delete a runner that has not renewed since `counter` was seen; False: spared [C4]."""
+        """Delete a runner that has not renewed since `counter` was read. Returns False if it was spared [C4]."""
         return await self._run(lambda desk: self._evict(desk, victim, counter=counter, expired=expired))
 
     def _evict(self, desk: SqliteConnections, victim: str, *, counter: int, expired: bool) -> bool:
@@ -353,7 +351,7 @@ class SqliteOwnership:
         return delete(self._waits.main)
 
     async def leave(self) -> None:
-        """Delete oneself."""
+        """Delete this runner."""
         patience = self._waits.main
         await self._run(lambda desk: self._delete(desk, self._me, lambda: True, kind="left", patience=patience))
 
@@ -379,7 +377,7 @@ class SqliteOwnership:
 
     @contextmanager
     def _both(self, desk: SqliteConnections, *, patience: Patience, doing: str) -> Iterator[None]:
-        """Hold both write locks. At the end the leases are committed first, and then what is left of the main file."""
+        """Hold both write locks. At the end the leases are committed first, and then the rest of the main file."""
         with (
             writing(desk.main, patience=patience, doing=doing),
             writing(desk.leases, patience=self._waits.leases, doing=doing),
@@ -419,7 +417,7 @@ class SqliteOwnership:
 
 
 def look(desk: SqliteConnections, ground: SessionContext) -> ClusterSnapshot:
-    """Everybody and everything."""
+    """Read all runners and seats."""
     everybody = seats.read(desk.leases, ground.boot())
     with snapshot(desk.main):
         return seats.view(desk.main, ground.scope(), everybody)

@@ -1,6 +1,6 @@
-"""The cluster's secret: drawn at its first use, by whoever comes first, and the same for all from then on.
+"""The migrations of a file's tables, applied under the write lock, and the cluster's secret.
 
-The tables of a file: which migrations are there, and applying the missing ones under the write lock.
+The secret is drawn by the first process that needs it, and is the same for all from then on.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SQL = statements.load("coterie.storage.sqlite.sql", "secrets.sql")
 
 
 def read(connection: apsw.Connection, cluster: str) -> bytes | None:
-    """The secret, or None if nobody has drawn one."""
+    """Return the secret, or None if it has not been drawn."""
     row = connection.execute(SQL["read"], {"cluster": cluster}).fetchone()
     return None if row is None else bytes(row[0])
 
 
 def read_or_draw(connection: apsw.Connection, cluster: str, drawn: bytes) -> bytes:
-    """The secret, which is `drawn` if there was none. In one write transaction, so nobody comes between."""
+    """Return the secret, which is `drawn` if there was none. Run in one write transaction, so there is no race."""
     connection.execute(SQL["draw"], {"cluster": cluster, "value": drawn})
     found = read(connection, cluster)
     assert found is not None, "it was inserted, or was there"
@@ -40,7 +40,7 @@ def read_or_draw(connection: apsw.Connection, cluster: str, drawn: bytes) -> byt
 
 
 APPLICATION_ID = 1129272389
-"""What the first migration writes into the file's head ("COTE")."""
+"""The application id that the first migration writes into the file's header ("COTE")."""
 
 _SQL = statements.load(f"{__package__}.sql", "schema.sql")
 
@@ -54,22 +54,22 @@ class SqliteSchema:
         self.known = migrations.load(package)
 
     async def applied(self) -> Sequence[Migration]:
-        """What has been applied, in order."""
+        """Return the applied migrations, in order."""
         return await self._database.read(self._applied, doing="read which migrations are applied")
 
     async def pending(self, phase: Phase | None = None) -> Sequence[Migration]:
-        """What this program knows and the file lacks, in order."""
+        """Return the migrations that this program knows and the file lacks, in order."""
         return migrations.pending(self.known, await self.applied(), phase)
 
     async def apply(self, phase: Phase | None = None) -> Sequence[Migration]:
         """Apply what is pending in one transaction: all of it, or nothing."""
         if not await self.pending(phase):
-            return []  # without the write lock, which somebody may hold for long
+            return []  # without the write lock, which may be held for long
         doing = f"apply migrations to {self._database.address}"
         return await self._database.transact(lambda connection: self._apply(connection, phase), doing=doing)
 
     async def prepare(self, *, migrate: bool) -> None:
-        """Set up an empty database if that is wanted; raise unless the schema is one we can work on."""
+        """Set up an empty database if `migrate`; raise unless this program can work with the schema."""
         found = await self.applied()
         if not found and migrate:
             await self.apply()
@@ -86,7 +86,7 @@ class SqliteSchema:
 
 
 def applied(connection: apsw.Connection, *, address: str) -> list[Migration]:
-    """What a database has, in order."""
+    """The applied migrations, in order."""
     if not connection.execute(_SQL["tables"]).get:
         return []
     if connection.pragma("application_id") != APPLICATION_ID:
@@ -98,7 +98,7 @@ def applied(connection: apsw.Connection, *, address: str) -> list[Migration]:
 
 
 def apply(connection: apsw.Connection, due: Sequence[Migration], *, clock: Clock) -> None:
-    """Carry out migrations, inside a write transaction."""
+    """Run migrations inside a write transaction."""
     applied_at = to_datetime(clock.wall_ns()).isoformat()
     for step in due:
         connection.execute(step.sql).fetchall()

@@ -1,9 +1,8 @@
-"""Leases, in a file of their own so that renewing one waits for nothing but other renewals [C3]: a function each.
+"""Runners and seats in the main file, and leases in their own: plain functions to be run inside a transaction.
 
-Their times are those of the boot clock, which only this boot of this machine understands. A lease without a runner in
-the main file means nothing; a runner without a lease has run out, at counter 0.
-
-Runners and seats in the main file: a plain function each, to be run inside a transaction.
+Leases have their own file so that a renewal waits only for other renewals [C3]. Their times are those of the boot
+clock, which are valid only during this boot of this machine. A lease without a runner in the main file has no effect; a
+runner without a lease has expired, at counter 0.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LAST_NS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """Whose leases, which boot of the machine it is, and how long it is up."""
+    """The cluster, the boot of the machine, and its uptime."""
 
     cluster: str
     id: str
@@ -47,13 +46,13 @@ class Boot:
         return {"cluster": self.cluster, "boot_id": self.id, "now_boot_ns": self.now_ns, **more}
 
     def expires_boot_ns(self, ttl_s: float) -> int:
-        """When a lease ends that is granted now."""
+        """When a lease granted now expires."""
         return min(self.now_ns + round(ttl_s * 1e9), _LAST_NS)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Somebody's lease."""
+    """A runner's lease."""
 
     counter: int
     expired: bool
@@ -63,16 +62,16 @@ class Lease:
 
 
 NONE = Lease(0, expired=True, leaving=False)
-"""What a runner without a lease has."""
+"""The lease of a runner that has none."""
 
 
 def grant(leases: apsw.Connection, boot: Boot, runner: str, *, ttl_s: float) -> None:
-    """The first lease of a runner."""
+    """Grant a runner's first lease."""
     leases.execute(LEASES_SQL["grant"], boot.bindings(id=runner, expires_boot_ns=boot.expires_boot_ns(ttl_s)))
 
 
 def renew(leases: apsw.Connection, boot: Boot, runner: str, *, ttl_s: float) -> Lease | None:
-    """Prolong a lease; None: there is none."""
+    """Renew a lease; None: there is none."""
     bindings = boot.bindings(id=runner, expires_boot_ns=boot.expires_boot_ns(ttl_s))
     for counter, leaving in leases.execute(LEASES_SQL["renew"], bindings):
         return Lease(counter, expired=False, leaving=bool(leaving))
@@ -80,7 +79,7 @@ def renew(leases: apsw.Connection, boot: Boot, runner: str, *, ttl_s: float) -> 
 
 
 def read(leases: apsw.Connection, boot: Boot) -> dict[str, Lease]:
-    """Everybody's lease."""
+    """Read all leases."""
     rows = leases.execute(LEASES_SQL["all"], boot.bindings())
     return {
         runner: Lease(counter, bool(expired), bool(leaving), bool(other_boot))
@@ -89,23 +88,23 @@ def read(leases: apsw.Connection, boot: Boot) -> dict[str, Lease]:
 
 
 def is_still(leases: apsw.Connection, boot: Boot, runner: str, *, counter: int, expired: bool) -> bool:
-    """Whether a runner has not renewed since `counter` was seen and, if so asked, its lease has run out."""
+    """Whether a runner has not renewed since `counter` was read and, if `expired`, its lease has expired."""
     lease = read(leases, boot).get(runner, NONE)
     return lease.counter == counter and (lease.expired or not expired)
 
 
 def leave(leases: apsw.Connection, boot: Boot, runner: str) -> bool:
-    """Mark a runner as leaving; False: it has no lease."""
+    """Mark a runner as leaving. Returns False if it has no lease."""
     return bool(leases.execute(LEASES_SQL["leave"], boot.bindings(id=runner)).fetchall())
 
 
 def end(leases: apsw.Connection, boot: Boot, runner: str) -> None:
-    """Forget a lease."""
+    """Delete a lease."""
     leases.execute(LEASES_SQL["end"], boot.bindings(id=runner))
 
 
 def sweep(leases: apsw.Connection, boot: Boot, registered: Container[str]) -> None:
-    """Forget the leases of runners that are none: a crash between the commits to two files leaves them."""
+    """Delete leases without a runner, which a crash between the commits to the two files leaves."""
     for runner in read(leases, boot):
         if runner not in registered:
             end(leases, boot, runner)
@@ -125,13 +124,13 @@ def register(main: apsw.Connection, scope: Scope, me: Registration) -> None:
 
 
 def learn(main: apsw.Connection, scope: Scope, runner: str, knows: Mapping[str, str]) -> bool:
-    """Add definitions to what a runner's program knows. False: it is not there."""
+    """Add definitions to those a runner's program knows. Returns False if the runner does not exist."""
     added = scope.bindings(id=runner, knows=msgspec.json.encode(knows).decode())
     return bool(main.execute(SQL["learn"], added).fetchall())
 
 
 def unregister(main: apsw.Connection, scope: Scope, runner: str) -> bool:
-    """Delete a runner; its seats are free. False: it is not there."""
+    """Delete a runner, which frees its seats. Returns False if it does not exist."""
     is_there = bool(main.execute(SQL["unregister"], scope.bindings(id=runner)).fetchall())
     if is_there:
         main.execute(SQL["date_losses"], scope.bindings())
@@ -139,39 +138,39 @@ def unregister(main: apsw.Connection, scope: Scope, runner: str) -> bool:
 
 
 def registered(main: apsw.Connection, scope: Scope) -> list[str]:
-    """Everybody's incarnations, in order."""
+    """The incarnations of all runners, in order."""
     return [runner for (runner,) in main.execute(SQL["ids"], scope.bindings())]
 
 
 def runners_of(main: apsw.Connection, process: str) -> list[tuple[str, str]]:
-    """The runners that a process is, of whichever cluster in this file: cluster and incarnation of each."""
+    """The runners of a process, of all clusters in this file: cluster and incarnation of each."""
     return [(cluster, runner) for cluster, runner in main.execute(SQL["runners_of"], {"process": process})]
 
 
 def agree(main: apsw.Connection, scope: Scope, values: Mapping[str, str]) -> None:
-    """Store what is not stored yet."""
+    """Store the values that are not stored yet."""
     main.executemany(SQL["agree"], [scope.bindings(name=name, value=value) for name, value in values.items()])
 
 
 def agreements(main: apsw.Connection, scope: Scope) -> dict[str, str]:
-    """What is stored."""
+    """Read the stored values."""
     return dict(main.execute(SQL["agreements"], scope.bindings()))
 
 
 def undeclared(main: apsw.Connection, scope: Scope, seats: Iterable[SeatDeclaration]) -> list[SeatDeclaration]:
-    """Those that are not known, or not by this definition."""
+    """The seats that are not declared, or not with this definition."""
     known = dict(main.execute(SQL["fingerprints"], scope.bindings()))
     return [seat for seat in seats if known.get(seat.name) != seat.fingerprint]
 
 
 def declare(main: apsw.Connection, scope: Scope, seats: Iterable[SeatDeclaration]) -> None:
-    """Make seats known, and their definitions current where that is due [M8]."""
+    """Declare seats, and make their definitions current where that is due [M8]."""
     rows = [scope.bindings(name=each.name, group=each.group, fingerprint=each.fingerprint) for each in seats]
     main.executemany(SQL["declare"], rows)
     defined = [row for row in rows if row["fingerprint"]]
     if not defined:
         return
-    # Read once for all of them: SQL that looked into the texts for each seat would cost the square of their number.
+    # Read once for all of them: a lookup in SQL for each seat would cost the square of their number.
     current = dict(main.execute(SQL["fingerprints"], scope.bindings()))
     known = [_KNOWS.decode(knows) for (knows,) in main.execute(SQL["known"], scope.bindings())]
     for row in defined:
@@ -183,7 +182,7 @@ def declare(main: apsw.Connection, scope: Scope, seats: Iterable[SeatDeclaration
 
 
 def acquire(main: apsw.Connection, scope: Scope, runner: str, names: Iterable[str]) -> list[Grant]:
-    """Take the free ones of these seats. Nothing for an evicted runner."""
+    """Acquire those of these seats that are free; an evicted runner gets none."""
     granted = []
     for name in sorted(set(names)):
         for epoch, clean in main.execute(SQL["acquire"], scope.bindings(id=runner, name=name)):
@@ -192,7 +191,7 @@ def acquire(main: apsw.Connection, scope: Scope, runner: str, names: Iterable[st
 
 
 def release(main: apsw.Connection, scope: Scope, runner: str, *, name: str, epoch: int) -> bool:
-    """Give a seat back; False: it was not held any more."""
+    """Release a seat. Returns False if it was no longer held."""
     return bool(main.execute(SQL["release"], scope.bindings(id=runner, name=name, epoch=epoch)).fetchall())
 
 
@@ -203,13 +202,13 @@ def holdings(main: apsw.Connection, scope: Scope, runner: str) -> str:
 
 
 def stamp(main: apsw.Connection, scope: Scope) -> str:
-    """Another text whenever any seat has changed."""
+    """A text that changes whenever any seat changes."""
     ((count, epochs, held, definitions),) = main.execute(SQL["changes"], scope.bindings())
     return f"{count}.{epochs}.{held}.{hashlib.sha256(definitions.encode()).hexdigest()[:16]}"
 
 
 def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> ClusterSnapshot:
-    """Everybody and everything."""
+    """Read all runners and seats."""
     leaving = {runner for runner, lease in leases.items() if lease.leaving}
     runners = readable(
         main.execute(SQL["runners"], scope.bindings()),
@@ -238,7 +237,7 @@ def note(
     *,
     about: str = "",
 ) -> None:
-    """Write down what happened to seats, or with the seat None to the runner (setting `audit`)."""
+    """Write an audit row about seats, or with the seat None about the runner (setting `audit`)."""
     rows = [
         scope.bindings(kind=kind, runner=runner, seat=seat, epoch=epoch, note=about) for seat, epoch in seats.items()
     ]
@@ -246,7 +245,7 @@ def note(
 
 
 def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[str, str]]:
-    """Seats held by nobody that exists. There must be none [C4]."""
+    """Seats whose holder does not exist. There must be none [C4]."""
     return [(name, holder) for name, holder in main.execute(SQL["seats_without_runner"], {"cluster": cluster})]
 
 

@@ -1,9 +1,7 @@
-"""State under the fence: plain functions to be run inside a transaction.
+"""Entity state and execution records in a SQLite file: plain functions to be run inside a transaction, and the stores.
 
-The fence is a look at the seat inside the same `BEGIN IMMEDIATE` as the write: writers take turns, so nothing can
-change between the two [C1].
-
-What leaders write: states with their history, and what they say of their work. Functions, then the two faces.
+The fence reads the seat inside the same `BEGIN IMMEDIATE` as the write: the write lock is held, so nothing can change
+between the two [C1].
 """
 
 from __future__ import annotations
@@ -42,14 +40,14 @@ def held(connection: apsw.Connection, cluster: str, claim: Claim) -> bool:
 
 
 def all_held(connection: apsw.Connection, cluster: str, claims: Collection[Claim]) -> set[Claim]:
-    """Those that are held: writers take turns, so one look does for the whole transaction."""
+    """The claims that are held: under the write lock one read is enough for the whole transaction."""
     names = {"cluster": cluster, "seats": msgspec.json.encode([claim.seat for claim in claims]).decode()}
     found = _HELD.decode(connection.execute(SQL["all_held"], names).get)
     return {claim for claim in claims if found.get(claim.seat) == (claim.runner, claim.epoch)}
 
 
 def proven(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str, audit: bool) -> bool:
-    """Whether the seat is held at this epoch; if not, that is noted."""
+    """Whether the seat is held at this epoch; if not, the refusal is recorded."""
     if held(connection, scope.cluster, claim):
         return True
     note_refusal(connection, scope, claim, about=about, audit=audit)
@@ -57,7 +55,7 @@ def proven(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: st
 
 
 def note_refusal(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str, audit: bool) -> None:
-    """Write down what the fence refused (setting `audit`)."""
+    """Write an audit row about a refusal by the fence (setting `audit`)."""
     if audit:
         seats.note(connection, scope, "refused", claim.runner, {claim.seat: claim.epoch}, about=about)
 
@@ -70,7 +68,7 @@ def save(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: 
 
 
 def change(connection: apsw.Connection, cluster: str, claim: Claim, state: StateSave | StateChange) -> bool:
-    """Write the state that follows a version, or delete it; False: another version is there. Not fenced."""
+    """Write the state that follows a version, or delete it. Returns False if the version differs. Not fenced."""
     if state.value is None and not state.version:
         return fits(connection, cluster, claim, state)
     name = "delete" if state.value is None else "update" if state.version else "insert"
@@ -79,12 +77,12 @@ def change(connection: apsw.Connection, cluster: str, claim: Claim, state: State
 
 
 def row(cluster: str, claim: Claim, state: StateSave | StateChange) -> dict[str, Any]:
-    """The parameters of what changes a state."""
+    """The parameters of a change of state."""
     return _bindings(cluster, claim) | {"key": state.key, "value": state.value, "version": state.version}
 
 
 def fits(connection: apsw.Connection, cluster: str, claim: Claim, state: StateSave | StateChange) -> bool:
-    """Whether a state would follow the version that is there."""
+    """Whether a state would follow the stored version."""
     for version, epoch in connection.execute(SQL["version"], {"cluster": cluster, "key": state.key}):
         return bool(version == state.version and epoch <= claim.epoch)
     return state.version == 0
@@ -98,13 +96,13 @@ def is_there(connection: apsw.Connection, cluster: str, claim: Claim, state: Sta
 
 
 def differs(connection: apsw.Connection, cluster: str, state: StateChange) -> bool:
-    """Whether another change was made in the place of this one."""
+    """Whether another change was made in place of this one."""
     current = connection.execute(SQL["current"], {"cluster": cluster, "key": state.key}).fetchall()
     return any(version == state.version + 1 and value != state.value for version, _, value in current)
 
 
 def load(connection: apsw.Connection, scope: Scope, claim: Claim, key: str) -> StateLoaded | None:
-    """The state for a new holder, whose epoch marks the row; None: the seat is not held."""
+    """Load the state for a new holder and mark the row with its epoch; None: the seat is not held."""
     if not held(connection, scope.cluster, claim):
         return None
     names = _bindings(scope.cluster, claim) | {"key": key, "now_ns": scope.now_ns}
@@ -121,7 +119,7 @@ _SQL = dict(statements.load(f"{__package__}.sql", "leading.sql"))
 
 
 def save_leader_state(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: bool = False) -> Written:
-    """Write the state that follows a version, and its place in the history."""
+    """Write the state that follows a version, and its entry in the history."""
     told = save(connection, scope, write, audit=audit)
     if told == "written" and (write.keep or write.ttl_s is not None):
         names = scope.bindings(key=write.key, runner=write.claim.runner, expires_at_ns=scope.expires_at_ns(write.ttl_s))
@@ -132,7 +130,7 @@ def save_leader_state(connection: apsw.Connection, scope: Scope, write: StateSav
 
 
 def set_aside(connection: apsw.Connection, scope: Scope, claim: Claim, *, key: str, reason: str) -> bool:
-    """Keep a copy of a state before something else takes its place; False: the seat is not held."""
+    """Keep a copy of a state before it is overwritten. Returns False if the seat is not held."""
     if not held(connection, scope.cluster, claim):
         return False
     connection.execute(_SQL["set_aside"], scope.bindings(key=key, most=ASIDE_MOST, reason=reason))
@@ -140,14 +138,14 @@ def set_aside(connection: apsw.Connection, scope: Scope, claim: Claim, *, key: s
 
 
 def peek(connection: apsw.Connection, scope: Scope, key: str) -> StateRow | None:
-    """A state as it is, unless it has expired."""
+    """Read a state, unless it has expired."""
     for value, version, epoch, runner, saved_at_ns in connection.execute(_SQL["peek"], scope.bindings(key=key)):
         return StateRow(value, version, epoch, runner, to_datetime(saved_at_ns))
     return None
 
 
 def history(connection: apsw.Connection, scope: Scope, key: str) -> list[StateRow]:
-    """The last states of a key and what was set aside, the newest first."""
+    """The last states of a key and those set aside, the newest first."""
     rows = connection.execute(_SQL["history"], scope.bindings(key=key))
     return [
         StateRow(value, version, epoch, runner, to_datetime(saved_at_ns), reason)
@@ -156,7 +154,7 @@ def history(connection: apsw.Connection, scope: Scope, key: str) -> list[StateRo
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, most: int) -> int:
-    """Delete some states whose time is over, with their histories; how many."""
+    """Delete some expired states with their histories. Returns the number of states deleted."""
     keys = [key for (key,) in connection.execute(_SQL["expired"], scope.bindings(most=most)).fetchall()]
     for key in keys:
         connection.execute(_SQL["remove"], scope.bindings(key=key))
@@ -167,7 +165,7 @@ def purge(connection: apsw.Connection, scope: Scope, *, most: int) -> int:
 def begin(
     connection: apsw.Connection, scope: Scope, claim: Claim, *, leader: str, expected_s: float | None
 ) -> ExecutionRecord | None:
-    """A new holder introduces itself; what was known. None: the seat is not held."""
+    """Record a new holder. Returns the row, or None if the seat is not held."""
     if not held(connection, scope.cluster, claim):
         return None
     names = scope.bindings(seat=claim.seat, epoch=claim.epoch, leader=leader, expected_s=expected_s)
@@ -176,7 +174,7 @@ def begin(
 
 
 def stamp(connection: apsw.Connection, scope: Scope, write: Stamp, *, audit: bool = False) -> Stamped:
-    """What a leader says of its work."""
+    """Store a leader's report about its work."""
     if not proven(connection, scope, write.claim, about=write.claim.seat, audit=audit):
         return "fenced"
     names = scope.bindings(seat=write.claim.seat, epoch=write.claim.epoch, runs=write.runs, error=write.error)
@@ -189,7 +187,7 @@ def stamp(connection: apsw.Connection, scope: Scope, write: Stamp, *, audit: boo
 
 
 def listed(connection: apsw.Connection, scope: Scope, prefix: str) -> list[ExecutionRecord]:
-    """What is known about the work on seats whose names begin so."""
+    """The records of all seats whose names begin with `prefix`."""
     return [_execution(scope, row) for row in connection.execute(_SQL["list"], scope.bindings(prefix=prefix))]
 
 
@@ -221,7 +219,7 @@ def _execution(scope: Scope, row: Sequence[Any]) -> ExecutionRecord:
 
 
 class SqliteStates:
-    """State that is written in the name of seats. See `storage.interface.States`."""
+    """State written under the fence. See `storage.interface.StateStore`."""
 
     def __init__(
         self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
@@ -236,29 +234,29 @@ class SqliteStates:
         return cast("Written", await self._write(write))
 
     async def load(self, claim: Claim, key: str) -> StateLoaded | None:
-        """The state for a new holder, whose epoch marks the row from now on; None: the seat is not held."""
+        """Load the state for a new holder and mark the row with its epoch. Returns None if the seat is not held."""
         return await self._database.transact(lambda c: load(c, self._scope(), claim, key), doing=f"load {key!r}")
 
     async def verify(self, claim: Claim) -> bool:
-        """Whether the seat is held at this epoch just now."""
+        """Whether the seat is currently held at this epoch."""
         return await self._database.read(lambda c: held(c, self._cluster, claim), doing=f"look at {claim.seat!r}")
 
     async def set_aside(self, claim: Claim, key: str, reason: str) -> bool:
-        """Keep a copy of what is stored, before something else takes its place; False: the seat is not held."""
+        """Keep a copy of the stored state before it is overwritten. Returns False if the seat is not held."""
         return await self._database.transact(
             lambda c: set_aside(c, self._scope(), claim, key=key, reason=reason), doing=f"set {key!r} aside"
         )
 
     async def peek(self, key: str) -> StateRow | None:
-        """The state as it is, for those who hold nothing."""
+        """Read the state without holding its seat."""
         return await self._database.read(lambda c: peek(c, self._scope(), key), doing=f"look at {key!r}")
 
     async def history(self, key: str) -> Sequence[StateRow]:
-        """The last states, and what was set aside: the newest first."""
+        """Return the past states and those set aside, the newest first."""
         return await self._database.read(lambda c: history(c, self._scope(), key), doing=f"read the history of {key!r}")
 
     async def purge(self, *, most: int) -> int:
-        """Delete up to `most` expired states, with their histories; how many it were."""
+        """Delete up to `most` expired states with their histories. Returns the number of states deleted."""
         return await self._database.transact(lambda c: purge(c, self._scope(), most=most), doing="purge expired states")
 
     def _scope(self) -> Scope:
@@ -266,7 +264,7 @@ class SqliteStates:
 
 
 class SqliteExecutions:
-    """One row a seat. See `storage.executions.Executions`."""
+    """One row per seat. See `storage.contracts.executions.Executions`."""
 
     def __init__(
         self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
@@ -277,7 +275,7 @@ class SqliteExecutions:
         self._clock = clock
 
     async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
-        """A new holder introduces itself; what was known. None: the seat is not held."""
+        """Record a new holder. Returns the row, or None if the seat is not held."""
         return await self._database.transact(
             lambda c: begin(c, self._scope(), claim, leader=leader, expected_s=expected_s),
             doing=f"begin to lead {claim.seat!r}",
@@ -288,7 +286,7 @@ class SqliteExecutions:
         return cast("Stamped", await self._write(write))
 
     async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
-        """Those of all seats whose names begin so, in the order of the names."""
+        """The records of all seats whose names begin with `prefix`, in the order of the names."""
         return await self._database.read(lambda c: listed(c, self._scope(), prefix), doing="list what leaders say")
 
     def _scope(self) -> Scope:

@@ -1,4 +1,4 @@
-"""The SQLite engine as a whole: the database, group commit, and sessions for those who hold something."""
+"""One cluster's SQLite database: the file, group commit, and the sessions of runners."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from coterie.storage.user_transaction import UserTransaction
 
 _GROUP_MOST = 200
-"""Writes of one transaction. Processes take turns: while one of them commits, others work on what it has committed
-before. With groups of 500 the hundreds of calls under way between two processes went to and fro as one, and one process
-slept while the other worked."""
+"""Maximum writes of one transaction. Processes alternate: while one commits, others work on what it has committed
+before. With groups of 500 the hundreds of calls in flight between two processes moved back and forth as one, and one
+process slept while the other worked."""
 
 
 _PRUNING = statements.load("coterie.storage.sqlite.sql", "pruning.sql")
@@ -62,14 +62,14 @@ class SqliteStorage(Storage):
         incarnation: The identity of this process.
         clock: Decides about expiry: all processes of a file share a machine, so its clock is the database's.
         chance: For jitter, and for the cluster's secret.
-        executors: Who runs the SQL; threads, unless a simulator puts something else in their place.
-        witness: Who knows whose process lives [m5]; locks beside the file, unless likewise.
-        check_schema: Refuse a schema that this program cannot work on. Off for `coterie migrate`.
-        lock_limit_s: How long a write waits for other processes before it fails and names who holds the lock.
-        supervisor: The one of this process.
+        executors: Creates the executors of SQL: threads, unless a simulator replaces them.
+        witness: Knows which processes are alive [m5]: locks beside the file, unless a simulator replaces them.
+        check_schema: Refuse a schema that this program cannot work with. Off for `coterie migrate`.
+        lock_limit_s: How long a write waits for other processes before it fails with an error that names the holder.
+        supervisor: The supervisor of this process.
 
     Promise:
-        A write that returned survives the death of all processes and a loss of power.
+        A write that returned survives the death of all processes and a power loss.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class SqliteStorage(Storage):
         return to_datetime(self._clock.wall_ns())
 
     async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
-        """For how many seconds the oldest row of each table should have been pruned. See `storage.interface`."""
+        """How long the oldest row of each table has been overdue for pruning. See `storage.interface.Storage`."""
         now_ns = self._clock.wall_ns()
         names = {
             "cluster": self._settings.name,
@@ -158,29 +158,29 @@ class SqliteStorage(Storage):
         )
 
     async def write(self, write: Write) -> Any:
-        """The result of a write, durable; concurrent ones share transactions."""
+        """Return the result of a write once durable; concurrent ones share transactions."""
         self._main.require_usable()
         return await self.groups.submit(write)
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[SqliteOwnership]:
-        """A session for a runner: a thread of its own, with connections that nothing else shares."""
+        """Open a session for a runner: its own thread, with unshared connections."""
         return self._owners.open(incarnation)
 
     def presence(self, incarnation: str) -> AbstractAsyncContextManager[object]:
-        """The lock on the file of this incarnation, for as long as the block lasts."""
+        """Hold the lock on the file of this incarnation during the block."""
         return self._owners.presence(incarnation)
 
     def transaction(self, *, limit_s: float) -> UserTransaction:
-        """SQL of the user's own, in a thread of its own. See `storage.interface.Storage`."""
+        """The user's own SQL, in its own thread. See `storage.interface.Storage`."""
         self._main.require_usable()
         return self._undertakings.open(limit_s=limit_s)
 
     def rename(self, incarnation: str) -> None:
-        """Nothing here goes by the name of a process but the sessions, which are told theirs."""
+        """Do nothing: only the sessions have an incarnation, and get it when opened."""
         self.incarnation = incarnation
 
     async def view(self) -> ClusterSnapshot:
-        """Everybody and everything."""
+        """Read all runners and seats."""
         return await self._owners.view()
 
     def write_lock_holder(self) -> int | None:
@@ -207,7 +207,7 @@ class SqliteStorage(Storage):
         return results
 
     def _run_closed(self, connection: apsw.Connection, group: Group) -> list[Any] | None:
-        """Run a group that has its turn; None: one by one, nothing was written."""
+        """Run a group that holds the write lock; None: nothing was written, run it one by one."""
         group.close()
         if len(group) == 1 or batch.meet(group):
             return self._run(connection, group)
@@ -218,12 +218,12 @@ class SqliteStorage(Storage):
         return [self._handlers[type(write)](connection, scope, write) for write in group]
 
     def _run_in_transaction(self, connection: apsw.Connection, write: Write, starts: Sequence[UnitStart]) -> Any:
-        """What a user's transaction is committed with."""
+        """Run the writes with which a user's transaction is committed."""
         units.require_started(connection, Scope(self._settings.name, self._clock.wall_ns()), starts)
         return self._run(connection, [write])[0]
 
     def _run_together(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any] | None:
-        """The same for those that are alike at once; None: one of them is refused, and nothing was written."""
+        """Run similar writes together; None: one of them is refused, and nothing was written."""
         scope = Scope(self._settings.name, self._clock.wall_ns())
         written = batch.commit(connection, scope, group)
         if written is None:

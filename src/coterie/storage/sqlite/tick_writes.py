@@ -1,8 +1,8 @@
-"""What the holders of crons write: verdicts for ticks, and how those that run are getting on [M8, M9].
+"""Writes of the holders of crons: verdicts for ticks, and reports on those that run [M8, M9].
 
-Plain functions to be run inside a transaction, each for many crons at once: at midnight all of them are due, and while
-the write lock is held others wait. So there are two looks at all that counts, the seats and the rest, and what is
-decided here is written after them. Writers take turns: nothing changes in between.
+Plain functions to be run inside a transaction, each for many crons at once: at midnight all of them are due, and other
+processes wait for the write lock. So two queries read all that counts, the seats and the rest, and the decisions made
+here are written after them. The write lock is held: nothing changes in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SQL = dict(statements.load(f"{__package__}.sql", "ticks.sql"))
 
 
 class _Schedule(msgspec.Struct, array_like=True, gc=False):
-    """What decides about a claim."""
+    """The facts that decide about a claim."""
 
     fingerprint: str
     effective_from_ns: int
@@ -46,7 +46,7 @@ _PLACES = msgspec.json.Decoder(set[int])
 
 
 def instant_ns(at: datetime) -> int:
-    """An instant as it is stored; those beyond what a column holds (from the year 2262 on) are its end."""
+    """An instant as stored; those beyond the column's range (from the year 2262 on) become its end."""
     return max(-LAST_NS, min(to_ns(at), LAST_NS))
 
 
@@ -58,7 +58,7 @@ def encoded(rows: Iterable[object]) -> str:
 def claim(
     connection: apsw.Connection, scope: Scope, writes: Sequence[TickClaim], *, audit: bool = False
 ) -> list[ClaimResult]:
-    """Give ticks their verdicts, if all that `ClaimResult` says is so. One of each cron."""
+    """Store the verdicts of ticks if the conditions of `ClaimResult` hold. At most one claim for each cron."""
     names = bindings(scope)
     now = to_datetime(names["now_ns"])
     held = _proven(connection, scope, writes, audit=audit)
@@ -76,7 +76,7 @@ def claim(
 def note(
     connection: apsw.Connection, scope: Scope, writes: Sequence[TickNote], *, audit: bool = False
 ) -> list[Written]:
-    """How ticks that their holders run are getting on. One of each cron."""
+    """Store reports on running ticks. At most one for each cron."""
     names = bindings(scope)
     held = _proven(connection, scope, writes, audit=audit)
     rows = [_noted(write) for write in held]
@@ -92,12 +92,12 @@ def note(
 
 
 def _judged(write: TickClaim, schedule: _Schedule, now: datetime) -> Any:
-    """Of `ClaimResult.told` what comes after the fence."""
+    """The `ClaimResult.told` of a claim that has passed the fence."""
     last_ns = schedule.last_at_ns
     if last_ns != (None if write.last is None else instant_ns(write.last)):
         return "moved"
     if last_ns is not None and instant_ns(write.verdicts[0].at) <= last_ns:
-        return "moved"  # it has its verdict, whoever asks
+        return "moved"  # it already has its verdict
     until = write.verdicts[-1].until
     is_same = schedule.fingerprint.partition(":")[0] == write.schedule
     if not is_same and until >= to_datetime(schedule.effective_from_ns):
@@ -156,7 +156,7 @@ def _counted(write: TickNote) -> dict[str, Any]:
 
 
 def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any], *, audit: bool) -> list[Any]:
-    """Those whose seats are held; of the others it is noted that they are not [C1]."""
+    """Return the writes whose seats are held; refusals of the others are recorded [C1]."""
     held = states.all_held(connection, scope.cluster, {write.claim for write in writes})
     for write in writes:
         if write.claim not in held:

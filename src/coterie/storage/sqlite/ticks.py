@@ -1,6 +1,6 @@
-"""What is stored about crons: plain functions for those who hold them or look at them, and the face.
+"""Crons in a SQLite file: plain functions for their holders and readers, and the store.
 
-What goes through the group writer is in `tick_writes.py`.
+Writes that go through the group writer are in `tick_writes.py`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.database import SqliteDatabase
 
 _PAST_ALL_NS = 2**63 - 1
-"""No instant is as late: those are whole microseconds."""
+"""Later than every instant: those are whole microseconds."""
 
 _LONGEST_S = 9e9
 
 
-# ── rows, as the statements give them ───────────────────────────────────────────────────────────────────────────
+# ── rows, as the statements return them ─────────────────────────────────────────────────────────────────────────
 
 
 class _Tick(msgspec.Struct, array_like=True):
@@ -69,11 +69,11 @@ class _Look(msgspec.Struct, array_like=True):
     failures: int
     failed_at_ns: int | None
     is_news: int
-    """Whether the cron is not known yet, or not by this definition."""
+    """Whether the cron is not known yet, or not with this definition."""
     pauses: tuple[tuple[int, int | None], ...]
     stored: tuple[msgspec.Raw, ...]
     open: tuple[_Tick, ...] = ()
-    """Of those that are stored, the ones that can be read."""
+    """The stored ones that can be read."""
 
 
 class _Cron(msgspec.Struct, array_like=True):
@@ -103,11 +103,11 @@ def _ticks(rows: Iterable[msgspec.Raw]) -> list[_Tick]:
     return readable(rows, _TICK.decode, table="ticks", key=lambda row: bytes(row)[:80].decode(errors="replace"))
 
 
-# ── those who hold crons ────────────────────────────────────────────────────────────────────────────────────────
+# ── for holders of crons ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def known(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeover]) -> dict[str, CronBook] | None:
-    """What is known of the crons that are held; None: first there is something to be written."""
+    """The books of the crons that are held; None: something must be written first."""
     with snapshot(connection):
         looks = _look(connection, scope, takes)
     if any(look.is_news or _is_foreign(take, look) for take, look in looks):
@@ -116,7 +116,7 @@ def known(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeove
 
 
 def take(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeover]) -> dict[str, CronBook]:
-    """The same after writing it: crons are known by their definitions, what is not over is this holder's."""
+    """Store the definitions, take over the open ticks, and return the books."""
     looks = _look(connection, scope, takes)
     news = [take for take, look in looks if look.is_news]
     foreign = [(take, look) for take, look in looks if _is_foreign(take, look)]
@@ -130,7 +130,7 @@ def take(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeover
 
 
 def _look(connection: apsw.Connection, scope: Scope, takes: Sequence[CronTakeover]) -> list[tuple[CronTakeover, _Look]]:
-    """Those that are held, and what is known of them [C1]."""
+    """The crons that are held, with their facts [C1]."""
     held = states.all_held(connection, scope.cluster, {take.claim for take in takes})
     asked = [take for take in takes if take.claim in held]
     found = _ROWS.decode(connection.execute(SQL["look"], bindings(scope, asked=_asked(asked))).get)
@@ -145,20 +145,20 @@ def _asked(takes: Iterable[CronTakeover]) -> str:
 
 
 def _is_foreign(take: CronTakeover, look: _Look) -> bool:
-    """Whether something is not over that is not this holder's yet."""
+    """Whether an open tick does not belong to this holder yet."""
     return any(tick.epoch < take.claim.epoch for tick in look.open)
 
 
 def _begun(look: _Look) -> int:
-    """How many were triggered, and begin now."""
+    """The number of triggered ticks that begin now."""
     return sum(tick.epoch == 0 for tick in look.open)
 
 
-# ── those who look at crons from outside ────────────────────────────────────────────────────────────────────────
+# ── for all processes ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def trigger(connection: apsw.Connection, scope: Scope, name: str, at: datetime | None) -> TickRow | None:
-    """One more tick, for an instant; None: there is no such cron."""
+    """Trigger one more tick, for an instant; None: there is no such cron."""
     if not _is_known(connection, scope, name):
         return None
     at_ns = later_ns(scope) if at is None else instant_ns(at)
@@ -167,7 +167,7 @@ def trigger(connection: apsw.Connection, scope: Scope, name: str, at: datetime |
 
 
 def pause(connection: apsw.Connection, scope: Scope, name: str) -> bool | None:
-    """Begin a pause; False: there is one; None: there is no such cron."""
+    """Begin a pause. Returns False if there is one, None if there is no such cron."""
     if not _is_known(connection, scope, name):
         return None
     if connection.execute(SQL["is_paused"], bindings(scope, name=name)).get:
@@ -177,7 +177,7 @@ def pause(connection: apsw.Connection, scope: Scope, name: str) -> bool | None:
 
 
 def resume(connection: apsw.Connection, scope: Scope, name: str) -> bool | None:
-    """End a pause; False: there is none; None: there is no such cron."""
+    """End a pause. Returns False if there is none, None if there is no such cron."""
     if not _is_known(connection, scope, name):
         return None
     connection.execute(SQL["resume"], bindings(scope, name=name))
@@ -205,7 +205,7 @@ def listed(connection: apsw.Connection, scope: Scope) -> list[CronRow]:
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> int:
-    """Delete some ticks that ended long ago, and pauses; how many ticks."""
+    """Delete some ticks that ended long ago, and pauses. Returns the number of ticks."""
     names = bindings(scope, before_ns=later_ns(scope, -min(older_s, _LONGEST_S)), most=most)
     connection.execute(SQL["purge_pauses"], names)
     connection.execute(SQL["purge"], names)
@@ -216,7 +216,7 @@ def _is_known(connection: apsw.Connection, scope: Scope, name: str) -> bool:
     return bool(connection.execute(SQL["is_known"], bindings(scope, seat=Seat.cron(name))).get)
 
 
-# ── what is made of the rows ────────────────────────────────────────────────────────────────────────────────────
+# ── conversion of rows ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _book(scope: Scope, look: _Look) -> CronBook:
@@ -281,7 +281,7 @@ def _instant(at_ns: int | None) -> datetime | None:
 
 
 class SqliteTicks:
-    """The crons of one cluster. See `storage.ticks.Ticks`."""
+    """The crons of one cluster. See `storage.contracts.ticks.TickStore`."""
 
     def __init__(
         self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
@@ -292,7 +292,7 @@ class SqliteTicks:
         self._clock = clock
 
     async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
-        """Look after crons. The lock, for which others wait, is taken only if there is something to write."""
+        """Take over crons. Takes the contended write lock only if there is something to write."""
         doing = "look after crons"
         found = await self._database.read(lambda c: known(c, self._scope(), takes), doing=doing)
         if found is None:
@@ -308,26 +308,26 @@ class SqliteTicks:
         return cast("Written", await self._write(write))
 
     async def trigger(self, name: str, *, at: datetime | None = None) -> TickRow | None:
-        """Have it run once more; None: there is no such cron."""
+        """Trigger a run. Returns None if there is no such cron."""
         return await self._database.transact(lambda c: trigger(c, self._scope(), name, at), doing=f"trigger {name!r}")
 
     async def pause(self, name: str) -> bool | None:
-        """No tick begins from now on; False: it was paused already; None: there is no such cron."""
+        """Let no tick begin from now on. Returns False if it was paused already, None if there is no such cron."""
         return await self._database.transact(lambda c: pause(c, self._scope(), name), doing=f"pause {name!r}")
 
     async def resume(self, name: str) -> bool | None:
-        """The end of the pause; False: it was not paused; None: there is no such cron."""
+        """End the pause. Returns False if it was not paused, None if there is no such cron."""
         return await self._database.transact(lambda c: resume(c, self._scope(), name), doing=f"resume {name!r}")
 
     async def get(self, name: str, kind: Kind, at: datetime, seq: int) -> TickRow | None:
-        """One tick."""
+        """Return one tick."""
         at_ns = instant_ns(at)
         return await self._database.read(
             lambda c: get(c, self._scope(), name, kind=kind, at_ns=at_ns, seq=seq), doing=f"look at a tick of {name!r}"
         )
 
     async def history(self, name: str, *, most: int, before: datetime | None = None) -> Sequence[TickRow]:
-        """The last ticks, those for the latest instants first."""
+        """Return the last ticks, the latest instant first."""
         before_ns = _PAST_ALL_NS if before is None else max(-LAST_NS, min(to_ns(before), _PAST_ALL_NS))
         return await self._database.read(
             lambda c: history(c, self._scope(), name, before_ns=before_ns, most=most),
@@ -335,11 +335,11 @@ class SqliteTicks:
         )
 
     async def list(self) -> Sequence[CronRow]:
-        """All crons, by name."""
+        """Return all crons, by name."""
         return await self._database.read(lambda c: listed(c, self._scope()), doing="list crons")
 
     async def purge(self, *, older_s: float, most: int) -> int:
-        """Delete up to `most` ticks that ended longer ago than that, and pauses likewise; how many ticks it were."""
+        """Delete up to `most` ticks that ended longer ago than that, and such pauses. Returns the number of ticks."""
         return await self._database.transact(
             lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old ticks"
         )

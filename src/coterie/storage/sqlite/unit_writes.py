@@ -1,8 +1,8 @@
-"""What the holders of units write: steps, and ends [M10, M11].
+"""Writes of the holders of units: steps and ends [M10, M11].
 
-Plain functions to be run inside a transaction, each for many units at once: while the write lock is held others wait.
-So there is one look at everything that counts, the decisions are made here, and few statements write what is decided.
-Writers take turns: nothing changes in between.
+Plain functions to be run inside a transaction, each for many units at once, since other processes wait for the write
+lock. So one query reads everything that counts, the decisions are made here, and few statements write them. The write
+lock is held: nothing changes in between.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ SQL = dict(statements.load(f"{__package__}.sql", "units.sql"))
 
 
 class _StepLook(msgspec.Struct, array_like=True, gc=False):
-    """What decides about a step."""
+    """The facts that decide about a step."""
 
     goes_on: int
-    """Whether its unit does, on the seat that is held."""
+    """Whether its unit is running, on the seat that is held."""
     done: int | None
-    """What stands at its place: 0 is itself, being waited for; 1 what is done, or something else; None is nothing."""
+    """What is stored at its position. 0: this step, being waited for; 1: a done or another step; None: nothing."""
 
 
 class _EndLook(msgspec.Struct, array_like=True, gc=False):
-    """What decides about an end."""
+    """The facts that decide about an end."""
 
     goes_on: int
     is_workflow: int | None
     parent: str | None
-    """None: nobody waits for it, or nobody does any more."""
+    """None: no unit waits for it, or none does any more."""
     waited_as: str | None
     wake: str | None
     life: int | None
-    """Of the parent."""
+    """The life of the parent."""
 
 
 _STEP_LOOKS = msgspec.json.Decoder(list[_StepLook])
@@ -64,7 +64,7 @@ _END_LOOKS = msgspec.json.Decoder(list[_EndLook])
 def step(
     connection: apsw.Connection, scope: Scope, writes: Sequence[StepWrite], *, audit: bool = False
 ) -> list[StepResult]:
-    """Store steps, as `StepResult` says. One for each place."""
+    """Store steps, with the results that `StepResult` defines. At most one for each position."""
     names = bindings(scope)
     held = _proven(connection, scope, writes, audit=audit)
     asked = encoded(map(_place, held))
@@ -80,7 +80,7 @@ def step(
 
 
 def _judged(write: StepWrite, look: _StepLook) -> Told:
-    """What comes after the fence."""
+    """The result for a write that has passed the fence."""
     if not look.goes_on:
         return "over"
     is_waited_for = look.done == 0
@@ -158,7 +158,7 @@ def _stored(connection: apsw.Connection, scope: Scope, write: StepWrite) -> Step
 
 
 def step_row(row: Sequence[Any]) -> StepRow:
-    """A step, as the statements give it."""
+    """Convert a row of a step."""
     branch, position, kind, name, digest, done, value, error, due_at_ns = row
     return StepRow(
         branch=branch,
@@ -179,13 +179,13 @@ def step_row(row: Sequence[Any]) -> StepRow:
 def end(
     connection: apsw.Connection, scope: Scope, writes: Sequence[UnitEnd], *, audit: bool = False
 ) -> list[UnitEndResult]:
-    """End units, and tell those that wait for them. One for each unit."""
+    """End units, and resolve the deferreds of their parents. At most one for each unit."""
     held = _proven(connection, scope, writes, audit=audit)
     asked = encoded({"unit": write.unit, "seat": write.claim.seat} for write in held)
     looks = _END_LOOKS.decode(connection.execute(SQL["end_looks"], bindings(scope, rows=asked)).get)
     found = {write.unit: look for write, look in zip(held, looks, strict=True)}
     if any(look.parent in found for look in looks) and len(writes) > 1:
-        # Parent and child: their order counts.
+        # Parent and child: their order matters.
         return [end(connection, scope, [write], audit=audit)[0] for write in writes]
     _write_ends(connection, scope, [(write, found[write.unit]) for write in held if found[write.unit].goes_on])
     return [_ended(found.get(write.unit)) for write in writes]
@@ -210,7 +210,7 @@ def _write_ends(connection: apsw.Connection, scope: Scope, chosen: Sequence[tupl
 
 
 def forget_rows(connection: apsw.Connection, scope: Scope, units: Sequence[str]) -> None:
-    """Delete all that belongs to units: whoever begins one of these names again begins anew (W5)."""
+    """Delete all rows of units: a new unit with such a name starts from nothing (W5)."""
     names = bindings(scope, units=encoded(units))
     connection.execute(SQL["forget_steps"], names)
     connection.execute(SQL["forget_deferreds"], names)
@@ -219,12 +219,12 @@ def forget_rows(connection: apsw.Connection, scope: Scope, units: Sequence[str])
 def _ended(look: _EndLook | None) -> UnitEndResult:
     if look is None:
         return UnitEndResult("fenced")
-    # One that was over may have been so by this very write, of which its parent has to hear.
+    # A unit that was over may have ended by this very write, so the parent's seat is returned as well.
     return UnitEndResult("written" if look.goes_on else "over", look.wake)
 
 
 def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any], *, audit: bool) -> list[Any]:
-    """Those whose seats are held; of the others it is noted that they are not [C1]."""
+    """Return the writes whose seats are held; refusals of the others are recorded [C1]."""
     held = states.all_held(connection, scope.cluster, {write.claim for write in writes})
     for write in writes:
         if write.claim not in held:

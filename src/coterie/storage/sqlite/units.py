@@ -1,6 +1,6 @@
-"""What is stored about durable work: plain functions for those who hold units or look at them, and the face.
+"""Durable work in a SQLite file: plain functions for holders and readers of units, and the store.
 
-What goes through the group writer is in `unit_writes.py`.
+Writes that go through the group writer are in `unit_writes.py`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _UNITS = msgspec.json.Decoder(list[str])
 _CHILDREN = msgspec.json.Decoder(list[tuple[str, str]])
 
 
-# ── those who hold units ────────────────────────────────────────────────────────────────────────────────────────
+# ── for holders of units ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> UnitSnapshot | Literal["fenced"] | None:
-    """All about a unit of a seat; None: there is none. Within a transaction, or a snapshot."""
+    """Load a unit of a seat; None: there is none. Within a transaction, or a snapshot."""
     if not states.held(connection, scope.cluster, claim):
         return "fenced"
     row = get(connection, scope, unit)
@@ -80,14 +80,14 @@ def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> 
 
 
 def steps(connection: apsw.Connection, scope: Scope, unit: str) -> tuple[StepRow, ...]:
-    """The steps of a unit, by branch and place."""
+    """The steps of a unit, by branch and position."""
     return tuple(map(step_row, connection.execute(SQL["steps"], bindings(scope, unit=unit)).fetchall()))
 
 
 def opened(
     connection: apsw.Connection, scope: Scope, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int
 ) -> UnitSnapshot | Literal["fenced"] | None:
-    """Begin a unit of a leader or a tick, or go on with it."""
+    """Begin or continue a unit of a leader or a tick."""
     if states.held(connection, scope.cluster, claim):
         is_new = _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, life=life, seat=claim.seat)
         if not is_new:
@@ -98,7 +98,7 @@ def opened(
 def taken(
     connection: apsw.Connection, scope: Scope, claims: Sequence[Claim], *, most: int, is_written: bool
 ) -> dict[str, TakenUnits] | None:
-    """What is to be run on the seats that are held; None: first there is something to be written."""
+    """The workflows to run on the seats that are held; None: something must be written first."""
     with snapshot(connection):
         held = _held(connection, scope, claims)
         names = bindings(scope, seats=encoded(held), most=most)
@@ -113,7 +113,7 @@ def taken(
 
 
 def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> None:
-    """Have those go on that are due by themselves, on seats that are held."""
+    """Make suspended units running that are due by themselves, on seats that are held."""
     connection.execute(SQL["wake_due"], bindings(scope, seats=encoded(_held(connection, scope, claims))))
 
 
@@ -127,7 +127,7 @@ def suspend(
     wake_s: float | None,
     audit: bool,
 ) -> Suspended:
-    """Have nobody keep a unit in memory, unless it can go on. Writers take turns, so that stays as it is [M11]."""
+    """Unload a unit, unless it can continue. The write lock is held, so that does not change meanwhile [M11]."""
     if not states.proven(connection, scope, claim, about=unit, audit=audit):
         return "fenced"
     row = get(connection, scope, unit)
@@ -146,11 +146,11 @@ def _held(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) ->
     return [claim.seat for claim in claims if claim in held]
 
 
-# ── everybody ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── for all processes ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> UnitStartResult | None:
-    """Store a workflow, if there is none of this name; None: it is not there, and its parent is over."""
+    """Store a workflow if there is none of this name; None: it is new, and its parent has ended."""
     parent = None if start.parent is None else get(connection, scope, start.parent)
     is_orphan = start.parent is not None and (parent is None or parent.ended_at is not None)
     is_new = not is_orphan and _begin(connection, scope, kind="workflow", **msgspec.structs.asdict(start))
@@ -163,7 +163,7 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Unit
 
 
 def require_started(connection: apsw.Connection, scope: Scope, starts: Sequence[UnitStart]) -> None:
-    """Store workflows, those that are not there.
+    """Store the workflows that do not exist yet.
 
     Raises:
         KeyConflict: There is a run of one of the ids with another payload.
@@ -184,7 +184,7 @@ def resolve(
     value: bytes | None,
     error: str | None,
 ) -> ResolveResult:
-    """Store what a deferred of one life of a unit gives, and have it go on."""
+    """Store the result of a deferred of one life of a unit, and make the unit running."""
     row = get(connection, scope, unit)
     if row is None and not _is_open_tick(connection, scope, unit, life):
         return ResolveResult("over")
@@ -200,7 +200,7 @@ def resolve(
 
 
 def _is_open_tick(connection: apsw.Connection, scope: Scope, unit: str, life: int) -> bool:
-    """Whether a unit that has not begun is that of a tick which is not over, and was claimed then."""
+    """Whether a unit that has not begun belongs to a tick which has not ended, and was claimed at that time."""
     tick = tick_of_unit(unit)
     if tick is None:
         return False
@@ -212,7 +212,7 @@ def _is_open_tick(connection: apsw.Connection, scope: Scope, unit: str, life: in
 def interrupt_children(
     connection: apsw.Connection, scope: Scope, seats: Sequence[str], *, most: int
 ) -> list[tuple[str, str]]:
-    """Ask for the end of some children of workflows that have failed or were interrupted."""
+    """Request the interruption of some children of workflows that failed or were interrupted."""
     names = bindings(scope, seats=encoded(seats), most=most)
     found = _CHILDREN.decode(connection.execute(SQL["children"], names).get)
     connection.execute(SQL["interrupt_children"], bindings(scope, units=encoded(unit for unit, _ in found)))
@@ -223,14 +223,14 @@ def interrupt_children(
 def change(
     connection: apsw.Connection, scope: Scope, unit: str, name: Literal["interrupt", "resume"]
 ) -> UnitRow | None:
-    """Interrupt or resume a workflow; as it is then."""
+    """Interrupt or resume a workflow. Returns the new row."""
     connection.execute(SQL[name], bindings(scope, unit=unit))
     row = get(connection, scope, unit)
     return row if row is not None and row.kind == "workflow" else None
 
 
 def get(connection: apsw.Connection, scope: Scope, unit: str) -> UnitRow | None:
-    """A unit as it is."""
+    """Return a unit."""
     for row in connection.execute(SQL["row"], bindings(scope, unit=unit)):
         return _unit(row)
     return None
@@ -245,14 +245,14 @@ def listed(
     older_s: float | None,
     most: int,
 ) -> list[UnitRow]:
-    """Units, those that changed last first."""
+    """Units, the last changed first."""
     before_ns = None if older_s is None else _ago_ns(scope, older_s)
     names = bindings(scope, status=status, name=name, before_ns=before_ns, most=most)
     return [_unit(row) for row in connection.execute(SQL["list"], names)]
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> UnitsPurged:
-    """Delete some units that nobody needs any more, each with all that is its own (W5)."""
+    """Delete some ended, abandoned and never begun units, each with all its rows (W5)."""
     names = bindings(scope, before_ns=_ago_ns(scope, older_s), most=most)
     ended = _UNITS.decode(connection.execute(SQL["ended"], names).get)
     abandoned = _UNITS.decode(connection.execute(SQL["abandoned"], names).get)
@@ -264,7 +264,7 @@ def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: in
 
 
 def _begin(connection: apsw.Connection, scope: Scope, **named: Any) -> bool:
-    """Begin a unit, unless it is there; whether it was not."""
+    """Begin a unit unless it exists. Returns whether it is new."""
     plain = {"parent": None, "waited_as": "", "version": "", "digest": b"", "payload": b"", "life": 0}
     connection.execute(SQL["begin"], bindings(scope, **(plain | named)))
     if connection.changes() == 0:
@@ -308,7 +308,7 @@ def _instant(at_ns: int | None) -> datetime | None:
 
 
 class SqliteUnits:
-    """The durable work of one cluster. See `storage.units.Units`."""
+    """The durable work of one cluster. See `storage.contracts.units.UnitStore`."""
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class SqliteUnits:
     async def open(
         self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
     ) -> UnitSnapshot | None:
-        """Begin a unit of a leader or a tick, or go on with it; None: the seat is not held."""
+        """Begin or continue a unit of a leader or a tick. Returns None if the seat is not held."""
         found = await self._database.transact(
             lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id, life=life),
             doing=f"open {unit!r}",
@@ -346,7 +346,7 @@ class SqliteUnits:
         return found if isinstance(found, UnitSnapshot) else None
 
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
-        """What is to be run. The lock, for which others wait, is taken only if something is due by itself."""
+        """Return the workflows to run. Takes the contended write lock only if something is due by itself."""
         doing = "look after workflows"
         found = await self._database.read(
             lambda c: taken(c, self._scope(), claims, most=most, is_written=False), doing=doing
@@ -360,22 +360,22 @@ class SqliteUnits:
         return found
 
     async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
-        """A unit with its steps and deferreds; None: the seat is not held, or there is no such unit on it."""
+        """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
         found = await self._load(claim, unit)
         return found if isinstance(found, UnitSnapshot) else None
 
     async def suspend(self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None) -> Suspended:
-        """Have nobody keep it in memory until one of `waits` is resolved, or `wake_s` have passed."""
+        """Unload the unit until one of `waits` is resolved, or `wake_s` have passed."""
         audit = self._audit
         return await self._database.transact(
             lambda c: suspend(c, self._scope(), claim, unit, waits=waits, wake_s=wake_s, audit=audit),
             doing=f"suspend {unit!r}",
         )
 
-    # For everybody
+    # For all processes
 
     async def start(self, start: UnitStart) -> UnitStartResult:
-        """Store a workflow, to be run by whoever holds its seat."""
+        """Store a workflow, to be run by the holder of its seat."""
         told = await self._database.transact(lambda c: started(c, self._scope(), start), doing=f"start {start.unit!r}")
         if told is None:
             raise ParentEnded(start.parent)
@@ -384,14 +384,14 @@ class SqliteUnits:
     async def resolve(
         self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
     ) -> ResolveResult:
-        """Store what a deferred of one life of a unit gives, once."""
+        """Store the result of a deferred of one life of a unit, once."""
         return await self._database.transact(
             lambda c: resolve(c, self._scope(), unit, name, life=life, value=value, error=error),
             doing=f"resolve {name!r} of {unit!r}",
         )
 
     async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
-        """Ask for the end of some children. The lock, for which others wait, is taken only if there are some."""
+        """Request the interruption of some children. Takes the contended write lock only if there are some."""
         doing = "look after children"
         names = {"seats": encoded(seats)}
         is_needed = await self._database.read(
@@ -404,35 +404,35 @@ class SqliteUnits:
         )
 
     async def interrupt(self, unit: str) -> UnitRow | None:
-        """Ask for the end of a workflow; None: there is none."""
+        """Request the interruption of a workflow. Returns None if there is none."""
         return await self._database.transact(
             lambda c: change(c, self._scope(), unit, "interrupt"), doing=f"interrupt {unit!r}"
         )
 
     async def resume(self, unit: str) -> UnitRow | None:
-        """Make a suspended workflow running; None: there is none."""
+        """Make a suspended workflow running. Returns None if there is none."""
         return await self._database.transact(
             lambda c: change(c, self._scope(), unit, "resume"), doing=f"resume {unit!r}"
         )
 
     async def get(self, unit: str) -> UnitRow | None:
-        """A unit as it is."""
+        """Return a unit."""
         return await self._database.read(lambda c: get(c, self._scope(), unit), doing=f"look at {unit!r}")
 
     async def steps(self, unit: str) -> Sequence[StepRow]:
-        """Its steps, by branch and place."""
+        """Return its steps, by branch and position."""
         return await self._database.read(lambda c: steps(c, self._scope(), unit), doing=f"look at {unit!r}")
 
     async def list(
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
     ) -> Sequence[UnitRow]:
-        """Units, those that changed last first."""
+        """Return units, the last changed first."""
         return await self._database.read(
             lambda c: listed(c, self._scope(), status=status, name=name, older_s=older_s, most=most), doing="list units"
         )
 
     async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
-        """Delete some of what nobody needs any more."""
+        """Delete some ended, abandoned and never begun units."""
         return await self._database.transact(
             lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old units"
         )

@@ -1,4 +1,4 @@
-"""Transactions of users on SQLite: on a file in threads of their own, in memory through the one writer [C3]."""
+"""Users' transactions on SQLite: on a file in their own threads, in memory through the one writer [C3]."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     Written = Callable[[apsw.Connection, Commit, Sequence[UnitStart]], Committed]
 
 AT_ONCE = 4
-"""Transactions at once: only one can write, so more would mostly wait; each has a thread and a connection."""
+"""Concurrent transactions: only one can write, so more would mostly wait; each has a thread and a connection."""
 
 _LOCK_SHARE = 0.9
-"""Of the time that is left for waiting for the write lock: who holds it is told before the time is over."""
+"""The share of the remaining time to wait for the write lock: its error, with the holder, comes in time."""
 
 
 class SqliteTransactions:
-    """Opens the transactions of one storage, and keeps the threads for the next ones.
+    """Opens the transactions of one storage, and keeps their threads for reuse.
 
     Args:
-        database: Where.
-        tasks: Where transactions are rolled back while nobody waits for it.
+        database: The database.
+        tasks: Runs rollbacks in the background.
         written: Starts workflows and runs a handler's writes inside a transaction.
-        alone: Commits a handler's writes without a transaction of the user's.
+        alone: Commits a handler's writes without a user transaction.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class SqliteTransactions:
         self._closed = False
 
     def open(self, *, limit_s: float) -> UserTransaction:
-        """A transaction, not begun yet."""
+        """Return a transaction, not begun yet."""
         what = self._database.address
         return UserTransaction(self._ground(), what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
 
     async def take(self) -> ThreadExecutor[Draft]:
-        """A thread with a connection. Whoever takes one is cut short when the transaction's time is over."""
+        """Take a thread with a connection. The caller is interrupted at the transaction's time limit."""
         await self._room.acquire()
         try:
             if self._closed:
@@ -76,12 +76,12 @@ class SqliteTransactions:
             raise
 
     def give_back(self, executor: ThreadExecutor[Draft]) -> None:
-        """Nothing is open on it any more."""
+        """Return a thread on which nothing is open any more."""
         self._idle.append(executor)
         self._room.release()
 
     async def close(self) -> None:
-        """End all threads; what is open on them is rolled back."""
+        """Stop all threads; open transactions are rolled back."""
         self._closed = True
         await asyncio.gather(*(executor.stop() for executor in self._started))
 
@@ -105,7 +105,7 @@ class SqliteTransactions:
 
 
 class FileUserSql:
-    """One transaction on a file. See `storage.undertakings.Ground`."""
+    """One transaction on a file. See `storage.user_transaction.TransactionEngine`."""
 
     def __init__(
         self, undertakings: SqliteTransactions, database: SqliteDatabase, *, doing: str, written: Written
@@ -125,24 +125,24 @@ class FileUserSql:
         await self._executor.run(lambda draft: draft.begin(within_s=within_s, patience=patience))
 
     async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """How many rows it changed."""
+        """Return the number of rows changed."""
         return (await self._run(sql, params)).changed
 
     async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """The rows, by the names of their columns."""
+        """Return the rows, by column name."""
         return mappings(await self._run(sql, params))
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
-        """Commit it with the workflows and the handler's writes, under the lock."""
+        """Commit with the workflows and the handler's writes, under the lock."""
         return await self._thread.run(lambda draft: draft.commit(lambda c: self._written(c, write, starts)))
 
     async def close(self) -> None:
-        """Roll back what is open. The thread is kept for the next one."""
+        """Roll back what is open. The thread is kept for reuse."""
         executor, self._executor = self._executor, None
         if executor is None:
             return
         if self._patience is not None:
-            self._patience.end()  # what still runs there is cut short
+            self._patience.end()  # interrupts the running statement
         try:
             await executor.run(lambda draft: draft.roll_back())
         except (CoterieError, asyncio.CancelledError):
@@ -160,7 +160,7 @@ class FileUserSql:
 
 
 class MemoryUserSql:
-    """One transaction in memory, real or simulated. See `storage.undertakings.Ground`."""
+    """One transaction in memory, real or simulated. See `storage.user_transaction.TransactionEngine`."""
 
     def __init__(self, database: SqliteDatabase, *, doing: str, written: Written) -> None:
         self._database = database
@@ -169,25 +169,25 @@ class MemoryUserSql:
         self._rehearsal = Rehearsal(doing=doing)
 
     async def begin(self, *, over: float) -> None:
-        """Nothing is opened."""
+        """Do nothing: there is nothing to open."""
 
     async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """How many rows it changed."""
+        """Return the number of rows changed."""
         return (await self._run(sql, params)).changed
 
     async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """The rows, by the names of their columns."""
+        """Return the rows, by column name."""
         return mappings(await self._run(sql, params))
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
-        """Do all of it, with the workflows and the handler's writes, in one transaction."""
+        """Run all statements, the workflows and the handler's writes in one transaction."""
         rehearsal, written = self._rehearsal, self._written
         return await self._database.transact(
             lambda c: rehearsal.commit(c, lambda c: written(c, write, starts)), doing=self._doing
         )
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     async def _run(self, sql: str, params: Sequence[Any]) -> StatementResult:
         rehearsal = self._rehearsal
@@ -195,5 +195,5 @@ class MemoryUserSql:
 
 
 def mappings(step: StatementResult) -> list[dict[str, Any]]:
-    """The rows of a statement by the names of their columns."""
+    """The rows of a statement, by column name."""
     return [dict(zip(step.names, row, strict=True)) for row in step.rows]

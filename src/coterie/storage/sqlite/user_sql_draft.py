@@ -1,15 +1,14 @@
-"""SQL of users in our file: what it may touch, its `$1` parameters, and what comes of it.
+"""A user's uncommitted transaction in a SQLite file or in memory: the permitted SQL, its parameters and its results.
 
-SQLite itself says what a statement would do, while it is prepared: nothing is judged by its words.
+SQLite itself reports what a statement would do while it is prepared: nothing is judged by its text.
 
-A user's transaction that is not committed yet: on a connection of its own, or in memory, where all share one [C3].
+On a file the transaction has its own connection and reads from a snapshot until its first statement that writes [C3].
+That one takes the write lock; what was read before is read again under it, and must be the same. From then on no other
+process can write, so the thread that owns the connection rolls back at the time limit: it needs neither the loop nor
+the user's code for that.
 
-On a file it reads from a snapshot until its first statement that writes. That one takes the write lock; what was read
-before is read again under it, and must be the same. From then on nobody else can write, so the thread that owns the
-connection rolls back when the time is over: it needs neither the loop nor the user's code for that.
-
-In memory nothing can be left open. Each statement runs behind all those before it, whose results must be the same
-again, and then everything is undone; the commit runs them once more.
+In memory all share one connection, and nothing can be left open. Each statement runs after all those before it, whose
+results must be the same again, and then everything is rolled back; the commit runs them once more.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _NEVER = {
     apsw.SQLITE_CREATE_TEMP_INDEX: _LASTING,
 }
 
-# Which of its two names is that of a table.
+# Actions whose first name is that of a table.
 _FIRST = {apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE, apsw.SQLITE_DROP_TABLE}
 _SECOND = {
     apsw.SQLITE_ALTER_TABLE,
@@ -70,14 +69,14 @@ _NOTHING = re.compile(r"(?:[\s;]|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 
 
 class StatementFacts(NamedTuple):
-    """What a statement is, before it runs."""
+    """What a prepared statement would do."""
 
     writes: bool
     names: tuple[str, ...]
 
 
 class StatementResult(NamedTuple):
-    """A statement that ran: its columns, its rows and how many it changed."""
+    """The result of a statement: its columns, its rows and the number of rows changed."""
 
     sql: str
     params: tuple[Any, ...]
@@ -94,7 +93,7 @@ def tables() -> frozenset[str]:
 
 
 def refused(code: int, first: str | None, second: str | None) -> str:
-    """Why a statement may not do this, by SQLite's word for it; empty if it may. Pure."""
+    """Why a statement may not do this, by SQLite's action code; empty if it may. Pure."""
     if code in _NEVER:
         return _NEVER[code]
     table = (first if code in _FIRST else second if code in _SECOND else None) or ""
@@ -105,7 +104,7 @@ def refused(code: int, first: str | None, second: str | None) -> str:
 
 @contextmanager
 def watched(connection: apsw.Connection, *, doing: str) -> Iterator[None]:
-    """Let statements of users run during the block, with errors in our words."""
+    """Let users' statements run during the block, checked, with translated errors."""
     reasons: list[str] = []
 
     def authorize(code: int, first: str | None, second: str | None, *_: str | None) -> int:
@@ -131,7 +130,7 @@ def watched(connection: apsw.Connection, *, doing: str) -> Iterator[None]:
 
 
 def look(connection: apsw.Connection, sql: str, params: Sequence[Any]) -> StatementFacts:
-    """What a statement is. It is prepared, but not run."""
+    """Inspect a statement. It is prepared, but not run."""
     found: list[tuple[str, set[str | None], StatementFacts]] = []
 
     def note(cursor: apsw.Cursor, first: str, _: object) -> bool:
@@ -157,14 +156,14 @@ def look(connection: apsw.Connection, sql: str, params: Sequence[Any]) -> Statem
 def run(connection: apsw.Connection, sql: str, params: Sequence[Any], *, names: tuple[str, ...]) -> StatementResult:
     """Run a statement to its end."""
     before = connection.total_changes()
-    # Never from the cache, which knows statements of ours that nobody has watched.
+    # Never from the cache, which has statements that were prepared without the authorizer.
     rows = connection.execute(sql, _bindings(params), can_cache=False).fetchall()
     changed = connection.changes() if connection.total_changes() != before else 0
     return StatementResult(sql, tuple(params), names, rows, changed)
 
 
 def again(connection: apsw.Connection, steps: Sequence[StatementResult], *, doing: str) -> None:
-    """Run statements again; refused if anything came out differently."""
+    """Run statements again; raises if any result differs."""
     for step in steps:
         if run(connection, step.sql, step.params, names=step.names) != step:
             raise PersistenceError(
@@ -175,22 +174,22 @@ def again(connection: apsw.Connection, steps: Sequence[StatementResult], *, doin
 
 
 def _bindings(params: Sequence[Any]) -> dict[str, Any]:
-    """SQLite takes `$1` for a name."""
+    """Bind by name: SQLite takes `$1` for a name."""
     return {str(number): value for number, value in enumerate(params, 1)}
 
 
 T = TypeVar("T")
 
 _LOOK_STEPS = 1000
-"""Steps of SQLite's machine between two looks at the clock: some microseconds."""
+"""Steps of SQLite's virtual machine between two checks of the clock: some microseconds."""
 
 
 class Draft:
-    """What a thread owns for transactions of users, one after another. Nothing else may refer to it [P13].
+    """What a thread owns for users' transactions, one after another. Nothing else may refer to it [P13].
 
     Args:
         desk: The connections.
-        doing: What is done, for errors.
+        doing: Names the work in errors.
     """
 
     def __init__(self, desk: SqliteConnections, *, doing: str) -> None:
@@ -205,7 +204,7 @@ class Draft:
         self._main.set_progress_handler(self._is_cut, _LOOK_STEPS)
 
     def begin(self, *, within_s: float, patience: Patience) -> None:
-        """A new transaction, which has so much time; ending its patience cuts short what runs. Takes no lock."""
+        """Begin a transaction with this time limit; ending its patience interrupts it. Takes no lock."""
         self._until_ns = self._clock.steady_ns() + int(within_s * 1e9)
         self._patience = patience
         self._read, self._writing = [], False
@@ -219,13 +218,13 @@ class Draft:
         return self._or_undone(partial(self._commit, write))
 
     def roll_back(self) -> None:
-        """Undo what is open; the next transaction may come."""
+        """Roll back what is open, ready for the next transaction."""
         self._until_ns = None
         if self._main.in_transaction:
             self._main.execute("rollback")
 
     def idle(self) -> float | None:
-        """Roll back what is late; in how many seconds to ask again if nothing is to be done (None: not at all)."""
+        """Roll back if late. Returns the seconds until the next check is needed (None: no check)."""
         if self._is_late() and self._main.in_transaction:
             self._main.execute("rollback")
         if self._until_ns is None or not self._main.in_transaction:
@@ -233,11 +232,11 @@ class Draft:
         return max(0.0, (self._until_ns - self._clock.steady_ns()) / 1e9)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._desk.close()
 
     def _or_undone(self, work: Callable[[], T]) -> T:
-        """The result; any error has rolled back, and is `TimeoutError` if the time is over."""
+        """Return the result; any error rolls back, and becomes `TimeoutError` after the deadline."""
         try:
             if self._until_ns is None or self._is_late():
                 raise TimeoutError
@@ -265,7 +264,7 @@ class Draft:
         return step
 
     def _take_lock(self) -> None:
-        if self._main.in_transaction:  # a snapshot cannot be written to once somebody else has written
+        if self._main.in_transaction:  # a snapshot cannot be written to once another process has written
             self._main.execute("rollback")
         self._insist(partial(self._main.execute, "begin immediate"))
         self._writing = True
@@ -276,10 +275,10 @@ class Draft:
     def _commit(self, write: Write) -> Committed:
         self._desk.require_in_place()
         if not self._writing:
-            self._read = []  # it only looked: its answer is of the moment at which it did
+            self._read = []  # read-only: its results are those of the snapshot
             self._take_lock()
         told = write(self._main)
-        self._until_ns = None  # no more looks at the clock: a commit is not cut short
+        self._until_ns = None  # no more checks of the clock: a commit is not interrupted
         if told == "written":
             write_lock.commit(self._main, doing=self._doing)
             self._desk.require_in_place(outcome="unknown")
@@ -299,10 +298,10 @@ class Draft:
 
 
 class Rehearsal:
-    """A transaction in memory. Its parts are to be run inside transactions of their own.
+    """A transaction in memory. Its methods are run inside separate transactions.
 
     Not promised:
-        Statements whose result differs from one run to the next (`random()`, the time) are taken for a conflict.
+        Statements whose result differs from one run to the next (`random()`, the time) are treated as a conflict.
     """
 
     def __init__(self, *, doing: str) -> None:
@@ -311,7 +310,7 @@ class Rehearsal:
         self._wrote = False
 
     def run(self, connection: apsw.Connection, sql: str, params: Sequence[Any]) -> StatementResult:
-        """Run a statement as if all before it had happened, and undo it."""
+        """Run a statement as if all before it had happened, and roll back."""
         with watched(connection, doing=self._doing):
             again(connection, self._steps, doing=self._doing)
             found = look(connection, sql, params)
@@ -322,7 +321,7 @@ class Rehearsal:
         return step
 
     def commit(self, connection: apsw.Connection, write: Write) -> Committed:
-        """Do all of it."""
+        """Run all statements and the handler's writes."""
         if self._wrote:
             with watched(connection, doing=self._doing):
                 again(connection, self._steps, doing=self._doing)

@@ -1,9 +1,9 @@
-"""The first witness [M2]: whether a runner's process lives, by a lock that goes with the process and nothing else.
+"""The first witness [M2]: whether a runner's process is alive, by a lock that ends with the process.
 
-`flock` on one file per incarnation beside the database, since a POSIX lock would be dropped by the first look at it
-from the same process [m5]. A look takes the lock shared and for an instant, so that two who look do not see each other.
-The files go with the runners' rows: whoever deletes the row removes the file. A runner keeps its lock from its first
-session to its end (`Owners.presence`), so a file without a lock is the proof that its process is gone.
+It is a `flock` on one file per incarnation beside the database, since a POSIX lock would be dropped by the first check
+from the same process [m5]. A check takes the lock shared and for an instant, so that concurrent checks do not see each
+other. The process that deletes a runner's row removes the file. A runner keeps its lock from its first session to its
+end (`SqliteOwners.presence`), so a file without a lock proves that its process is gone.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ if TYPE_CHECKING:
 
 _TRIES = 1000
 _PAUSE_S = 0.001
-"""Somebody who looks holds the lock for some microseconds: who wants it for good tries again for a second."""
+"""A check holds the lock for some microseconds: a runner that wants to keep it retries for a second."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Witness(Protocol):
-    """Who knows whose process lives."""
+    """Knows which runners' processes are alive."""
 
     @property
     def server(self) -> str:
-        """What all signs of life go with: this start of the machine."""
+        """Identifies this boot of the machine, with which all locks end."""
         ...
 
     @property
     def is_proof(self) -> bool:
-        """Whether a sign of life that is missing proves a death, without a second witness."""
+        """Whether a missing lock proves a death, without a second witness."""
         ...
 
     @property
     def up_s(self) -> float:
-        """For how long all have been able to give signs of life."""
+        """How long all runners have been able to hold locks."""
         ...
 
     def taken(self, incarnation: str) -> AbstractAsyncContextManager[bool]:
-        """Give a sign of life during the block, also several times at once; whether it is the first of all."""
+        """Hold the sign of life during the block (reentrant). Yields whether it is the incarnation's first."""
         ...
 
     def held(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Whose signs of life are there now."""
+        """Return the incarnations whose sign of life is present."""
         ...
 
     def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Whose processes are proved to be gone."""
+        """Return the incarnations whose process is proved to be gone."""
         ...
 
     def remove(self, incarnation: str) -> None:
-        """Forget an incarnation: its row is gone."""
+        """Forget an incarnation whose row was deleted."""
         ...
 
 
 class MemoryWitness:
-    """For a database in memory, which nobody outside of this process shares."""
+    """For a database in memory, which no other process shares."""
 
     server = "memory"
     is_proof = False
@@ -80,7 +80,7 @@ class MemoryWitness:
 
     @asynccontextmanager
     async def taken(self, incarnation: str) -> AsyncIterator[bool]:
-        """Be there during the block."""
+        """Be present during the block."""
         self._taken.append(incarnation)
         try:
             yield False
@@ -88,16 +88,16 @@ class MemoryWitness:
             self._taken.remove(incarnation)
 
     def held(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Whose signs of life are there now."""
+        """Return the incarnations whose sign of life is present."""
         return frozenset(incarnations) & frozenset(self._taken)
 
     def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Nobody's: all live in this process."""
+        """Return none: all live in this process."""
         del incarnations
         return frozenset()
 
     def remove(self, incarnation: str) -> None:
-        """There is nothing to remove."""
+        """Do nothing: there is no file."""
 
 
 class FlockWitness:
@@ -105,7 +105,7 @@ class FlockWitness:
 
     Args:
         database: The main file.
-        cluster: Part of the names: clusters in one file are strangers [m7].
+        cluster: Part of the names: clusters in one file are independent [m7].
     """
 
     is_proof = True
@@ -116,11 +116,11 @@ class FlockWitness:
         self._stem = f"-runner-{cluster}-"
         self._database = database
         self._signs: dict[str, _Sign] = {}
-        self._changing = threading.Lock()  # sessions live on several loops
+        self._changing = threading.Lock()  # sessions are on several loops
 
     @asynccontextmanager
     async def taken(self, incarnation: str) -> AsyncIterator[bool]:
-        """Hold the lock during the block. Raises `PersistenceError` if it cannot be had."""
+        """Hold the lock during the block. Raises `PersistenceError` if another process holds it."""
         fresh = not self._path(incarnation).exists()
         for _ in range(_TRIES):
             if self._take(incarnation):
@@ -135,16 +135,16 @@ class FlockWitness:
             self._let_go(incarnation)
 
     def held(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Whose signs of life are there now."""
+        """Return the incarnations whose file is locked."""
         return frozenset(each for each in incarnations if _lock_of(self._path(each)) == "held")
 
     def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Whose files lie there without a lock. A file that is missing proves nothing: somebody has deleted it."""
+        """Return the incarnations whose file is unlocked. A missing file proves nothing: it may have been deleted."""
         return frozenset(each for each in incarnations if _lock_of(self._path(each)) == "free")
 
     def remove(self, incarnation: str) -> None:
-        """Remove the file of an incarnation whose row is gone. A lock on it goes on, seen by nobody."""
-        with suppress(OSError):  # it may be gone, or another user's: it means nothing any more
+        """Remove the file of an incarnation whose row is gone. A lock on it persists, but has no effect."""
+        with suppress(OSError):  # it may be gone, or another user's: it has no meaning any more
             self._path(incarnation).unlink()
 
     def _take(self, incarnation: str) -> bool:
@@ -172,7 +172,7 @@ class FlockWitness:
 
 
 class _Sign:
-    """An open file with our lock on it. A forked child has its descriptor taken away: it would keep the lock."""
+    """A locked file. Closed in a forked child, which would otherwise keep the lock."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -181,7 +181,7 @@ class _Sign:
 
     @classmethod
     def locked(cls, path: Path) -> _Sign | None:
-        """The file with the lock on it; None: somebody has it just now."""
+        """Open and lock the file; None: it is locked at the moment."""
         try:
             sign = cls(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         except OSError as error:
@@ -198,14 +198,14 @@ class _Sign:
         return self._descriptor
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)
 
 
 @cache
 def boot_id() -> str:
-    """Which start of this machine it is; empty where the system does not tell."""
+    """Identifies this boot of the machine; empty where the system does not tell."""
     try:
         return _BOOT_ID.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -218,10 +218,10 @@ def _lock_of(path: Path) -> Literal["held", "free", "missing"]:
     except FileNotFoundError:
         return "missing"
     except OSError:
-        return "held"  # what cannot be known is no sign of death
+        return "held"  # unknown is not a sign of death
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # Not by closing alone: a process forked in between has the descriptor too, and would keep the lock.
+        # Closing alone is not enough: a process forked in between has the descriptor too, and would keep the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
         return "held"

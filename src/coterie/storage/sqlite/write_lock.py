@@ -1,15 +1,11 @@
-"""Who holds the write lock of a file: the kernel knows, even of a process that is frozen; and how to end it [C3].
+"""The write lock of a file: waiting for it fairly, one transaction inside it, and killing a frozen holder [C3].
 
-Processes that stand still inside a write transaction and so keep everybody else from writing [C3].
+SQLite's own waiting (`busy_timeout`) sleeps longer and longer while a busy process takes the lock again at once, so one
+process gets everything. Retrying each millisecond or so serves all; the error after the limit names the holder.
 
-Nothing but their end frees the lock. The kernel names the process that holds it; that one is ended if it is a runner
-whose lease has not moved for its whole time, and if the setting allows it. Anybody else is named in the log.
-
-The write lock: waiting for it fairly, one transaction inside it, and what is known when that fails.
-
-SQLite's own waiting (`busy_timeout`) sleeps longer and longer while a busy process takes the lock again at
-once, so one process gets everything. Asking each millisecond or so serves everybody; who waits too long
-learns who holds the lock [C3].
+A process that freezes inside a write transaction blocks all other writers, and only its end frees the lock. The kernel
+knows the process that holds the lock; it is killed if it is a runner whose lease has not been renewed for its whole
+TTL, and if the setting allows it. Any other process is named in the log.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ _STATES = {"T": ", stopped", "t": ", stopped by a debugger", "Z": ", dead", "D":
 def write_lock_holder(shm: int) -> int | None:
     """The id of the *other* process that holds the write lock, given a descriptor of the -shm file.
 
-    None if nobody does, if it is this very process, or if the holder lives in a container that we cannot see.
+    None if the lock is free, held by this process, or held in a container that is not visible from here.
     """
     if sys.platform != "linux":
         return None  # the structure differs there
@@ -67,7 +63,7 @@ def write_lock_holder(shm: int) -> int | None:
 
 
 def described(pid: int) -> str:
-    """A process in words: its id, its command and whether it is stopped."""
+    """Describe a process: its id, its command and whether it is stopped."""
     folder = Path("/proc") / str(pid)
     try:
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
@@ -78,7 +74,7 @@ def described(pid: int) -> str:
 
 
 def process_of(pid: int) -> str:
-    """A process as runners register it: its id and its start time, since ids come back. Empty if it is gone."""
+    """A process as runners register it: its id and its start time, since ids are reused. Empty if it is gone."""
     try:
         return f"{pid}:{_stat(pid)[19]}"
     except (OSError, IndexError):
@@ -86,14 +82,14 @@ def process_of(pid: int) -> str:
 
 
 def end(process: str) -> bool:
-    """End a process, given as `process_of` names it, as SIGKILL does; False if it is gone or may not be ended."""
+    """Kill (SIGKILL) a process given as by `process_of`. Returns False if it is gone or that is not permitted."""
     pid = int(process.partition(":")[0])
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        # The handle keeps the id from being given to another one between this look and the signal.
+        # The handle prevents reuse of the id between this check and the signal.
         if process_of(pid) != process:
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -105,7 +101,7 @@ def end(process: str) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state (field 3) on: the name before it may hold anything."""
+    """The kernel's status of a process from field 3 on (its state): the name before it may contain anything."""
     return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
@@ -113,14 +109,14 @@ log = logging.getLogger("coterie")
 
 _LOOKS = 5
 _LOOK_S = 0.02
-"""A busy process is met with the lock now and then, a frozen one at every look."""
+"""A busy process holds the lock at some of the checks, a frozen one at all of them."""
 
 
 class Frozen:
-    """Finds who is in the way of one runner's ownership, and ends it where that is right.
+    """Finds the process that blocks a runner's ownership, and kills it where that is right.
 
     Args:
-        database: Knows who holds the locks of its two files.
+        database: Knows the holders of the locks of its two files.
         kill: The setting `sqlite_kill_frozen`.
     """
 
@@ -132,9 +128,9 @@ class Frozen:
         self._since_ns = 0
 
     def end_victim(self, desk: SqliteConnections, boot: Boot, victim: str) -> bool:
-        """End the process that holds the main file's lock if it is the victim's; whether it was.
+        """Kill the process that holds the main file's lock if it is the victim's. Returns whether it was killed.
 
-        All runners of that process must have run out: one that was evicted lives on as another incarnation.
+        All runners of that process must have expired: an evicted one may live on as another incarnation.
         """
         process = standing(self._database.write_lock_holder)
         if not process:
@@ -146,7 +142,7 @@ class Frozen:
         return all(_lease(desk, boot, *each).expired for each in runners) and self._end(process)
 
     def blocks_leases(self, desk: SqliteConnections, boot: Boot, *, ttl_s: float) -> None:
-        """A renewal was refused the leases' lock: end who holds it if that runner has not moved for a whole TTL."""
+        """Handle a renewal that could not get the leases' lock: kill its holder if that has not renewed for a TTL."""
         process = standing(self._database.leases_lock_holder)
         if not process:
             self._mark = None
@@ -170,7 +166,7 @@ class Frozen:
         return True
 
     def _name(self, process: str) -> None:
-        """Say once who is in the way, and what helps."""
+        """Log once which process is in the way, and what helps."""
         if process in self._named:
             return
         self._named.add(process)
@@ -182,7 +178,7 @@ class Frozen:
 
 
 def standing(holder: Callable[[], int | None]) -> str:
-    """The one process that holds the lock at every look; empty if there is none."""
+    """The one process that holds the lock at every check; empty if there is none."""
     seen = set()
     for look in range(_LOOKS):
         if look:
@@ -207,17 +203,17 @@ T = TypeVar("T")
 
 
 class Patience:
-    """How long, and in which steps, to wait for a file that is busy.
+    """How long, and in which steps, to wait for a busy file.
 
     It waits in real time, in an executor's thread. Where work runs in the loop (simulation) there is one
     connection, which is never busy.
 
     Args:
-        chance: For the jitter that keeps processes from asking in step.
+        chance: For the jitter that keeps processes from retrying in step.
         limit_s: When to give up.
         pause_s: About how long to sleep between two tries.
-        holder: Who holds the write lock, for the error.
-        refused: The outcome to tell: nothing began, so it is as if nobody had been reached.
+        holder: Returns the holder of the write lock, for the error.
+        refused: The outcome to report: by default "unreachable", since nothing began.
     """
 
     def __init__(
@@ -238,12 +234,12 @@ class Patience:
         self.ended = False
 
     def end(self) -> None:
-        """Wait no more: whoever waits gives up at its next try."""
+        """Stop waiting: waiters give up at their next try."""
         self.ended = True
 
     def insist(self, attempt: Callable[[], T], *, doing: str) -> T:
-        """What `attempt` returns once the file is not busy."""
-        began_ns: int | None = None  # not asked for before it matters: waiting is rare
+        """Return the result of `attempt` once the file is not busy."""
+        began_ns: int | None = None  # read lazily: waiting is rare
         while True:
             try:
                 return attempt()
@@ -256,8 +252,7 @@ class Patience:
             time.sleep(self._pause_s * self._chance.between(0.5, 1.5))
 
     def _refused(self, waited_s: float, doing: str) -> PersistenceError:
-        # "unreachable", since nothing began: the group writer would otherwise have each member wait once
-        # more.
+        # "unreachable", since nothing began: with "refused" the group writer would make each member wait once more.
         if self.ended:
             problem = f"the process is shutting down, after {waited_s:.1f}s of waiting for the file's lock"
             return PersistenceError(doing=doing, problem=problem, outcome="unreachable")
@@ -276,7 +271,7 @@ def writing(connection: apsw.Connection, *, patience: Patience, doing: str) -> I
     """Hold the write lock during the block, whose changes are durable after it; it may commit them itself.
 
     Promise:
-        Any error has rolled everything back before it is raised, see `commit_failed` for the one doubt.
+        Any error has rolled everything back before it is raised; for the one exception see `commit_failed`.
     """
     patience.insist(lambda: connection.execute("begin immediate"), doing=doing)
     try:
@@ -291,13 +286,13 @@ def writing(connection: apsw.Connection, *, patience: Patience, doing: str) -> I
 
 
 def transact(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
-    """The result of `work`, durable. See `writing`."""
+    """Return the result of `work`, durable. See `writing`."""
     with writing(connection, patience=patience, doing=doing):
         return work(connection)
 
 
 def commit(connection: apsw.Connection, *, doing: str) -> None:
-    """Make what was written durable and let go of the write lock."""
+    """Make the writes durable and release the write lock."""
     try:
         connection.execute("commit")
     except Exception as error:
@@ -306,7 +301,7 @@ def commit(connection: apsw.Connection, *, doing: str) -> None:
 
 
 def read(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
-    """The result of `work`, which only reads. Busy (another process recovers or closes it) is waited out."""
+    """Return the result of `work`, which only reads. Waits while another process recovers or closes the file."""
     try:
         return patience.insist(lambda: work(connection), doing=doing)
     except CoterieError:
@@ -317,7 +312,7 @@ def read(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, p
 
 @contextmanager
 def snapshot(connection: apsw.Connection) -> Iterator[None]:
-    """Let all that is read during the block be of one moment. Waits for no writer, and none for it."""
+    """Make all reads during the block see one snapshot. Neither blocks writers nor waits for them."""
     connection.execute("begin")
     try:
         yield
@@ -326,5 +321,5 @@ def snapshot(connection: apsw.Connection) -> Iterator[None]:
 
 
 def _roll_back(connection: apsw.Connection) -> None:
-    if connection.in_transaction:  # after some errors SQLite has done it already
+    if connection.in_transaction:  # after some errors SQLite has rolled back already
         connection.execute("rollback")

@@ -1,4 +1,4 @@
-"""Messages' part of folding: the rows that their writes touch, their statements' arrays, and their results. Pure."""
+"""Batching of message writes: the rows they touch, the statements' arrays, and their results. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"
 """The statement that carries a write; its name in messages.sql."""
 
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
-"""By the numbers that stand in the table."""
+"""Indexed by the numbers in the table."""
 
 MESSAGE = (
     "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
@@ -28,12 +28,12 @@ _SHAPES = frozenset(get_args(Shape))
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
-    """Whether it is a statement of this file's."""
+    """Whether it is a statement of this module."""
     return shape in _SHAPES
 
 
 def shape_of(write: Post) -> Shape:
-    """The statement that a write needs. Most handlers leave nothing but the end of their message."""
+    """The statement that a write needs. Most handlers only end their message."""
     if isinstance(write, Insert):
         return "insert_messages"
     if isinstance(write, Setback):
@@ -42,7 +42,7 @@ def shape_of(write: Post) -> Shape:
 
 
 def rows_of(write: Post) -> list[Hashable]:
-    """What it touches, for telling whether two of them meet: messages and states, and keys that must be free."""
+    """The rows that a write touches, to detect conflicts: messages and states, and keys that must be free."""
     if isinstance(write, Insert):
         return [_KEY(write.message)] if write.message.key is not None else []
     rows: list[Hashable] = [write.message] if write.message is not None else []
@@ -53,7 +53,7 @@ def rows_of(write: Post) -> list[Hashable]:
 
 
 def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
-    """The arrays that the statement takes, after the cluster's name and, under the fence, after the claims."""
+    """The arrays that the statement takes, after the cluster's name and, if fenced, the claims."""
     if shape == "insert_messages":
         return _messages(sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order))
     if shape == "set_back":
@@ -66,7 +66,7 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
 
 
 def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
-    """One result per write, from the statement's rows; None for a message that was not stored, as another is there."""
+    """One result per write, from the statement's rows; None for a message not stored because of another one."""
     if shape == "insert_messages":
         stored = {row[0]: row for row in cast("Iterable[Sequence[Any]]", rows)}
         messages = [write.message for write in cast("Sequence[Insert]", writes)]
@@ -76,12 +76,12 @@ def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]])
 
 
 def sought(messages: Sequence[Message]) -> list[list[Any]]:
-    """The arrays by which those are read back that are there instead of these."""
+    """The arrays that read back the messages which exist instead of these."""
     return _columns(messages, "id", "entity_type", "entity_id", "method", "key")
 
 
 def receipt(row: Iterable[Any], *, mine: str | None = None) -> Receipt:
-    """What is told of a message that is there; fresh if it is the sender's own, from an earlier try."""
+    """The receipt of a stored message; fresh if it is the sender's own, from an earlier try."""
     id_, due_at, now, status, digest, reply = row
     return Receipt(id_, id_ == mine, due_at, now, STATUSES[status], digest, reply)
 
@@ -91,7 +91,7 @@ def _fresh(message: Message, row: Sequence[Any]) -> Receipt:
 
 
 def note(write: Post) -> str:
-    """What a refused write was about, for the audit."""
+    """The audit's note about a refused write."""
     if isinstance(write, Insert):
         return write.message.id
     return write.message or (write.state.key if isinstance(write, Commit) and write.state is not None else "")
@@ -116,5 +116,5 @@ def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:
 
 
 def _order(message: Message) -> tuple[str, ...]:
-    """Two groups that have keys in common take them in one order [M3]; of one key the first that queued comes first."""
+    """Groups with common keys lock them in one order [M3]; of one key the first that queued comes first."""
     return () if message.key is None else _KEY(message)

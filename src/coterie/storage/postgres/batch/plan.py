@@ -1,8 +1,8 @@
-"""From a group of writes to few statements, and from their rows back to one result per write. Pure.
+"""Combines a group of writes into few statements, and maps their rows to one result per write. Pure.
 
-A group has the effect of its members one after another in the order they queued: a statement carries all
-neighbours of one shape, and a key that comes back in another shape waits for the next round of statements.
-Rows go in key order, so that two groups never wait for each other in a circle [M3].
+A group has the effect of its members one after another in the order they queued: a statement carries all writes of
+one shape that may share it, and a key that recurs in another shape waits for the next round of statements. Rows go in
+key order, so that two groups never deadlock [M3].
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Shape = (
     | tick_batch.Shape
     | units.Shape
 )
-"""The statement that carries a write; its name in one of the files of SQL."""
+"""The statement that carries a write; its name in one of the SQL files."""
 
 _LEADING = frozenset[Shape]({"write_states", "save_states", "stamp_executions"})
 
 _WORKING = frozenset[Shape]({"claim_ticks", "note_ticks", "add_steps", "write_steps", "end_units"})
 
 _ONCE = _LEADING | _WORKING | frozenset[Shape]({"swap_kv", "end_messages", "commit_handlers", "set_back"})
-"""Those that cannot carry a row twice: each save builds on the version that the one before it wrote."""
+"""Shapes that cannot carry a row twice: each save builds on the version that the one before it wrote."""
 
 ADDING = frozenset[Shape]({"add_step", "add_message"})
-"""Those that fail if something stands there already, and what is beside them with it."""
+"""Shapes that fail, with their whole statement, if the row exists already."""
 
 FENCED = _ONCE | frozenset[Shape]({"put_kv", "remove_kv", "save_state", "end_message", "add_step"})
-"""Those in the name of seats. They tell of each write whether its seat was held."""
+"""Fenced shapes. They return for each write whether its seat was held."""
 
 _FENCED_COLUMNS: dict[Shape, tuple[str, ...]] = {
     "write_states": ("key", "value", "version"),
@@ -73,14 +73,14 @@ _Spot = tuple[int, Shape, str]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Writes that share a statement, by their places in the group: of one shape and, under the fence, one runner."""
+    """Writes that share a statement, by their places in the group: of one shape and, if fenced, of one runner."""
 
     shape: Shape
     places: list[int]
 
 
 def fold(writes: Sequence[Write]) -> list[Bucket]:
-    """The statements of a group, in order. One bucket means that one statement does it all."""
+    """The statements of a group, in order. One bucket means a single statement."""
     if len(writes) == 1:
         return [_bucket(shape_of(writes[0]), [0], writes)]
     buckets: dict[_Spot, list[int]] = {}
@@ -101,18 +101,18 @@ def _bucket(shape: Shape, places: list[int], writes: Sequence[Write]) -> Bucket:
 
 
 def _spot(write: Write, before: Sequence[tuple[_Spot, Write]]) -> _Spot:
-    """The turn, the statement and in whose name: at or past the turns of the writes before it to the same rows."""
+    """The round, the statement and the runner: not before the rounds of earlier writes to the same rows."""
     shape, claim = shape_of(write), _claim(write)
     turn = 0
     for (earlier, other_shape, _), other in before:
-        # Of two that meet in a statement one stands for both, so both must prove the same.
+        # Of two writes to a row in one statement one stands for both, so both must prove the same claim.
         turn = max(turn, earlier + (other_shape != shape or shape in _ONCE or _claim(other) != claim))
-    # A process that was evicted goes on as another incarnation: saves of both may have queued.
+    # An evicted process continues as another incarnation: saves of both may have queued.
     return turn, shape, "" if claim is None else claim.runner
 
 
 def rows_of(write: Write) -> Sequence[Hashable]:
-    """What a write touches: two that have a row in common go one after another."""
+    """The rows that a write touches: writes with a common row are serialised."""
     if isinstance(write, messages.Post):
         return messages.rows_of(write)
     if isinstance(write, tick_batch.Ticking):
@@ -146,7 +146,7 @@ def shape_of(write: Write) -> Shape:
 
 
 def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
-    """What the statement takes after the cluster's name: arrays, under the fence after the runner."""
+    """The statement's values after the cluster's name: arrays, if fenced after the runner."""
     if single.is_shape(bucket.shape):
         return single.values(bucket.shape, writes[bucket.places[0]])
     if messages.is_shape(bucket.shape):
@@ -160,7 +160,7 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
         works = sorted(_works(bucket, writes), key=lambda write: write.key)
         return [*_claims(works), *units.values(bucket.shape, works)]
     chosen = [_keyed(writes[place]) for place in _winners(bucket, writes)]
-    chosen.sort(key=lambda write: write.key)  # code points sort as UTF-8 bytes do, which is the column's order
+    chosen.sort(key=lambda write: write.key)  # code points sort like UTF-8 bytes, which is the column's order
     if bucket.shape in FENCED:
         return [*_claims(chosen), *_columns(chosen, *_FENCED_COLUMNS[bucket.shape])]
     if bucket.shape in ("put", "insert"):
@@ -208,7 +208,7 @@ def _fenced_results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iter
 
 
 def refused(bucket: Bucket, writes: Sequence[Write], found: Sequence[Any]) -> list[Any]:
-    """What the audit takes after the cluster's name; empty if the fence has let everything through."""
+    """The audit's values after the cluster's name; empty if the fence has refused nothing."""
     places = [place for place, result in zip(bucket.places, found, strict=True) if _is_fenced(result)]
     lost = [writes[place] for place in places]
     notes = [messages.note(write) if isinstance(write, messages.Post) else write.key for write in lost]
@@ -220,9 +220,9 @@ def _is_fenced(result: Any) -> bool:
 
 
 def _winners(bucket: Bucket, writes: Sequence[Write]) -> dict[int, None]:
-    """The places that the statement carries: one of those that meet, as no statement changes a row twice."""
+    """The places that the statement carries: one for each row, as no statement changes a row twice."""
     if bucket.shape in _ONCE:
-        return dict.fromkeys(bucket.places)  # its keys are there once each
+        return dict.fromkeys(bucket.places)  # each key occurs once
     if bucket.shape in ("put", "put_kv"):
         return dict.fromkeys({_keyed(writes[place]).key: place for place in bucket.places}.values())  # the last
     firsts: dict[Any, int] = {}
@@ -240,7 +240,7 @@ def _mark(shape: Shape, write: Keyed) -> tuple[Any, ...]:
 
 
 def _claims(chosen: Sequence[Write]) -> list[Any]:
-    """The runner in whose name all of them are, their seats and their epochs."""
+    """The common runner of the writes, their seats and their epochs."""
     claims = [claim for claim in map(_claim, chosen) if claim is not None]
     (runner,) = {claim.runner for claim in claims}
     return [runner, [claim.seat for claim in claims], [claim.epoch for claim in claims]]
@@ -271,5 +271,5 @@ def _columns(chosen: Sequence[Keyed], *names: str) -> list[list[Any]]:
 
 
 def _ttls(chosen: Sequence[Any]) -> list[float | None]:
-    """Longer ones would end after the last day that the database knows."""
+    """Capped: longer ones would end after the last day that the database knows."""
     return [None if write.ttl_s is None else min(write.ttl_s, single.LONGEST_S) for write in chosen]

@@ -1,7 +1,7 @@
-"""A write that is alone in its group: its own values instead of arrays, its row instead of many. Pure.
+"""Statements for a write that is alone in its group: plain values instead of arrays, one row instead of many. Pure.
 
-What runs alone waits for nothing but this. Without arrays the server needs a fifth to a half less of the time, and so
-do we.
+A lone write is pure latency for its caller. Without arrays the server needs a fifth to a half less time, and so does
+this process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Write, Written
 
 Shape = Literal["save_state", "insert_message", "add_message", "end_message", "add_step"]
-"""The statement that carries a write which is alone."""
+"""The statement that carries a lone write."""
 
 LONGEST_S = 9e9
-"""What lives longer would end after the last day that the database knows."""
+"""A longer lifetime would end after the last day that the database knows."""
 
 _message: Callable[[Message], tuple[Any, ...]] = attrgetter(*messages.MESSAGE)
 _plain: Callable[[Message], tuple[Any, ...]] = attrgetter(
@@ -33,36 +33,36 @@ _plain: Callable[[Message], tuple[Any, ...]] = attrgetter(
 
 
 def shape_of(write: Write) -> Shape | None:
-    """The statement for a write that is alone; None: there is none, and that for several is for one, too."""
-    if isinstance(write, StepWrite):  # one that has ended well, as nearly all do
+    """The statement for a lone write; None: use the one for many."""
+    if isinstance(write, StepWrite):  # one that has succeeded, as nearly all do
         is_plain = write.kind == "step" and write.done and write.error is None and write.due_s is None
         return "add_step" if is_plain else None
     if isinstance(write, Insert):
         return "add_message" if write.message.key is None and write.message.is_immediate else "insert_message"
     if isinstance(write, Commit):
         return "end_message" if write.message and write.state is None and not write.sends else None
-    if isinstance(write, StateSave):  # one that follows another, and has a history or an end
+    if isinstance(write, StateSave):  # one that follows another, and has a history or an expiry
         return "save_state" if write.version and (write.keep or write.ttl_s is not None) else None
     return None
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
-    """Whether it is a statement for one."""
+    """Whether it is a statement for a lone write."""
     return shape in WAYS
 
 
 def values(shape: Shape, write: Any) -> tuple[Any, ...]:
-    """What the statement takes after the cluster's name."""
+    """The statement's values after the cluster's name."""
     return WAYS[shape][0](write)
 
 
 def result(shape: Shape, write: Any, rows: Sequence[Sequence[Any]]) -> Any:
-    """What became of it, from the statement's row; None: it does not tell."""
+    """The write's result, from the statement's row; None: the row does not tell."""
     return WAYS[shape][1](write, rows[0]) if rows else None
 
 
 def written(*, held: bool, was_written: bool) -> Written:
-    """What became of a save: whether its seat was held, and whether it was written."""
+    """The result of a save: whether its seat was held, and whether it was written."""
     return "fenced" if not held else "written" if was_written else "conflict"
 
 
@@ -138,4 +138,4 @@ WAYS: dict[Shape, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Any], A
     "end_message": (_end, _ended),
     "add_step": (_step, _stepped),
 }
-"""What each statement takes, and how it is read."""
+"""The values of each statement, and the reader of its result."""

@@ -1,4 +1,4 @@
-"""Ticks' part of folding: the statements' arrays, and their results. Pure. A statement has one write of a cron."""
+"""Batching of tick writes: the statements' arrays, and their results. Pure. A statement has one write per cron."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHAPES = frozenset(get_args(Shape))
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
-    """Whether it is a statement of this file's."""
+    """Whether it is a statement of this module."""
     return shape in _SHAPES
 
 
@@ -72,6 +72,6 @@ def _errors(write: TickNote) -> str | None:
 
 
 def _news(write: TickNote) -> str | None:
-    """The error that its cron has from now on; None: there is no new one."""
+    """The cron's new last error; None: there is no new one."""
     failed = write.again or write.outcome == "failed"
     return storable(write.errors[-1]) if failed and write.errors else None

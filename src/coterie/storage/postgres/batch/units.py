@@ -1,4 +1,4 @@
-"""Durable work's part of folding: the statements' arrays, and their results. Pure."""
+"""Batching of durable work: the statements' arrays, and their results. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END = ("unit", "status", "value", "error", "outcome")
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
-    """Whether it is a statement of this file's."""
+    """Whether it is a statement of this module."""
     return shape in _SHAPES
 
 
@@ -34,7 +34,7 @@ def values(shape: Shape, writes: Sequence[Working]) -> list[list[Any]]:
 
 
 def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any]]) -> list[Any]:
-    """One result per write, from the statement's rows; None: it does not tell."""
+    """One result per write, from the statement's rows; None: the row does not tell."""
     if shape == "add_steps":
         return _added(cast("Sequence[StepWrite]", writes), rows)
     tell = _ended if shape == "end_units" else _stepped
@@ -43,7 +43,7 @@ def results(shape: Shape, writes: Sequence[Working], rows: Iterable[Iterable[Any
 
 
 def is_fenced(result: Any) -> bool:
-    """Whether the fence has refused it."""
+    """Whether the fence has refused the write."""
     return isinstance(result, StepResult | UnitEndResult) and result.told == "fenced"
 
 

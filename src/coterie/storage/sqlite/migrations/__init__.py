@@ -1,1 +1,1 @@
-"""Migrations of the main file; those of the leases file lie in `leases`."""
+"""Migrations of the main file; those of the leases file are in `leases`."""

@@ -1,1 +1,1 @@
-"""SQL statements, one file per thing that is stored."""
+"""SQL statements, one file per family of tables."""
