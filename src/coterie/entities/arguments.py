@@ -1,9 +1,8 @@
-"""What the annotations of a method say: the types of its parameters and of its result.
+"""Reads the annotations of a method, and encodes the arguments of its calls.
 
-The arguments of a call as bytes: bound, encoded and checked by the caller, decoded and checked again at the entity.
-
-They travel as a map by the names of the parameters. So two versions of a program understand each other: a
-parameter that the receiver does not know is dropped, one that the caller did not know takes its default.
+Arguments are bound, encoded and checked by the caller, then decoded and checked again at the entity. They travel as a
+map by parameter name, so that two versions of a program understand each other: the receiver drops a parameter that it
+does not know, and one that the caller did not know takes its default.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 def hints_of(fn: Callable[..., Any], cls: type, *, what: str) -> dict[str, Any]:
     """The annotations as types, by parameter, and "return".
 
-    Names are looked up in the module of the method; failing that, also in the class, and where the class is
-    being defined: classes made inside of a function (a test) may name what is local there.
+    Names are looked up in the module of the method; failing that, also in the class and in the scope that defines the
+    class: a class defined inside a function (a test) may use names that are local there.
     """
     try:
         return get_type_hints(fn, include_extras=True)
@@ -45,11 +44,11 @@ def codec_of(hints: dict[str, Any], name: str, *, what: str, part: str, example:
     """The codec of one annotated part.
 
     Args:
-        hints: What `hints_of` gave.
-        name: Its name there.
-        what: The rpc, for errors.
-        part: What it is called in errors.
-        example: What to write if the annotation is missing.
+            hints: The result of `hints_of`.
+            name: The name of the part in `hints`.
+            what: The rpc, for errors.
+            part: The name of the part in errors.
+            example: What to write if the annotation is missing.
     """
     if name not in hints:
         raise refusal(f"{what}: {part} has no annotation", hint=f"write {example}, or Any if it can be anything")
@@ -81,7 +80,7 @@ def _local_hints(fn: Callable[..., Any], cls: type, *, what: str) -> dict[str, A
 
 
 def locals_around(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The local names of the nearest caller in the method's module: the one that defines the class just now."""
+    """The local names of the nearest caller in the method's module: the one that is defining the class."""
     module = getattr(inspect.unwrap(fn), "__globals__", None)
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals is not module:
@@ -98,7 +97,7 @@ _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 class Arguments:
     """Encodes and decodes the arguments of one method.
 
-    The parameters are the fields of a Struct made once, which binds arguments to them in C: no call looks at a
+    The parameters are the fields of a Struct created once, which binds arguments to them in C: no call inspects a
     signature.
 
     Args:
@@ -107,8 +106,8 @@ class Arguments:
         what: The rpc, for errors.
 
     Promise:
-        What `encode` gave, `decode` takes, in this version of the program. What does not fit the annotations is
-        refused by both.
+        `decode` accepts what `encode` returned, in this version of the program. Both refuse what does not fit the
+        annotations.
     """
 
     __slots__ = ("_checked", "_decode", "_from_json", "_keywords", "_make", "_signature", "_what", "names")
@@ -121,11 +120,11 @@ class Arguments:
         self._keywords = tuple(one.name for one in by_keyword)
         self.names = tuple(one.name for one in parameters)
         self._make = _struct(parameters, by_keyword, [_field(one, hints, what=what) for one in parameters])
-        codec: Codec[Any] = Codec(self._make)  # not codec_for: its cache would keep the Struct for ever
+        codec: Codec[Any] = Codec(self._make)  # not `codec_for`: its cache would keep the Struct for ever
         self._checked, self._decode, self._from_json = codec.checked, codec.decode, codec.from_json
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The arguments as bytes that are known to decode.
+        """Encode arguments into bytes that are known to decode.
 
         Raises:
             TypeError: Too many, too few or unknown arguments, as for a plain method.
@@ -140,10 +139,10 @@ class Arguments:
         return checked(values, self._what)
 
     def from_json(self, data: bytes) -> bytes:
-        """The same of a JSON map by the names of the parameters, for callers that do not have the method.
+        """Encode the arguments of a JSON map by parameter name, for callers that do not have the method.
 
         Raises:
-            MalformedMessage: It is no map, names a parameter that there is none of, or one does not fit.
+            MalformedMessage: It is not a map, names an unknown parameter, or a value does not fit.
         """
         try:
             given = _JSON_MAP(data)
@@ -176,7 +175,7 @@ class Arguments:
         """The values of these parameters, and all arguments in one canonical form, for comparing [M4].
 
         Promise:
-            Arguments at their default are left out. Those in `names` count by their place there, not by name [m9].
+            Arguments at their default are left out. Those in `names` count by their position there, not by name [m9].
         """
         values = self._decode(data, self._what)
         chosen = tuple(getattr(values, name) for name in names)
@@ -185,7 +184,7 @@ class Arguments:
         return chosen, canonical(values) + canonical(chosen)
 
     def _refuse_binding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Python's own words for what is wrong."""
+        """Raise Python's own error for the wrong arguments."""
         try:
             self._signature.bind(None, *args, **kwargs)
         except TypeError as error:
@@ -193,7 +192,7 @@ class Arguments:
 
 
 def _parameters(signature: inspect.Signature, *, what: str) -> Sequence[Parameter]:
-    """All but self."""
+    """All parameters but self."""
     found = list(signature.parameters.values())
     if not found or found[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
         raise refusal(
@@ -209,7 +208,7 @@ def _parameters(signature: inspect.Signature, *, what: str) -> Sequence[Paramete
 
 
 def _struct(parameters: Sequence[Parameter], by_keyword: Sequence[Parameter], fields: list[Any]) -> Any:
-    """A Struct with these fields; those by keyword come from a base, since a Struct has them all or none."""
+    """A Struct with these fields; keyword-only ones come from a base, since a Struct has only such fields or none."""
     split = len(parameters) - len(by_keyword)
     base = msgspec.defstruct("Keywords", fields[split:], kw_only=True, gc=False)
     return msgspec.defstruct("Arguments", fields[:split], bases=(base,), gc=False)
@@ -223,7 +222,7 @@ def _field(one: Parameter, hints: dict[str, Any], *, what: str) -> Any:
 
 
 def _default(one: Parameter, codec: Codec[Any], *, what: str) -> Any:
-    """The default as a field takes it: mutable ones are copied, so that no two calls share one."""
+    """The default as a field takes it: mutable defaults are copied, so that no two calls share one."""
     try:
         codec.checked(one.default, what=what)
     except MalformedMessage as error:

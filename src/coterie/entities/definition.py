@@ -1,4 +1,4 @@
-"""From a class to an entity type: everything that can be refused is refused here, when the program is loaded."""
+"""Makes an entity type of a class: all checks of a definition run here, when the program is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OURS = frozenset(name for name in (*vars(Entity), *Entity.__annotations__) if n
 
 
 class EntityOptions(TypedDict, total=False):
-    """What `@cluster.entity(…)` takes."""
+    """The options of `@cluster.entity(…)`."""
 
     name: str | None
     group: str
@@ -42,7 +42,7 @@ class EntityOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EntityType(Generic[E]):
-    """All that is known of one entity type, made once. None for `max_idle_s` and `retry`: the setting's default."""
+    """One entity type, created once. None for `max_idle_s` and `retry`: the setting's default."""
 
     name: str
     cls: type[E]
@@ -53,16 +53,16 @@ class EntityType(Generic[E]):
     retry: Retry | None
     rpcs: dict[str, Rpc]
     state: Versioned[Any] | None
-    """How its state is stored; None if it has none."""
+    """Encodes its stored state; None if it has none."""
     references: type[Reference]
 
     def ref(self, id: str, sender: Sender, *, timeout_s: float | None = None) -> E:
-        """A reference, typed as the entity that it stands for.
+        """A reference, typed as the entity.
 
         Args:
-            id: Which one.
-            sender: Who sends its calls.
-            timeout_s: How long its calls wait, instead of what their rpcs say.
+            id: The id of the entity.
+            sender: Sends its calls.
+            timeout_s: The timeout of its calls, instead of that of their rpcs.
 
         Raises:
             ValueError: The id is empty, too long or not storable.
@@ -71,22 +71,22 @@ class EntityType(Generic[E]):
 
 
 def define(cls: type[E], /, **options: Unpack[EntityOptions]) -> EntityType[E]:
-    """The entity type that a class describes.
+    """The entity type of a class.
 
     Args:
         cls: A class that derives from `Entity`. It is not changed, so that several clusters may share it.
         options: By name:
-            name: Under which it is known in the cluster and in the database; the class's own name if left out.
+            name: The name in the cluster and in the database; the class's own name if left out.
             group: The shard group whose runners serve it.
             mailbox: How many calls of one entity may wait. 1000: seconds of work, not minutes of silence.
-            concurrency: How many run at once. One: then a handler has its state for itself.
-            max_idle: After how long without calls an instance leaves.
+            concurrency: How many calls run at once. One: then a handler has exclusive access to the state.
+            max_idle: After how long without calls an instance is deactivated.
             retry: How often and when a crashed handler is tried again.
-            version: Of its state.
+            version: The version of its state.
             migrations: From each earlier version of its state to the next.
 
     Raises:
-        ConfigurationError: The class or an option cannot be used; which part, and what to write instead.
+        ConfigurationError: The class or an option is invalid; which part, and what to write instead.
     """
     _require_entity_class(cls)
     refuse_unknown(options, EntityOptions.__annotations__, what=f"the entity {cls.__name__}")
@@ -112,7 +112,7 @@ def _require_entity_class(cls: Any) -> None:
     shown = getattr(cls, "__name__", repr(cls))
     if not (isinstance(cls, type) and issubclass(cls, Entity)):
         raise refusal(f"{shown} does not derive from Entity", hint=f"write class {shown}(Entity), with its rpcs in it")
-    # Python itself gives each Protocol an __init__
+    # Python itself gives each Protocol an `__init__`.
     written = (base for base in cls.__mro__ if base is not object and "_is_protocol" not in vars(base))
     initializing = next((base for base in written if "__init__" in vars(base)), None)
     if initializing is not None:
@@ -151,7 +151,7 @@ def _require_rpc_name(name: str, member: object, *, what: str) -> None:
 
 
 def _refuse_lost_rpcs(cls: type, marked: dict[str, Any]) -> None:
-    """A method that overrides an rpc without being one would take the rpc away in silence."""
+    """Refuse a plain method that overrides an rpc: it would remove the rpc silently."""
     for base in cls.__mro__:
         for name, member in vars(base).items():
             if options_of(member) is not None and name not in marked:
@@ -191,7 +191,7 @@ def _state(cls: type[Entity[Any]], name: str, options: EntityOptions, *, concurr
 
 
 def _require_initial_state(cls: type[Entity[Any]], kind: Any, stored: Versioned[Any], name: str) -> None:
-    """The default `initial_state` is tried once, so that no entity fails at its first call."""
+    """Try the default `initial_state` once, so that no entity fails at its first call."""
     if cls.initial_state is not Entity.initial_state:
         return
     try:

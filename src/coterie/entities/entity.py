@@ -1,4 +1,4 @@
-"""Entity, the class that users derive from, and what it asks of the runner on which it lives."""
+"""Entity, the class that users derive from, and the interface it uses on its runner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ E = TypeVar("E", bound="Entity[Any]")
 
 
 class Activation(Protocol):
-    """One life of an entity on one runner, as the entity sees it."""
+    """One activation of an entity on one runner, as the entity sees it."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -34,9 +34,9 @@ class Activation(Protocol):
 
 
 class Entity(Generic[S]):
-    """An object that any process can call by its id, and that lives on one runner at a time.
+    """An object that any process can call by its id, and that is active on one runner at a time.
 
-    `S` is the type of its state; without it there is none. There is no `__init__` of one's own: `on_activate`.
+    `S` is the type of its state; without it there is none. It has no `__init__` of its own: use `on_activate`.
 
     Example:
         ```python
@@ -49,39 +49,39 @@ class Entity(Generic[S]):
     """
 
     id: str
-    state: S = None  # type: ignore[assignment] # what an entity without state has
+    state: S = None  # type: ignore[assignment] # None for an entity without state
     _activation: Activation
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster in which this entity lives."""
+        """The cluster of this entity."""
         return self._activation.cluster
 
     def initial_state(self) -> S:
-        """The state of an entity that has none yet: `S()`, unless overridden."""
+        """The state of an entity that has none stored: `S()`, unless overridden."""
         made: S = state_type_of(type(self))()
         return made
 
     async def on_activate(self) -> None:
-        """Runs before the first call of each life."""
+        """Runs before the first call of each activation."""
 
     async def on_deactivate(self) -> None:
-        """Runs after the last call of a life.
+        """Runs after the last call of an activation.
 
         Not promised:
             That it runs at all: a process may be killed.
         """
 
     def keep_alive(self, on: bool = True) -> None:
-        """Stay, however long nobody calls; with `on=False` leave again when idle."""
+        """Stay active however long idle; with `on=False` idle deactivation applies again."""
         self._activation.keep_alive(on=on)
 
     async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R:
-        """What `factory` opens, opened once in this life under this name, closed with it [K5]."""
+        """The value that `factory` opens, once per activation and name; closed at deactivation [K5]."""
         return await self._activation.resource(name, factory)
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """SQL of your own, with `$1` parameters, committed with state, reply and the messages sent, when the rpc ends.
+        """Your own SQL, with `$1` parameters, committed with state, reply and the messages sent, when the rpc ends.
 
         Example:
             ```python
@@ -90,31 +90,33 @@ class Entity(Generic[S]):
             ```
 
         Promise:
-            All of it or nothing: an rpc that raises, or whose shard is lost, leaves nothing behind. So does a block
-            that is left by an exception. Several blocks of one rpc, one after another, are one transaction.
+                Atomic: an rpc that raises, or whose shard is lost, leaves nothing behind. Nor does a block that is left
+                    by
+                an exception. Several blocks of one rpc, one after another, are one transaction.
 
         Not promised:
-            From its first statement to the end of the rpc it may take `transaction_limit` (2 s), since whatever moves
-            the shard waits for it; then it is rolled back and `TransactionTimeout` is raised. On SQLite it keeps
-            all other writers of the file waiting from its first write on.
+                From its first statement to the end of the rpc it may take `transaction_limit` (2 s), since moving the
+                shard
+                waits for it; then it is rolled back and `TransactionTimeout` is raised. On SQLite it blocks all other
+                writers of the file from its first write on.
         """
         return self._activation.transaction()
 
     async def forget(self) -> None:
-        """Delete this entity's state in the commit of the reply, and let the instance go."""
+        """Delete this entity's state in the commit of the reply, and discard the instance."""
         self._activation.forget()
 
 
 def activated(cls: type[E], id: str, activation: Activation) -> E:
-    """An instance at the beginning of a life, its state yet to be set."""
+    """A new instance, without its state."""
     entity = cls.__new__(cls)
     entity.id = id
-    entity._activation = activation  # noqa: SLF001 the two are one thing
+    entity._activation = activation  # noqa: SLF001 the two belong together
     return entity
 
 
 def state_type_of(cls: type[Entity[Any]]) -> Any:
-    """The `S` of an entity class, found through generic classes between; `NoneType` where there is none.
+    """The `S` of an entity class, also through generic base classes; `NoneType` if it has none.
 
     >>> state_type_of(Entity)
     <class 'NoneType'>
@@ -124,7 +126,7 @@ def state_type_of(cls: type[Entity[Any]]) -> Any:
 
 
 def _state_of(kind: Any) -> Any:
-    """The same for `Account` and for `Ledger[Balance]`; a type variable where one is left open."""
+    """The same for `Account` and for `Ledger[Balance]`; a type variable if it is unbound."""
     given, cls = get_args(kind), get_origin(kind) or kind
     if cls is Entity:
         return given[0] if given else NoneType

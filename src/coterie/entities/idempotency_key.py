@@ -1,13 +1,13 @@
-"""Idempotency keys: how the values of parameters become the text by which a repeated call is known. Pure [m9].
+"""Idempotency keys: make the text that identifies a repeated call from the values of parameters. Pure [m9].
 
     order_id="7"                s:7              text; also what an explicit key="7" becomes
-    order_id=7                  i:7              a whole number is another key than its text
+    order_id=7                  i:7              an integer is another key than its text
     (tenant, day)               s:acme|d:2026-03-29
     a call inside a handler     m:<message id>/2 the second one that the handler of that message awaited [M6]
     longer than 255 bytes       the SHA-256 of that text, 64 hexadecimal digits (STORE-08)
 
-The name of a parameter is no part of it: renaming one changes no key. An Enum counts as its value, by which it also
-travels. Instants count by the moment, in whatever zone they were given.
+Parameter names are not part of a key: renaming one changes no key. An Enum counts as its value, as on the wire.
+Instants count by the moment, in whatever zone they were given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 from datetime import UTC, date, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
-from uuid import UUID  # noqa: TID251 a type of values, none is drawn here
+from uuid import UUID  # noqa: TID251 a type of values; none is generated here
 
 from msgspec import inspect
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 ACCEPTED = "a key is made of text, whole numbers, UUIDs, instants, dates or an Enum of those"
 
 _MOST_BYTES = 255 + len("s:")
-"""Of a key as text: with the longest type and id of an entity it still fits in one index entry of PostgreSQL."""
+"""Limit of a key as text: with the longest type and id of an entity it still fits into a PostgreSQL index entry."""
 _DERIVED = "m:"
-_UNSAFE = re.compile("[\\\\|\0\ud800-\udfff]")  # what divides, and what a database cannot store as text
+_UNSAFE = re.compile("[\\\\|\0\ud800-\udfff]")  # separators, and what a database cannot store as text
 _ESCAPED = re.compile(r"\\(?:u([0-9a-f]{4})|(.))", re.DOTALL)
 _PART = re.compile(r"(?:[^\\|]|\\.)+", re.DOTALL)
 _KEYABLE = (
@@ -46,23 +46,23 @@ _KEYABLE = (
 
 
 def key_of(rpc: Rpc, payload: bytes, explicit: str | None = None) -> tuple[str | None, bytes]:
-    """The key of a call as it is stored, and the digest of its arguments; None and nothing if it has no key.
+    """The key of a call as it is stored, and the digest of its arguments; None and empty bytes without a key.
 
     Args:
         rpc: The method.
-        payload: The arguments, as `Arguments.encode` encoded them.
-        explicit: The key given for this one call, which beats that of `@rpc(key=…)`.
+            payload: The arguments, as encoded by `Arguments.encode`.
+            explicit: The key of this call, which takes precedence over `@rpc(key=…)`.
 
     Promise:
         Equal keys come from equal values of equal type, in every process and version. The digest leaves out
         arguments at their default, so that a caller whose method has one more parameter can repeat a call [M4].
 
     Not promised:
-        Equal digests of sets annotated as `Any`: they travel as lists, in an order of their own.
+            Equal digests of sets annotated as `Any`: they travel as lists, in arbitrary order.
 
     Raises:
-        MalformedMessage: A value makes no key: nothing, empty text, or of a type that cannot be told apart safely.
-        TypeError: An explicit key is no text.
+            MalformedMessage: A value cannot be a key: None, empty text, or of a type that is ambiguous as text.
+            TypeError: An explicit key is not text.
     """
     if explicit is None and not rpc.key:
         return None, b""
@@ -72,20 +72,20 @@ def key_of(rpc: Rpc, payload: bytes, explicit: str | None = None) -> tuple[str |
 
 
 def derived_key(rpc: Rpc, payload: bytes, *, message_id: str, number: int) -> tuple[str, bytes]:
-    """Key and digest of a persisted call without a key of its own that a handler awaits [M6].
+    """Key and digest of a persisted call without its own key that a handler awaits [M6].
 
     Args:
         rpc: The method that is called.
         payload: Its arguments.
-        message_id: The message that the handler handles.
-        number: Which of its calls this is, from 1: a retry of the handler counts in the same way.
+        message_id: The message of the handler.
+        number: The number of the call in the handler, from 1: a retry of the handler counts in the same way.
     """
     _, canonical = rpc.arguments.keyed(payload, rpc.key)
     return f"{_DERIVED}{message_id}/{number}", hashlib.sha256(canonical).digest()
 
 
 def shown_key(stored: str) -> str:
-    """A stored key for people to read: without tags and escapes. Two keys may look alike."""
+    """A stored key in readable form: without tags and escapes. Two keys may look alike."""
     if ":" not in stored:
         return f"sha256 {stored}"
     if stored.startswith(_DERIVED):
@@ -134,7 +134,7 @@ def _part(rpc: Rpc, name: str, value: Any) -> str:
 
 
 def _tagged(value: Any) -> str | None:
-    """The value with a letter for its type; classes derived from text and numbers count as what they extend."""
+    """The value with a letter for its type; subclasses of text and numbers count as their base type."""
     if isinstance(value, str):
         return f"s:{_UNSAFE.sub(_escape, str.__str__(value))}"
     if isinstance(value, int) and not isinstance(value, bool):

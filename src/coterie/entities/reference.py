@@ -1,13 +1,12 @@
-"""What `ref.method(…)` gives: a call, which is a real coroutine, or a stream of items.
+"""References, and the calls and streams that their methods return.
 
     built ──await, create_task, gather, TaskGroup──▶ sent once, waits for the reply
       ├────given to cluster.send or cluster.call───▶ sent once by those
       └────dropped─────────────────────────────────▶ nothing is sent, and a RuntimeWarning says so
 
-Arguments are encoded when the call is built. So wrong ones are refused in the line that has them, before anything
-is sent, and later changes to what was passed do not reach the entity.
-
-References: what `cluster.ref` gives. Typed as the entity, they have its rpcs and its id, and nothing else [m11].
+`cluster.ref` returns a reference. It is typed as the entity, and has its rpcs and its id, and nothing else [m11]. A
+call is a real coroutine. Its arguments are encoded when it is built: wrong ones are refused in the line that has them,
+before anything is sent, and later changes to the passed objects do not reach the entity.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Sender(Protocol):
-    """Whoever sends calls: the cluster."""
+    """Sends calls: the cluster."""
 
     def call(self, call: Call[T], /) -> Coroutine[Any, Any, T]:
         """Send a call and wait for its result."""
         ...
 
     def stream(self, stream: Stream[T], /) -> AsyncGenerator[T, None]:
-        """Ask for the items of a stream."""
+        """Request the items of a stream."""
         ...
 
 
@@ -48,12 +47,12 @@ class Call(Coroutine[Any, Any, T_co]):
     Args:
         address: The entity.
         rpc: The method.
-        payload: Its arguments, encoded.
-        sender: Who sends it.
+        payload: The encoded arguments.
+        sender: Sends the call.
         timeout_s: How long to wait for the reply; None: the setting's default.
 
     Promise:
-        Awaited twice it raises, rather than sending twice. Cancelled before it began, it sends nothing.
+        Awaiting it twice raises an error, and does not send it twice. Cancelled before it starts, it sends nothing.
     """
 
     __slots__ = ("_inner", "_sender", "_taken", "address", "key", "payload", "rpc", "timeout_s")
@@ -71,7 +70,7 @@ class Call(Coroutine[Any, Any, T_co]):
         self._taken = False
 
     def take(self) -> None:
-        """Say that this call is sent now, by whoever calls this. Once.
+        """Mark this call as sent by the caller of this method. Allowed once.
 
         Raises:
             RuntimeError: It was sent before.
@@ -82,32 +81,32 @@ class Call(Coroutine[Any, Any, T_co]):
 
     def __await__(self) -> Generator[Any, Any, T_co]:
         if self._taken:
-            self.take()  # which refuses
+            self.take()  # raises
         self._taken = True
         return self._sender.call(self).__await__()
 
     def send(self, value: Any, /) -> Any:
-        """For the event loop: a task drives its coroutine by this."""
+        """For the event loop: a task steps its coroutine with this."""
         if self._inner is None:
             self.take()
             self._inner = self._sender.call(self)
         return self._inner.send(value)
 
     def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
-        """For the event loop: how a task is cancelled."""
+        """For the event loop: a task is cancelled with this."""
         if self._inner is None:
             self.take()
             raise typ if val is None else val
         return self._inner.throw(typ) if val is tb is None else self._inner.throw(typ, val, tb)
 
     def close(self) -> None:
-        """Give it up. One that was not sent yet never will be."""
+        """Close the call. If it was not sent yet, it never will be."""
         self._taken = True
         if self._inner is not None:
             self._inner.close()
 
     @property
-    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] # nobody sets it
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] # it is never set
         """For asyncio, which shows it in the name of a task."""
         return repr(self)
 
@@ -120,9 +119,9 @@ class Call(Coroutine[Any, Any, T_co]):
 
 
 class Stream(AsyncIterator[T_co]):
-    """The items that an rpc yields, asked for when the first is wanted: `async for`, once.
+    """The items that an rpc yields, requested with the first `__anext__`: `async for`, once.
 
-    Whoever leaves before the end calls `aclose` (`contextlib.aclosing` does).
+    A reader that stops before the end must call `aclose` (`contextlib.aclosing` does).
     """
 
     __slots__ = ("_items", "_sender", "address", "payload", "rpc", "timeout_s")
@@ -143,7 +142,7 @@ class Stream(AsyncIterator[T_co]):
         return self._items.__anext__()
 
     async def aclose(self) -> None:
-        """Take no more items. The handler is told."""
+        """Stop reading. The handler is cancelled."""
         if self._items is None:
             self._items = _nothing()
         await self._items.aclose()
@@ -153,7 +152,7 @@ class Stream(AsyncIterator[T_co]):
 
 
 def require_call(call: object, *, what: str) -> Call[Any]:
-    """The call, taken, for a method that is given one.
+    """Check that an argument is a call, and mark it as sent.
 
     Raises:
         TypeError: It is something else: another coroutine, a stream.
@@ -170,10 +169,10 @@ async def _nothing() -> AsyncGenerator[Any, None]:
 
 
 class Reference:
-    """An entity as others see it. Each entity type has a subclass of its own, with a method for each rpc.
+    """An entity as its callers see it. Each entity type has its own subclass, with a method for each rpc.
 
-    Two references are equal if they name the same entity. `isinstance(reference, Account)` is false: it is none,
-    it only calls one.
+    Two references are equal if they name the same entity. `isinstance(reference, Account)` is false: a reference is
+    not an `Account`, it only calls one.
     """
 
     __slots__ = ("_address", "_aim")
@@ -185,11 +184,11 @@ class Reference:
         if not isinstance(id, str):
             raise TypeError(f"the id of {self._type_name} is {id!r}: ids are text, write str(…)")
         self._address = EntityAddress(self._type_name, id)
-        self._aim = (self._address, sender, timeout_s)  # at one look: on a class with __getattr__ each one costs
+        self._aim = (self._address, sender, timeout_s)  # one lookup: each costs on a class with `__getattr__`
 
     @property
     def id(self) -> str:
-        """Which entity of its type this is."""
+        """The id of the entity."""
         return self._address.id
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -217,10 +216,10 @@ def reference_type(name: str, rpcs: Mapping[str, Rpc]) -> type[Reference]:
 
 
 def address_of(ref: object) -> EntityAddress:
-    """Where a reference leads.
+    """The address of the entity that a reference names.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a reference.
     """
     if not isinstance(ref, Reference):
         raise TypeError(f"expected a reference, as cluster.ref(Account, …) gives one, not {type(ref).__name__}")
@@ -228,7 +227,7 @@ def address_of(ref: object) -> EntityAddress:
 
 
 def _method(rpc: Rpc) -> Callable[..., Any]:
-    """Builds the calls of one rpc. This is the hot path of every call: bind, encode, one object."""
+    """Builds the calls of one rpc. The hot path of every call: bind, encode, one object."""
     make = Stream if rpc.is_stream else Call
     encode, declared_s = rpc.arguments.encode, rpc.timeout_s
 

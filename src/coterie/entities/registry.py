@@ -1,4 +1,4 @@
-"""The entities of a program: what it defines, and how its runners come to host them."""
+"""The entity types of a program, and how its runners host them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class EntityRegistry:
-    """The entity types of one program, and the room for the seats of shards (`runner.Workplace`).
+    """The entity types of one program; provides the occupants of shard seats (`runner.Workplace`).
 
     Args:
-        cluster: What entities have as `self.cluster`.
-        acting: For whom calls are made at the moment.
+        cluster: The value of `self.cluster` in entities.
+        acting: Returns the client or runner that currently makes the calls.
     """
 
     kind = "shard"
@@ -50,7 +50,7 @@ class EntityRegistry:
         """Define an entity type.
 
         Raises:
-            ConfigurationError: It cannot be used, or its name is taken.
+            ConfigurationError: The definition is invalid, or its name is taken.
         """
         entity_type = define(cls, **options)
         taken = self.types.get(entity_type.name)
@@ -65,10 +65,10 @@ class EntityRegistry:
         self._senders[entity_type.name] = TypedSender(entity_type, self._acting)
 
     def of(self, cls: type[E]) -> EntityType[E]:
-        """What is known of an entity class.
+        """The entity type of a class.
 
         Raises:
-            TypeError: It is none of this cluster's.
+            TypeError: It is not an entity of this cluster.
         """
         found = self._by_class.get(cls)
         if found is None:
@@ -83,11 +83,11 @@ class EntityRegistry:
         return entity_type.ref(id, self._senders[entity_type.name], timeout_s=timeout_s)
 
     def call(self, call: Call[Any]) -> Coroutine[Any, Any, Any]:
-        """Send a call that was taken before, and wait for its result."""
+        """Send a call that is marked as sent, and wait for its result."""
         return self._sender(call).call(call)
 
     def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> Coroutine[Any, Any, MessageId[Any]]:
-        """Send a call that was taken before, without waiting for its result."""
+        """Send a call that is marked as sent, without waiting for its result."""
         return self._sender(call).send(call, at=at, delay_s=delay_s)
 
     async def result(self, message_id: str, *, timeout_s: float | None) -> Any:
@@ -97,7 +97,7 @@ class EntityRegistry:
         return await calling.posting.result(message_id, within_s=within_s, rpc_of=self._rpc)
 
     async def reset(self, cls: type[Entity[Any]], id: str) -> int:
-        """Dead messages of an entity back to pending, and those that wait for another attempt due now; how many."""
+        """Make dead messages of an entity pending, and those that wait for a retry due now. Returns their number."""
         here, entity_type = self._acting(), self.of(cls)
         require_text(id, what="entity id")
         count = await here.storage.messages.revive(entity_type=entity_type.name, entity_id=id)
@@ -119,7 +119,7 @@ class EntityRegistry:
     async def broadcast(
         self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Replies[Any]:
-        """Call all resident entities of the method's type."""
+        """Call all active entities of the method's type."""
         entity_type, rpc = self.method(method)
         if rpc.is_stream:
             raise TypeError(f"{rpc.what} is a stream, and a broadcast takes one reply of each")
@@ -142,10 +142,10 @@ class EntityRegistry:
         return found
 
     def method(self, fn: Callable[..., Any]) -> tuple[EntityType[Any], Rpc]:
-        """Which rpc `Account.balance` is, written as a method of the class.
+        """The rpc of a method that is written as `Account.balance`.
 
         Raises:
-            TypeError: It is none of this cluster's, or several entities inherited it.
+            TypeError: It is not an rpc of this cluster, or several entities inherited it.
         """
         found = [
             (entity_type, rpc)
@@ -161,10 +161,10 @@ class EntityRegistry:
             raise TypeError(f"{shown} is an rpc of {names}, which inherited it: override it in the one that is meant")
         return found[0]
 
-    # The room
+    # Seats
 
     def definitions(self) -> Sequence[Definition]:
-        """None: shards are known to all."""
+        """No definitions: every runner knows all shards."""
         return ()
 
     def occupants(self, runner: Runner) -> Occupy:
@@ -187,7 +187,7 @@ class EntityRegistry:
 
 
 class TypedSender:
-    """Sends the calls of references to one entity type, for whoever acts at the moment."""
+    """Sends the calls of references to one entity type, through the client or runner that currently acts."""
 
     __slots__ = ("_acting", "_type")
 
@@ -218,6 +218,6 @@ class TypedSender:
         return MessageId(await calling.tell(call, self._type))
 
     def stream(self, stream: Stream[Any], /) -> Any:
-        """Ask for the items of a stream."""
+        """Request the items of a stream."""
         items = self._acting().calling.stream(stream, self._type)
         return read(stream, items) if spans.on else items

@@ -1,8 +1,7 @@
-"""The errors that an rpc declares: which exceptions are results, and may cross to the caller [m10].
+"""`@rpc`, which marks a method of an entity as callable from any process, and the definition of such a method.
 
-What is counted of one rpc: found once, when the program is loaded, so that a call only adds to it.
-
-`@rpc`, which marks a method of an entity as callable from any process, and what is known of such a method.
+The errors that an rpc declares are results, and cross to the caller as themselves [m10]. The metrics of an rpc are
+looked up once, when the program is loaded, so that a call only adds to them.
 """
 
 from __future__ import annotations
@@ -30,14 +29,15 @@ _SAMPLES = ((bool, True), (int, 7), (float, 7.5), (bytes, b"sample"))
 
 
 def declared_errors(errors: Any, *, what: str) -> dict[str, type[Exception]]:
-    """The classes by the name under which they cross.
+    """The declared exception classes, by the name under which they cross.
 
     Args:
-        errors: What the user wrote as `errors=`.
+        errors: The value of `errors=`.
         what: The rpc, for errors.
 
     Raises:
-        ConfigurationError: One is no exception class, has the name of another, or would not survive the way.
+        ConfigurationError: One is not an exception class, has the name of another, or cannot be rebuilt from its
+            `args`.
     """
     if isinstance(errors, type) or not isinstance(errors, list | tuple | set | frozenset):
         name = getattr(errors, "__name__", "Overdrawn")
@@ -56,13 +56,13 @@ def declared_errors(errors: Any, *, what: str) -> dict[str, type[Exception]]:
 
 
 def nearest(error: BaseException, declared: dict[str, type[Exception]]) -> str | None:
-    """The name under which an error crosses: its own class's, or that of the nearest declared above it."""
+    """The name under which an error crosses: that of its class or nearest declared base; None if undeclared."""
     names = (kind.__name__ for kind in type(error).__mro__ if declared.get(kind.__name__) is kind)
     return next(names, None)
 
 
 def arguments_of(error: BaseException) -> tuple[Any, ...]:
-    """What the class has to be called with to get the error again: `args`, unless it has its own `__reduce__`."""
+    """The arguments with which the class rebuilds the error: `args`, unless it has its own `__reduce__`."""
     if not _has_own_reduce(type(error)):
         return error.args
     kind, args, *_ = cast("tuple[Any, ...]", error.__reduce__())
@@ -82,9 +82,9 @@ def _require_crossing(kind: Any, *, what: str) -> None:
 
 
 def _rebuilds(kind: type[Exception]) -> bool:
-    """Whether an error's `args` are what its class takes, tried with a sample unless Python itself sees to it."""
+    """Whether a class can be called with its errors' `args`, tried with a sample unless Python itself guarantees it."""
     init: Any = kind.__init__
-    if issubclass(kind, CoterieError):  # made of facts by name
+    if issubclass(kind, CoterieError):  # built from facts by name
         return False
     if not inspect.isfunction(init) or _has_own_reduce(kind):
         return True
@@ -95,7 +95,7 @@ def _rebuilds(kind: type[Exception]) -> bool:
     sample = tuple(_sample(hints.get(one.name)) for one in parameters if one.kind is not one.VAR_KEYWORD)
     try:
         return kind(*kind(*sample).args).args == sample
-    except Exception:  # noqa: BLE001 a user's class may raise anything, and whatever it is, it does not work
+    except Exception:  # noqa: BLE001 a user's class may raise anything; then it cannot be rebuilt
         return False
 
 
@@ -115,12 +115,12 @@ def _has_own_reduce(kind: type[BaseException]) -> bool:
 
 
 class RpcMetrics:
-    """The numbers of one rpc: how its calls ended, and how long its handler took; of its messages the usual ones.
+    """The metrics of one rpc: outcomes of its calls, durations of its handler, usual outcomes of its messages.
 
     Args:
         entity_type: The name of its entity type.
-        rpc: Its own.
-        persisted: Whether its calls are messages.
+        rpc: The name of the rpc.
+        persisted: Whether its calls are persisted.
     """
 
     __slots__ = ("declared", "done", "done_declared", "failed", "ok", "sent", "took")
@@ -137,7 +137,7 @@ class RpcMetrics:
 
     @property
     def successes(self) -> float:
-        """Calls and messages that have ended by a result, or by an error that the rpc declares."""
+        """Calls and messages that ended by a result or a declared error."""
         return self.ok.value + self.declared.value + self.done.value + self.done_declared.value
 
 
@@ -148,7 +148,7 @@ _MARK = "__coterie_rpc__"
 
 @dataclass(frozen=True, slots=True)
 class RpcOptions:
-    """What was written in `@rpc(…)`."""
+    """The options of `@rpc(…)`."""
 
     persisted: bool = False
     key: str | tuple[str, ...] | None = None
@@ -167,10 +167,10 @@ def rpc(
     timeout: Duration | None = None,
 ) -> Callable[[Fn], Fn]: ...
 def rpc(fn: Any = None, /, **options: Any) -> Any:
-    """Let any process call this method of an entity, with and without parentheses.
+    """Let any process call this method of an entity. Written with or without parentheses.
 
-    An `async def` gives one result; an async generator (with `yield` in it) gives a stream of items. Parameters
-    and result are annotated: by these types payloads are encoded, and refused if they do not fit.
+    An `async def` returns one result; an async generator (with `yield` in it) returns a stream of items. Parameters
+    and result must be annotated: payloads are encoded by these types, and refused if they do not fit.
 
     Example:
         ```python
@@ -181,13 +181,14 @@ def rpc(fn: Any = None, /, **options: Any) -> Any:
     Args:
         fn: The method.
         options: By name:
-            persisted: The call is written to the database before it is acknowledged.
-            key: The parameter, or parameters, whose values make a repeated call the same call.
-            errors: The exceptions that are results: they reach the caller as themselves, others as `RemoteError`.
-            timeout: How long a caller waits. None: the setting `call_timeout`.
+                    persisted: The call is written to the database before it is acknowledged.
+                    key: The parameter, or parameters, whose values identify a repeated call.
+                    errors: The exceptions that are results: they reach the caller as themselves, others as
+                        `RemoteError`.
+                    timeout: How long a caller waits. None: the setting `call_timeout`.
 
     Raises:
-        ConfigurationError: It is no `async def`, or an option cannot be used.
+            ConfigurationError: It is not an `async def`, or an option is invalid.
     """
     refuse_unknown(options, RpcOptions.__dataclass_fields__, what="@rpc")
     declared = RpcOptions(**options)
@@ -195,7 +196,7 @@ def rpc(fn: Any = None, /, **options: Any) -> Any:
 
 
 def options_of(member: object) -> RpcOptions | None:
-    """The options of a method that was marked with `@rpc`; None for anything else."""
+    """The options of a method that is marked with `@rpc`; None for anything else."""
     found: RpcOptions | None = getattr(getattr(member, "__func__", member), _MARK, None)  # also of a static method
     return found
 
@@ -206,7 +207,7 @@ def _mark(fn: Any, options: RpcOptions) -> Any:
             f"@rpc stands before {fn!r}, which is no method",
             hint='write options by name, as in @rpc(timeout="5s"), and put @rpc nearest to an `async def` with self',
         )
-    bare = inspect.unwrap(fn)  # what other decorators wrapped
+    bare = inspect.unwrap(fn)  # without other decorators
     if not (inspect.iscoroutinefunction(bare) or inspect.isasyncgenfunction(bare)):
         raise refusal(
             f"{_short(fn)} is a plain function, and an rpc is awaited", hint=f"write async def {fn.__name__}(…)"
@@ -221,47 +222,47 @@ def _short(fn: Any) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rpc:
-    """All that is known of one rpc of one entity type, made once."""
+    """The definition of one rpc of one entity type, created once."""
 
     name: str
     what: str
-    """How errors call it: `Account.charge`."""
+    """The name in errors: `Account.charge`."""
     fn: Callable[..., Any]
     arguments: Arguments
     result: Codec[Any]
-    """Of the result; of one item, if it is a stream."""
+    """The codec of the result; of one item, if it is a stream."""
     errors: dict[str, type[Exception]]
-    """Those declared, by the name under which they cross."""
+    """The declared errors, by the name under which they cross."""
     persisted: bool
     key: tuple[str, ...]
-    """The parameters that make the key."""
+    """The parameters that form the key."""
     timeout_s: float | None
     is_stream: bool
     result_what: str
-    """How errors call the result."""
+    """The name of the result in errors."""
     counted: RpcMetrics
 
     def encode_result(self, value: Any) -> bytes:
-        """A result, or an item of a stream, known to decode: a handler's mistake is found where it was made."""
+        """Encode a result, or an item of a stream, into bytes known to decode: a wrong type is found here."""
         return self.result.checked(value, what=self.result_what)
 
     def decode_result(self, data: bytes) -> Any:
-        """What `encode_result` encoded."""
+        """Decode what `encode_result` encoded."""
         return self.result.decode(data, what=self.result_what)
 
 
 def make_rpc(fn: Callable[..., Any], options: RpcOptions, cls: type, *, name: str, what: str) -> Rpc:
-    """What is known of a marked method.
+    """The definition of a marked method.
 
     Args:
         fn: The method.
-        options: Those of its `@rpc`.
+        options: The options of its `@rpc`.
         cls: Its class.
         name: The method's name.
-        what: How errors call it.
+        what: The name in errors.
 
     Raises:
-        ConfigurationError: Its signature, its annotations or its options cannot be used.
+        ConfigurationError: Its signature, its annotations or its options are invalid.
     """
     is_stream = inspect.isasyncgenfunction(inspect.unwrap(fn))
     hints = hints_of(fn, cls, what=what)

@@ -1,1 +1,1 @@
-"""What doing work on a seat needs, for entities, singletons, crons and workflows alike."""
+"""Shared by entities, singletons, crons and workflows: checks of definitions, time limits, the pruner."""

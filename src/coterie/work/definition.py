@@ -1,4 +1,4 @@
-"""How definitions refuse: what is wrong with which part of the program, and what to write instead."""
+"""Checks of definitions: each refusal says what is wrong with which part of the program, and what to write instead."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def refusal(problem: str, *, hint: str = "") -> ConfigurationError:
-    """The error of a definition that cannot be used."""
+    """The error of an invalid definition."""
     return ConfigurationError(problem=problem, hint=hint)
 
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], *, what: str) -> None:
-    """Raise for the first option that does not exist, and name the one that was meant."""
+    """Raise for the first option that does not exist, and suggest the closest one."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is None:
         return
-    import difflib  # only here: refusing is rare, and programs have to start fast
+    import difflib  # only here: refusals are rare, and programs have to start fast
 
     close = difflib.get_close_matches(unknown, known, n=1)
     meant = f"did you mean {quoted(close[0])}? " if close else ""
@@ -31,7 +31,7 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], *, what: str) -
 
 
 def retry_of(value: Any, *, what: str) -> Retry | None:
-    """The policy that was given, if it is one."""
+    """The given retry policy, if it is a `Retry` or None."""
     if value is not None and not isinstance(value, Retry):
         raise refusal(f"retry of {what} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never")
     return value
@@ -41,7 +41,7 @@ _EXAMPLES = {"singleton": '("importer")', "cron": '("nightly", "0 3 * * *")'}
 
 
 def require_name(name: Any, *, kind: str) -> str:
-    """The name of a singleton or cron, if both databases can give it back exactly."""
+    """The name of a singleton or cron, if both databases can return it exactly."""
     if not isinstance(name, str):
         raise refusal(f"name of a {kind} is {name!r}, expected text", hint=f"write @cluster.{kind}{_EXAMPLES[kind]}")
     try:
@@ -54,7 +54,7 @@ def require_name(name: Any, *, kind: str) -> str:
 
 
 def require_body(body: Any, *, what: str, argument: str) -> None:
-    """Refuse what is no async function of one argument."""
+    """Refuse a body that is not an async function of one argument."""
     shown = getattr(body, "__name__", repr(body))
     hint = f"write async def {shown if shown.isidentifier() else 'work'}({argument})"
     if not inspect.iscoroutinefunction(inspect.unwrap(body)):
@@ -70,5 +70,5 @@ def takes_one(function: Callable[..., Any]) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # some that are not written in Python do not say
+        return True  # some functions that are not written in Python have no signature
     return True

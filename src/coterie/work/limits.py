@@ -1,4 +1,4 @@
-"""Limits: how long code of users may take to end, and waiting that keeps to them."""
+"""Time limits for user code to end, and a wait that respects them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CLOSING_S = 3.0
-"""What `on_deactivate`, closing resources and closing a stream may take, each: a shard waits for them to move."""
+"""The limit of `on_deactivate`, of closing resources and of closing a stream, each: a moving shard waits for them."""
 STUBBORN_S = 1.0
-"""How long what was cancelled may take to end, before nobody waits for it any more."""
+"""How long to wait for cancelled code to end before it is abandoned."""
 
 
 async def settled(futures: Iterable[asyncio.Future[Any]], *, limit_s: float | None = None) -> None:
-    """Wait until all have ended, well or not, or for the limit. They are not cancelled with whoever waits."""
+    """Wait until all futures are done, by result or error, or for the limit. Cancelling this cancels none."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await asyncio.shield(asyncio.gather(*futures, return_exceptions=True))

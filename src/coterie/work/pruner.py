@@ -1,9 +1,9 @@
-"""Pruner: deletes the rows whose time is over, of all tables, until none is left.
+"""Pruner: deletes expired rows from all tables.
 
-each minute ──▶ one bounded statement for each table ──▶ those that may have more: again, after a pause ──▶ all are done
+each minute ──▶ one bounded statement per table ──▶ tables that may have more: again, after a pause ──▶ all are done
 
-Every runner prunes all tables; rows that another session has locked are left to that one. A client prunes the key-value
-store alone, since a cluster may consist of clients. What is not pruned in time is seen in `Storage.overdue`.
+Every runner prunes all tables; rows that another session has locked are left to that session. A client prunes only the
+key-value store, since a cluster may consist of clients. `Storage.overdue` shows what is not pruned in time.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ TABLES: Sequence[Table] = get_args(Table)
 
 _EVERY_S = 60.0
 _BATCH = 500
-"""Rows that one statement looks at: it takes some milliseconds, so nobody waits long for its locks."""
+"""Rows that one statement visits: it holds its locks for a few milliseconds only."""
 _PAUSE_S = 0.02
-"""Between two statements, for the writes of others."""
+"""Between two statements, so that other writes can run."""
 
 
 class Pruner:
     """Prunes for one process, from `start` to `stop`.
 
     Args:
-        storage: Of the cluster.
+        storage: The storage of the cluster.
         settings: `retention`, and `key_retention` for messages with a key.
-        chance: For the jitter that keeps processes from pruning in step.
-        supervisor: The one of this process.
-        tables: Which of them it prunes.
+        chance: The jitter that keeps processes from pruning in step.
+        supervisor: The supervisor of this process.
+        tables: The tables to prune.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Pruner:
         self._tasks = Tasks("pruner")
 
     def start(self) -> None:
-        """Prune now and then from now on."""
+        """Start pruning at regular intervals."""
         self._tasks.supervise(self._prune_on, name="prune", supervisor=self._supervisor)
 
     async def stop(self) -> None:
-        """Prune no more."""
+        """Stop pruning."""
         await self._tasks.stop()
 
     async def _prune_on(self) -> None:
@@ -78,7 +78,7 @@ class Pruner:
             await self.prune()
 
     async def prune(self) -> dict[Table, int]:
-        """Delete all that is due now, a batch of each table in turn; how many rows of each."""
+        """Delete all expired rows, one batch of each table in turn. Returns the number of rows per table."""
         counts: dict[Table, int] = dict.fromkeys(self._tables, 0)
         left = {table: self._batches(table) for table in self._tables}
         while left:
@@ -97,7 +97,7 @@ class Pruner:
         return counts
 
     async def _batches(self, table: Table) -> AsyncIterator[int]:
-        """Delete batch after batch of one table; how many rows each."""
+        """Delete batch after batch from one table. Yields the number of rows of each."""
         if table == "messages":
             after = ""
             while True:

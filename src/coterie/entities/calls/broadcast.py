@@ -1,4 +1,4 @@
-"""Broadcast: a call of all entities of a type that live anywhere just now, and what came of it [F8]."""
+"""Broadcasts: call all active entities of a type in the cluster, and collect their replies [F8]."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HANDLERS_SHARE = 0.9
-"""Of the caller's time, for the handlers: a slow one shall be an error of its own, not the silence of its runner."""
+"""The handlers' share of the caller's timeout: a slow handler should be an error of its own, not a silent runner."""
 
 
 @dataclass
 class Replies(Generic[T]):
-    """What came of a broadcast, by the ids of the entities."""
+    """The replies to a broadcast, by entity id."""
 
     values: dict[str, T] = field(default_factory=dict)
-    """What they returned."""
+    """The results."""
     errors: dict[str, Exception] = field(default_factory=dict)
-    """What they raised, and calls that were refused."""
+    """The errors of handlers, and of calls that were refused."""
     silent: list[str] = field(default_factory=list)
-    """The names of runners that did not answer, or not to the end: what their entities did is not known."""
+    """The names of runners that did not answer, or not completely: the outcome of their entities is unknown."""
 
 
 class Broadcasts:
-    """Sends broadcasts, and answers those that arrive.
+    """Sends broadcasts, and serves incoming ones.
 
     Args:
-        calling: Whose calls they are.
+        calling: Sends the calls of this process.
     """
 
     def __init__(self, calling: CallClient) -> None:
@@ -65,13 +65,13 @@ class Broadcasts:
         self._answering: dict[Request, asyncio.Task[None]] = {}
 
     async def stop(self) -> None:
-        """End all that is under way."""
+        """Stop all broadcasts in progress."""
         await self._tasks.stop()
 
-    # Asking
+    # Sending
 
     async def ask(self, rpc: Rpc, entity_type: EntityType[Any], payload: bytes, within_s: float) -> Replies[Any]:
-        """Call all, and wait for all answers or until the time is up."""
+        """Call all active entities, and wait for all replies or until the time is up."""
         trace_id, chain = self._calling.lineage(self._calling.ids.draw())
         broadcast = Broadcast(entity_type.name, rpc.name, payload, within_s, trace_id, chain)
         replies: Replies[Any] = Replies()
@@ -82,7 +82,7 @@ class Broadcasts:
         return replies
 
     async def _runners(self, group: str) -> list[RunnerRow]:
-        """Those that may have entities, as the tables say now; as they said last if they cannot be read."""
+        """The runners that may have entities, by the tables now; by the last read if they cannot be read."""
         directory = self._calling.here.directory
         try:
             await directory.refresh()
@@ -118,10 +118,10 @@ class Broadcasts:
         finally:
             await items.aclose()
 
-    # Answering
+    # Serving
 
     def on_request(self, request: Request) -> None:
-        """Call all that live here."""
+        """Call all active entities of this runner."""
         try:
             broadcast = decode_broadcast(request.body)
         except MALFORMED as error:
@@ -132,27 +132,27 @@ class Broadcasts:
         task.add_done_callback(lambda _: self._answering.pop(request, None))
 
     def on_cancel(self, request: Request) -> None:
-        """Nobody waits any more."""
+        """The caller no longer waits."""
         if (task := self._answering.get(request)) is not None:
             task.cancel()
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Broadcasts are requests."""
+        """Ignored: broadcasts are requests."""
 
     async def _answer(self, request: Request, broadcast: Broadcast) -> None:
         try:
             async for told in self._here(broadcast):
                 await request.send(encode(told))
         except RunnerUnavailable:
-            return  # the reader has left
+            return  # the reader is gone
         request.end()
 
     async def _here(self, broadcast: Broadcast) -> AsyncIterator[BroadcastReply]:
-        """What the entities of this process answer, as it comes."""
+        """The replies of the entities of this process, as they come."""
         host = self._calling.host
         if host is None:
             return
-        answers: asyncio.Queue[BroadcastReply | None] = asyncio.Queue()  # bounded by the entities that may be resident
+        answers: asyncio.Queue[BroadcastReply | None] = asyncio.Queue()  # bounded by the limit of active entities
         works = [self._work(broadcast, each, answers) for each in host.residents(broadcast.entity_type)]
         for work in works:
             host.deliver(work)
@@ -186,9 +186,9 @@ class Broadcasts:
 
 
 class BroadcastCall(Work, eq=False):
-    """One entity's part in a broadcast."""
+    """The call of one entity in a broadcast."""
 
-    answers: Any = None  # an asyncio.Queue[Told | None]
+    answers: Any = None  # an `asyncio.Queue[BroadcastReply | None]`
     is_told: bool = False
 
     def reply(self, body: bytes) -> None:
@@ -202,7 +202,7 @@ class BroadcastCall(Work, eq=False):
         self._tell(BroadcastReply(self.entity_id, b"", code, facts))
 
     def not_mine(self) -> None:
-        """It has left meanwhile, and so is not resident here."""
+        """It was deactivated meanwhile, and is no longer active here."""
         self._tell(None)
 
     async def send(self, item: bytes) -> None:

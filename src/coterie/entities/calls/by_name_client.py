@@ -1,8 +1,7 @@
-"""What those ask a runner who do not have its program: a call by name, who lives there, what is at work. No I/O.
+"""Calls by name, for clients that do not have the entity classes (the CLI), and their wire types.
 
-Everything crosses by names: later versions may add fields, with a default.
-
-Untyped: entities by their names, for those who do not have their classes: whoever has them is asked.
+A client can call a method, list active entities and list running messages; a runner that has the classes answers. All
+fields cross by name: later versions may add fields, with a default.
 """
 
 from __future__ import annotations
@@ -40,51 +39,51 @@ class Invoke(Struct, tag="invoke", frozen=True, kw_only=True):
     entity_id: Name
     method: Name
     arguments: bytes
-    """A JSON map by the names of its parameters."""
+    """A JSON map by parameter name."""
     key: str | None = None
     waits: bool = True
-    """Whether the result is wanted; otherwise it is sent."""
+    """Whether to wait for the result; otherwise the call is only sent."""
     at: datetime | None = None
     delay_s: float = 0.0
 
 
 class Invoked(Struct, frozen=True, kw_only=True):
-    """What came of an `Invoke`."""
+    """The answer to `Invoke`."""
 
     result: bytes = b""
-    """What it returned; empty: it was sent only, or failed."""
+    """The encoded result; empty if it was only sent, or failed."""
     failure: bytes = b""
-    """What it raised, see `failures`."""
+    """The error it raised, see `wire.pack_failure`."""
     message_id: str = ""
-    """Of what was sent."""
+    """The id of the message that was sent."""
     persisted: bool = False
 
 
 class ListActive(Struct, tag="residents", frozen=True, kw_only=True):
-    """Who lives there, the busiest first? The answer is a `ActiveEntities`."""
+    """List active entities, the busiest first. The answer is an `ActiveEntities`."""
 
     entity_type: Name
     entity_id: str | None = None
-    """Only this one."""
+    """Only this entity."""
     most: Most = 1_000
 
 
 class ActiveEntity(Struct, frozen=True, kw_only=True):
-    """An entity that lives on a runner."""
+    """An active entity of a runner."""
 
     id: str
     waiting: int
     """Calls in its mailbox."""
     mailbox: int
-    """How many may wait there."""
+    """The limit of its mailbox."""
     running: int
     method: str | None = None
-    """What began last, while it runs."""
+    """The method that started last, while a call runs."""
     running_s: float | None = None
     idle_s: float | None = None
-    """Since when nobody has called; None: it is at work, or stays whether anybody calls or not."""
+    """For how long it has been idle; None if it is busy, or kept alive."""
     leaves_s: float | None = None
-    """When it leaves, if nobody calls."""
+    """When it is deactivated, if no call arrives."""
 
 
 class ActiveEntities(Struct, frozen=True, kw_only=True):
@@ -92,13 +91,13 @@ class ActiveEntities(Struct, frozen=True, kw_only=True):
 
     lives: tuple[ActiveEntity, ...]
     total: int
-    """How many there are, also beyond those that were asked for."""
+    """The number of active entities, including those beyond the limit."""
     group: str | None = None
-    """The shard group of the type; None: the runner's program does not have it."""
+    """The shard group of the type; None if the runner's program does not have the type."""
 
 
 class ListRunning(Struct, tag="running", frozen=True, kw_only=True):
-    """Which stored messages are at work there? The answer is an `RunningMessages`."""
+    """List the persisted messages that are running. The answer is a `RunningMessages`."""
 
     most: Most = 1_000
 
@@ -107,7 +106,7 @@ class RunningMessages(Struct, frozen=True, kw_only=True):
     """The answer to `ListRunning`."""
 
     messages: dict[str, float]
-    """By id, for how long each has run."""
+    """For how long each has run, by message id."""
 
 
 Question: TypeAlias = Invoke | ListActive | ListRunning
@@ -120,31 +119,31 @@ decode_at_work = msgspec.msgpack.Decoder(RunningMessages).decode
 
 
 _WITHIN_S = 1.0
-"""How long a runner has to say what it has at hand."""
+"""The timeout of requests that a runner answers from memory."""
 
 
 class SentByName(NamedTuple):
-    """What was sent."""
+    """A call that was sent by name."""
 
     message_id: str
     persisted: bool
-    """Whether it is stored; otherwise a runner has taken it, and it may be lost with that."""
+    """Whether it is stored; otherwise a runner has accepted it, and it may be lost with that runner."""
 
 
 class EntityLocation(NamedTuple):
-    """Who lives where."""
+    """The active entities of all runners."""
 
     lives: Sequence[tuple[str, ActiveEntity]]
-    """With the name of the runner."""
+    """Each with the name of its runner."""
     total: int
     group: str | None
-    """The shard group of the type; None: no runner that has answered knows the type."""
+    """The shard group of the type; None if no runner that answered knows the type."""
     silent: Sequence[str]
-    """Names of runners that did not answer."""
+    """The names of runners that did not answer."""
 
 
 class RunningMessage(NamedTuple):
-    """Which stored messages run."""
+    """The persisted messages that are running."""
 
     messages: Mapping[str, tuple[str, float]]
     """By id: the name of the runner, and for how long in seconds."""
@@ -152,13 +151,13 @@ class RunningMessage(NamedTuple):
 
 
 class CallsByName:
-    """Calls by name, and who lives where.
+    """Calls entities by name, and lists active entities.
 
     Args:
-        here: A client: runners have classes.
+        here: A client: runners have the classes.
 
     Promise:
-        A call is made once: another runner is asked only if no handler can have run. Keys are made, and arguments
+        A call runs at most once: another runner is tried only if no handler can have run. Keys are made, and arguments
         are checked, as by a caller that has the class.
     """
 
@@ -175,18 +174,18 @@ class CallsByName:
         key: str | None = None,
         group: str | None = None,
     ) -> Any:
-        """The result of a call, as plain values.
+        """Call a method. Returns its result as plain values.
 
         Args:
-            entity: Whose.
-            method: Which one.
-            arguments: A JSON map by the names of its parameters.
+            entity: The entity.
+            method: The name of the method.
+            arguments: A JSON map by parameter name.
             within_s: How long to wait.
-            key: Makes a repeated call the same call; for persisted rpcs.
+            key: The idempotency key of the call; for persisted rpcs.
             group: Only runners of this group are asked.
 
         Raises:
-            RemoteError: What the handler raised, declared or not: this process has no class for it.
+            RemoteError: The handler's error, declared or not: this process has no class for it.
             MalformedMessage: The arguments do not fit.
             UnknownEntity: No runner knows the method.
             RunnerUnavailable: There is no runner to ask (not `sent`), or it was lost: then the call may have run.
@@ -223,7 +222,7 @@ class CallsByName:
         return SentByName(answer.message_id, answer.persisted)
 
     async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> EntityLocation:
-        """The entities of a type that live anywhere just now, or one of them."""
+        """The active entities of a type on all runners, or one of them."""
         answers = await self._ask_all(ListActive(entity_type=entity_type, entity_id=entity_id, most=most))
         told = [(name, decode_living(body)) for name, body in answers if body is not None]
         lives = [(name, life) for name, living in told for life in living.lives]
@@ -231,7 +230,7 @@ class CallsByName:
         return EntityLocation(lives, sum(living.total for _, living in told), group, _silent(answers))
 
     async def running(self, *, most: int = 1_000) -> RunningMessage:
-        """Which stored messages are at work just now, and where."""
+        """The persisted messages that are running, and where."""
         answers = await self._ask_all(ListRunning(most=most))
         told = [(name, decode_at_work(body).messages) for name, body in answers if body is not None]
         found = {each: (name, seconds) for name, messages in told for each, seconds in messages.items()}
@@ -257,7 +256,7 @@ class CallsByName:
         raise trouble or nobody(target, group)
 
     def _candidates(self, asked: Invoke, group: str | None) -> list[RunnerRow]:
-        """Whom to ask, one after the other: who holds the shard, most likely, and then anybody who may know it."""
+        """The runners to try in order: the likely holder of the shard first, then the others that may know the type."""
         directory = self._here.directory
         number = shard_number(asked.entity_type, asked.entity_id, self._here.settings.shards)
         holder = directory.holder(Seat.shard(ShardId(group or "default", number)))
@@ -270,7 +269,7 @@ class CallsByName:
         return bytes(body)
 
     async def _ask_all(self, asked: Question) -> list[tuple[str, bytes | None]]:
-        """What each runner answers, by name; None: it did not, in time."""
+        """The answer of each runner, by name; None if it did not answer in time."""
 
         async def ask(runner: RunnerRow) -> tuple[str, bytes | None]:
             try:
@@ -288,7 +287,7 @@ def _silent(answers: Sequence[tuple[str, bytes | None]]) -> list[str]:
 
 
 def nobody(target: str, group: str | None) -> RunnerUnavailable:
-    """The error of a call that nobody could be asked for."""
+    """The error of a call for which no runner could be asked."""
     problem = "no runner is up" if group is None else f"no runner of group {group} is up"
     hint = "coterie run starts one"
     return RunnerUnavailable(runner="", target=target, problem=problem, sent=False, hint=hint)

@@ -1,4 +1,4 @@
-"""Inquiries: a runner answers those who do not have its program. Calls by name are made as its own program would."""
+"""Serves clients that do not have the program: calls by name run as if the runner's own program made them."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from coterie.transport.interface import Request
 
 _CALLS_MOST = 1_000
-"""Calls by name that may be under way: a bound on memory. They are for people; programs have references."""
+"""Limit of the calls by name in progress, to bound memory. They are for people; programs use references."""
 _SHARE = 0.95
-"""Of the asker's time, for the call: its own error shall arrive, not the silence of its runner."""
+"""The call's share of the client's timeout: the call's own error should arrive before the client times out."""
 
 
 class ByNameServer:
-    """Answers what arrives on the route of questions.
+    """Handles requests on the question route.
 
     Args:
-        host: Whose entities they are about.
-        types: The entity types that this program knows, by name.
-        sender: Who sends the calls of a type, in the name of this runner.
+        host: Hosts the entities.
+        types: The entity types of this program, by name.
+        sender: Returns the sender of a type's calls, on behalf of this runner.
 
     Promise:
-        Arguments are checked by the method's own types before anything is sent. An asker that leaves ends its waiting,
-        not a stored message.
+        Arguments are checked by the method's own types before anything is sent. A client that stops waiting ends only
+        the wait, not a persisted message.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ByNameServer:
         self._calls: dict[Request, asyncio.Task[None]] = {}
 
     def on_request(self, request: Request) -> None:
-        """Answer at once what is at hand; a call when it has ended."""
+        """Answer from memory at once; a call when it has ended."""
         try:
             asked = decode_question(request.body)
         except MALFORMED as error:
@@ -77,16 +77,16 @@ class ByNameServer:
             request.reply(encode(self._living(asked) if isinstance(asked, ListActive) else self._at_work(asked.most)))
 
     def on_cancel(self, request: Request) -> None:
-        """Nobody waits any more."""
+        """The client no longer waits."""
         task = self._calls.pop(request, None)
         if task is not None:
             task.cancel()
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Questions are requests."""
+        """Ignored: questions are requests."""
 
     async def stop(self) -> None:
-        """Answer nothing more."""
+        """Stop the calls in progress."""
         await self._tasks.stop()
 
     # Calls by name
@@ -126,10 +126,10 @@ class ByNameServer:
             return Invoked(result=rpc.encode_result(await sender.call(call)), persisted=rpc.persisted)
         except CoterieError:
             raise
-        except Exception as error:  # noqa: BLE001 declared ones are a result; what else there is, is told, too
+        except Exception as error:  # noqa: BLE001 declared errors are a result; others are returned too
             return Invoked(failure=pack_failure(error, rpc.errors), persisted=rpc.persisted)
 
-    # Who lives here
+    # Active entities
 
     def _living(self, asked: ListActive) -> ActiveEntities:
         lives, known = self._host.lives(asked.entity_type), self._types.get(asked.entity_type)
@@ -165,7 +165,7 @@ class ByNameServer:
 
 
 def _calls(resident: Resident) -> tuple[int, int]:
-    """How many wait, and how many run."""
+    """The numbers of calls that wait and that run."""
     return 0 if resident.mailbox is None else len(resident.mailbox), resident.running
 
 
@@ -178,7 +178,7 @@ def _payload(asked: Invoke, rpc: Rpc) -> bytes:
 
 
 def _refuse_unfit(asked: Invoke, rpc: Rpc, target: str) -> None:
-    """What the types of a program would have refused."""
+    """Refuse what the types of a program would have refused."""
     if rpc.is_stream:
         raise MalformedMessage(what=target, problem="it is a stream, and a call by name has one result")
     scheduled = asked.at is not None or asked.delay_s > 0

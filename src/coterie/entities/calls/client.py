@@ -1,10 +1,10 @@
-"""Calling: a call's way from the caller to whoever owns the entity, and the answer's way back.
+"""Sends calls to the owners of entities and returns their answers.
 
     find the shard's owner ──▶ here: the host ────────────────┐
         ▲        │                                            ▼
         │        └──▶ elsewhere: one frame, one reply ──▶ result, the handler's error, or an error of ours
         │                                                     │
-        └── wait for news ◀── not mine, not sent, nobody ◀────┘         until the call's deadline
+        └── wait for news ◀── not mine, not sent, no owner ◀──┘         until the call's deadline
 
 Promise:
     A handler runs at most once for a call [D8]: it is sent again only if it provably did not reach a handler, and then
@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     Items = interface.ItemStream | LocalPipe | AsyncGenerator[bytes, None]
 
 _handled_here = handling.get
-_CALL = int(Route.CALL)  # an enum's member costs more to find, and to encode
+_CALL = int(Route.CALL)  # looking up and encoding an enum member costs more
 _SEQUENCE_BITS = 16
 _RANDOM_BITS = 64
 _IDS_PER_READING = 256
 _WATCH_S = 1.0
-"""How often a client looks whether calls wait for which it should read the picture."""
+"""How often a client checks whether waiting calls require a refresh of the routing table."""
 _FAREWELL_S = 1.0
-"""How long the last answers of a runner that left the cluster may be on their way."""
+"""How long the last answers of a runner that left the cluster may take to arrive."""
 
 
 class CallerProcess(Protocol):
@@ -85,10 +85,10 @@ class CallerProcess(Protocol):
 
 
 class CallIds:
-    """Draws the message ids of calls that are not stored: of the same form as `MessageIds`, at a tenth of the cost.
+    """Draws the message ids of volatile calls: of the same form as `MessageIds`, at a tenth of the cost.
 
-    The random half is drawn once for each sender, and the clock is read now and then: ids count up in between. Two
-    senders never draw the same id, and one never draws one twice.
+    The random half is drawn once per sender, and the clock is read now and then: ids count up in between. Two senders
+    never draw the same id, and one sender never draws an id twice.
     """
 
     def __init__(self, clock: Clock, chance: Random) -> None:
@@ -108,13 +108,13 @@ class CallIds:
 
 
 class CallClient:
-    """Sends the calls of one process, and answers those that arrive if it is a runner.
+    """Sends the calls of one process; on a runner, also serves incoming calls.
 
     Args:
         here: The process.
         clock: Its clock.
         chance: Its randomness.
-        storage: Where its persisted calls are stored.
+        storage: Stores its persisted calls.
     """
 
     def __init__(self, here: CallerProcess, *, clock: Clock, chance: Random, storage: Storage) -> None:
@@ -138,20 +138,20 @@ class CallClient:
         self._inquiries: ByNameServer | None = None
         self._types: Mapping[str, EntityType[Any]] = {}
 
-    # Life
+    # Lifecycle
 
     def serve(self, host: Host, types: Mapping[str, EntityType[Any]], inquiries: ByNameServer) -> None:
-        """Calls of entities of this runner go to this host, questions of those without its program to `inquiries`."""
+        """Serve the entities of this runner with this host, and clients without its program with `inquiries`."""
         self.host, self._types, self._inquiries = host, types, inquiries
         self._arrivals = CallServer(host, known=self._known)
         self._handovers = Receiver(host)
 
     def part(self) -> None:
-        """This runner has lost its place: until the next `join` calls wait."""
+        """This runner has lost its membership: calls wait until the next `join`."""
         self.wires = None
 
     def join(self, transport: Transport, routes: Routes | None = None) -> None:
-        """Calls to others go over this transport from now on; a runner answers what arrives on its routes."""
+        """Send calls over this transport from now on; a runner also serves requests on its routes."""
         self.wires = transport
         self._loop = asyncio.get_running_loop()
         self.time, self.create_future = self._loop.time, self._loop.create_future
@@ -165,7 +165,7 @@ class CallClient:
             routes.take(Route.QUESTION, self._inquiries)
 
     async def watch(self) -> None:
-        """In a client: have the picture read while calls wait, so that they learn whether their runner is replaced."""
+        """In a client: refresh the routing table while calls wait, so that they notice a replaced runner."""
         while True:
             await asyncio.sleep(_WATCH_S)
             wires = self.wires
@@ -173,15 +173,15 @@ class CallClient:
                 self.routing.doubt()
 
     def _drop(self, runner: str) -> None:
-        """A runner is no member any more: what waits for it ends soon, and not at its deadline.
+        """A runner is no longer a member: calls that wait for it fail soon, not at their deadline.
 
-        Not at once: one that leaves in order is no member any more when it still answers the last calls.
+        Not at once: a runner that shuts down deregisters before its last answers have arrived.
         """
         if self.wires is not None:
             self._loop.call_later(_FAREWELL_S, self.wires.drop, runner, "it is no member of the cluster any more")
 
     async def stop(self) -> None:
-        """End all that is under way here."""
+        """Stop everything that is in progress here."""
         await self.broadcasts.stop()
         if self._inquiries is not None:
             await self._inquiries.stop()
@@ -196,20 +196,20 @@ class CallClient:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this process is about to leave."""
+        """Whether this process is stopping."""
         return self.here.state in (State.STOPPING, State.STOPPED)
 
     # Calls
 
     def within_s(self, declared_s: float | None) -> float:
-        """How long a call waits."""
+        """The timeout of a call."""
         return self._default_s if declared_s is None else declared_s
 
     async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
-        """Send a call and wait for its result. This is the hot path: whatever is rare is in `_again`."""
+        """Send a call and wait for its result. The hot path: rare cases are in `_again`."""
         rpc, name, entity_id, payload = call.rpc, entity_type.name, call.address.id, call.payload
         within_s = left_s = self._default_s if call.timeout_s is None else call.timeout_s
-        draw, time = self._draw, self.time  # as methods they would cost double
+        draw, time = self._draw, self.time  # as methods they would cost twice as much
         message_id = draw()
         outer = _handled_here()
         trace_id, chain = (message_id, ()) if outer is None else (outer.trace_id, outer.onward())
@@ -226,11 +226,11 @@ class CallClient:
             left_s = until_s - time()
         body, trip = b"", None
         while True:
-            peer = shard.peer  # the shard is shared: by the time of the answer it may have another owner
+            peer = shard.peer  # the shard is shared: it may have another owner when the answer comes
             try:
                 if peer is not None:
                     wires = self.wires or self.open_wires()
-                    if not body:  # what an Envelope would come to, without making one; what has its default is left out
+                    if not body:  # the bytes of an `Envelope`, without creating one; defaults are left out
                         facts = (name, entity_id, rpc.name, payload, message_id, within_s)
                         body = encode(facts if trace_id is message_id else (*facts, trace_id, chain))
                     answer = await wires.request(peer, _CALL, body, within_s=left_s, target=call)
@@ -258,7 +258,7 @@ class CallClient:
             left_s = await self._again(trip, trouble)
 
     async def tell(self, call: Call[Any], entity_type: EntityType[Any]) -> str:
-        """Send a call and return when a runner has taken it, without waiting for its result; its message id."""
+        """Send a call without waiting for its result. Returns its message id once a runner has accepted it."""
         trip = await self._trip(call, entity_type)
         message_id = self._draw()
         trace_id, chain = self.lineage(message_id)
@@ -284,7 +284,7 @@ class CallClient:
             await self._again(trip, trouble)
 
     async def stream(self, stream: Stream[Any], entity_type: EntityType[Any]) -> AsyncGenerator[Any, None]:
-        """The items of a stream. Like a call until the first item; what comes after is never asked for again."""
+        """The items of a stream. Like a call until the first item; after that it is never retried."""
         trip = await self._trip(stream, entity_type)
         message_id = self.ids.draw()
         lineage = self.lineage(message_id)
@@ -306,7 +306,7 @@ class CallClient:
             await self._again(trip, trouble)
 
     def lineage(self, message_id: str) -> Lineage:
-        """The trace of a call made here, and who waits for it. The first call of a trace gives it its name."""
+        """The trace of a call made here, and the chain of its callers. The first call of a trace names it."""
         outer = handling.get()
         return trace_of(outer) or message_id, () if outer is None else outer.onward()
 
@@ -320,10 +320,10 @@ class CallClient:
         return Trip(what, shard, now_s + within_s, within_s)
 
     async def _again(self, trip: Trip, trouble: bytes | CoterieError) -> float:
-        """Wait until another attempt may go better; how much time is left then.
+        """Wait until another attempt may succeed. Returns the time left.
 
         Raises:
-            Exception: It is over: what the handler raised, or an error of ours.
+            Exception: No other attempt is made: the handler's error, or an error of ours.
         """
         if isinstance(trouble, bytes):
             if self._heard(trip, trouble) and trip.left_s > 0:
@@ -343,13 +343,13 @@ class CallClient:
         return self._onward(trip)
 
     def _onward(self, trip: Trip) -> float:
-        """Another attempt; how much time it has."""
+        """Prepare another attempt. Returns the time left."""
         metrics.SENT_AGAIN.of(trip.what.address.type).value += 1
         self.routing.look(trip.shard)
         return trip.left_s
 
     def _heard(self, trip: Trip, answer: bytes) -> bool:
-        """Whether a runner that does not hold the shard knows better than we who does. Raises what a handler raised."""
+        """Whether a runner that does not hold the shard knows a newer owner. Raises the error of a handler."""
         told = read_marked(answer)
         if isinstance(told, bytes):
             raise read_failure(told, trip.what.rpc.errors) from None
@@ -373,13 +373,13 @@ class CallClient:
         return bool(self.routing.others(trip.shard.id.group, than=than))
 
     def open_wires(self) -> Transport:
-        """The transport; while there is none, because this runner lost its place, nothing was sent."""
+        """The transport. Raises a "not sent" error while there is none because this runner lost its membership."""
         if self.wires is not None:
             return self.wires
         raise RunnerUnavailable(runner="", target="", problem="this process has no connections just now", sent=False)
 
     def _known(self, entity_type: str, entity_id: str) -> NotMine:
-        """What to tell those who take us for the owner."""
+        """The answer to callers that take this runner for the owner."""
         shards = self.here.settings.shards
         known = self._types.get(entity_type)
         if known is None:
@@ -416,21 +416,21 @@ class CallClient:
 
 
 class Trip:
-    """One call on its way."""
+    """The state of one call over its attempts."""
 
     __slots__ = ("asked", "shard", "until_s", "what", "within_s")
 
     def __init__(self, what: Call[Any] | Stream[Any], shard: RoutedShard, until_s: float, within_s: float) -> None:
         self.what = what
         self.asked = ""
-        """The runner that the last attempt went to."""
+        """The runner of the last attempt."""
         self.shard = shard
         self.until_s = until_s
         self.within_s = within_s
 
     @property
     def left_s(self) -> float:
-        """How much time is left."""
+        """The time left."""
         return self.until_s - asyncio.get_running_loop().time()
 
 
@@ -440,12 +440,12 @@ def _counted(trip: Trip, error: CoterieError) -> CoterieError:
 
 
 def _no_loop() -> float:
-    """Before there are wires there is no call under way; the first one waits for them."""
+    """Used until `join`: then the loop is known."""
     return asyncio.get_running_loop().time()
 
 
 def _future() -> asyncio.Future[Any]:
-    """The same."""
+    """Used until `join`."""
     return asyncio.get_running_loop().create_future()
 
 

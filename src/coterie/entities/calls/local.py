@@ -1,6 +1,7 @@
-"""Volatile calls that nobody waits for: `cluster.send` returns when a runner has taken them (DUR-07).
+"""Calls to entities of the caller's own process, and volatile calls without a waiting caller.
 
-Calls of entities that live in the caller's own process: no socket, but the same bytes, so nothing is shared.
+Local calls skip the socket but still encode arguments and results, so that caller and entity share no objects. For a
+volatile call without a waiting caller, `cluster.send` returns when a runner has accepted it (DUR-07).
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
 
 
 TAKEN = b"\xc0"
-"""The answer that says so: nothing, as msgpack has it."""
+"""The answer that a call was accepted: nil in msgpack."""
 
 
 class DetachedCall(Work, eq=False):
-    """A call whose answer goes nowhere. What keeps it from being taken is told; defects are in the log."""
+    """A call whose result is discarded. Errors that keep it from being accepted are returned; defects are logged."""
 
-    trouble: Any = None  # a CoterieError, or NOT_MINE
+    trouble: Any = None  # a `CoterieError`, or `NOT_MINE`
 
     def reply(self, body: bytes) -> None:
-        """Nobody waits."""
+        """Discard the result."""
 
     def failed(self, failure: bytes) -> None:
-        """Nobody waits."""
+        """Discard the error."""
 
     def refuse(self, error: CoterieError) -> None:
         self.trouble = error
@@ -40,17 +41,17 @@ class DetachedCall(Work, eq=False):
         self.trouble = NOT_MINE
 
     async def send(self, item: bytes) -> None:
-        """Nobody reads."""
+        """Discard the item."""
 
     def end(self) -> None:
-        """Nobody reads."""
+        """Discard the end."""
 
 
 def take(host: Host, work: DetachedCall) -> bytes:
-    """Have a call run; `TAKEN`, or `NOT_MINE`.
+    """Deliver a call. Returns `TAKEN`, or `NOT_MINE`.
 
     Raises:
-        CoterieError: It cannot be taken: its mailbox is full, nobody knows it.
+        CoterieError: It is not accepted: its mailbox is full, or its entity type is unknown.
     """
     host.deliver(work)
     if work.trouble is None:
@@ -61,13 +62,13 @@ def take(host: Host, work: DetachedCall) -> bytes:
 
 
 _AHEAD_MOST = 16
-"""Items of a stream that wait for their reader."""
+"""Limit of the items of a stream that wait for their reader."""
 
 
 class LocalCall(Work, eq=False):
-    """A call whose answer is a future's result, in the same form as one that came from elsewhere."""
+    """A call whose answer is a future's result, in the same form as that of a remote call."""
 
-    answer: Any = None  # an asyncio.Future[bytes]
+    answer: Any = None  # an `asyncio.Future[bytes]`
 
     def reply(self, body: bytes) -> None:
         try:
@@ -92,12 +93,12 @@ class LocalCall(Work, eq=False):
         raise _left(self)
 
     def end(self) -> None:
-        """Refused above, unless it had no items."""
+        """Refused in `send`, unless it had no items."""
         self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
 
 async def call_nearby(host: Host, work: LocalCall) -> bytes:
-    """Deliver a call and wait for its answer, which the host gives by the deadline. Cancelled, it cancels the work."""
+    """Deliver a call and wait for the answer, which the host sends by the deadline. Cancelling cancels the work."""
     answer = work.answer = asyncio.get_running_loop().create_future()
     host.deliver(work)
     try:
@@ -109,12 +110,12 @@ async def call_nearby(host: Host, work: LocalCall) -> bytes:
 
 
 class LocalStream(Work, eq=False):
-    """A stream whose items wait for a reader in this process, a few at a time."""
+    """A stream whose items are queued, a few at a time, for a reader in this process."""
 
-    pipe: Any = None  # a Pipe
+    pipe: Any = None  # a `LocalPipe`
 
     def reply(self, body: bytes) -> None:
-        """As in `LocalCall.send`, the other way round."""
+        """The reverse case of `LocalCall.send`."""
         del body
         self.refuse(MalformedMessage(what=self.target, problem="it is no stream, and was called as if it were one"))
 
@@ -139,7 +140,7 @@ class LocalStream(Work, eq=False):
 
 
 class LocalPipe:
-    """Bytes from a handler to a reader in the same process: `async for`, once, then `aclose`."""
+    """Passes items from a handler to a reader in the same process: `async for`, once, then `aclose`."""
 
     def __init__(self, host: Host, work: LocalStream) -> None:
         self._host = host
@@ -172,29 +173,29 @@ class LocalPipe:
         return item
 
     async def aclose(self) -> None:
-        """The reader leaves."""
+        """The reader stops reading."""
         self._items.clear()
         if self._is_open and not self._over:
             self._host.cancel(self._work)
             self.finish(None)
 
-    # The handler's end
+    # Used by the handler
 
     def put(self, item: bytes) -> None:
-        """An item is there."""
+        """Queue an item."""
         if not self._over:
             self._items.append(item)
             _wake(self._reader)
 
     def finish(self, error: CoterieError | None) -> None:
-        """Nothing more comes."""
+        """End the stream."""
         if not self._over:
             self._over, self._error = True, error
             _wake(self._reader)
             _wake(self._writer)
 
     async def room(self) -> bool:
-        """Wait while the reader is behind; false if it has left. The work's deadline bounds it."""
+        """Wait while the reader is behind. Returns False if it no longer reads. The work's deadline limits the wait."""
         while len(self._items) >= _AHEAD_MOST and not self._over:
             self._writer = self._loop.create_future()
             await self._writer

@@ -1,14 +1,15 @@
-"""What to do when an attempt to call has brought no answer of a handler: try again, or tell the caller. Pure.
+"""Routes calls: finds the owner of a shard, refreshes the routing table, and decides about another attempt.
 
-nobody holds the shard, "not mine"       again, after news; at the deadline `EntityNotAssigned`
-the runner was not reached, not sent     again, after news; at the deadline `RunnerUnavailable`
-the owner's program does not know it     again, while others of its group might; then `UnknownEntity`
-anything else                            it may have run, or will never work: told at once [D8]
+After an attempt without an answer of a handler (pure: `may_run_elsewhere`, `as_told`):
 
-Routing: which runner a call goes to, from a picture of the cluster that may be old, and how to get a newer one.
+no owner, "not mine"                     retried after news; at the deadline `EntityNotAssigned`
+the runner was not reached, not sent     retried after news; at the deadline `RunnerUnavailable`
+the owner's program does not know it     retried while others of its group might; then `UnknownEntity`
+anything else                            it may have run, or will never work: raised at once [D8]
 
-A shard's owner is looked up once for each change of the picture, an entity's shard once. When a call finds nobody, or
-somebody who says "not mine", it waits for news: a change that others tell of, or the next reading of the tables.
+The routing table may be stale. A shard's owner is looked up once per change of the table, an entity's shard once. A
+call that finds no owner, or is answered "not mine", waits for news: a change reported by others, or the next read of
+the tables.
 """
 
 from __future__ import annotations
@@ -29,44 +30,44 @@ if TYPE_CHECKING:
 
 
 def may_run_elsewhere(error: CoterieError) -> bool:
-    """Whether an error shows that no handler ran, and that another attempt may go better."""
+    """Whether an error shows that no handler ran, and that another attempt may succeed."""
     return isinstance(error, UnknownEntity) or (isinstance(error, RunnerUnavailable) and not error.sent)
 
 
 def as_told(error: CoterieError, *, what: str, runner: str, waited_s: float, stopping: bool) -> CoterieError:
-    """The error as the caller should see it: by the names of people, not of incarnations.
+    """The error as the caller should see it: with names of runners, not of incarnations.
 
     Args:
         error: How the attempt ended.
         what: The call: `Account/alice.balance`.
         runner: The name of the runner that was asked.
-        waited_s: How long the caller was ready to wait.
+        waited_s: The caller's timeout.
         stopping: Whether the caller's own process is stopping.
     """
     if isinstance(error, SendTimeout):
         return SendTimeout(target=f"{what} on runner {runner}", waited_s=waited_s, hint=error.hint)
     if isinstance(error, RunnerUnavailable):
         return RunnerUnavailable(runner=runner, target=what, problem=error.problem, sent=error.sent, hint=error.hint)
-    if isinstance(error, ShuttingDown) and not stopping:  # it lost its place, and comes back: see `runner`
+    if isinstance(error, ShuttingDown) and not stopping:  # it lost its membership, and rejoins: see `runner`
         problem = "this process lost its connections while it waited"
         return RunnerUnavailable(runner=runner, target=what, problem=problem, sent=True)
     return error
 
 
 _ENTITIES_MOST = 100_000
-"""Entities whose shard is remembered: some 10 MB. Beyond it everything is forgotten, and learned anew in no time."""
+"""Limit of the entities whose shard is cached: some 10 MB. Beyond it the cache is cleared, and quickly refilled."""
 _PAUSE_S, _PAUSE_GROWTH, _PAUSE_MOST_S = 0.05, 1.5, 0.5
-"""Between two readings of the tables, while calls wait: a crash is repaired in less than a second, tables are small."""
+"""Between two reads of the tables while calls wait: a crash is repaired in less than a second, tables are small."""
 _FRESH_S = 2.0
-"""How old a client's picture may get while it calls: nobody tells clients, and an owner may fall silent."""
+"""The maximum age of a client's routing table while it calls: clients get no notifications, and an owner may freeze."""
 _STALE_WAIT_S = 2.0
-"""How long a call waits for a picture that is newer than a lease."""
+"""How long a call waits for a routing table that is younger than a lease."""
 _CALM_S = 2.0
-"""After so much time without trouble the first pause counts again."""
+"""After this time without trouble the pauses start again with the first one."""
 
 
 class RouterProcess(Protocol):
-    """The process that routes."""
+    """The process whose calls are routed."""
 
     @property
     def incarnation(self) -> str: ...
@@ -91,16 +92,16 @@ class Router:
     """Finds owners.
 
     Args:
-        here: Whose calls are routed.
-        shards: How many each group has.
-        lease_s: How old the picture may be when a client sends by it: the owner may have been replaced since.
+        here: The process whose calls are routed.
+        shards: The number of shards of each group.
+        lease_s: The maximum age of a client's routing table when it sends: the owner may have been replaced since.
     """
 
     def __init__(self, here: RouterProcess, *, shards: int, lease_s: float) -> None:
         self.version = 0
-        """Grows with each change of the picture; what was looked up before it is looked up again."""
+        """Grows with each change of the routing table; older lookups are repeated."""
         self.keeps_itself = True
-        """Whether nobody else keeps the picture up to date: in a client."""
+        """Whether this router has to refresh the table itself: in a client."""
         self.fresh_until_s = math.inf
         self._lease_s = lease_s
         self._here = here
@@ -114,7 +115,7 @@ class Router:
         self._directory.on_change(self._changed)
 
     def find(self, entity_type: str, entity_id: str, group: str) -> RoutedShard:
-        """The shard of an entity, with its present owner."""
+        """The shard of an entity, with its current owner."""
         try:
             shard = self._found[entity_type][entity_id]
         except KeyError:
@@ -124,7 +125,7 @@ class Router:
         return shard
 
     def of_seat(self, seat: str) -> RoutedShard:
-        """The shard that a seat is of, with its present owner."""
+        """The shard of a seat, with its current owner."""
         shard = self._seats.get(seat)
         if shard is None:
             shard = self._seats[seat] = self._shard(ShardId.parse(Seat.split(seat)[1]))
@@ -140,30 +141,30 @@ class Router:
         shard.peer = None if owner is None or shard.is_mine else peer_of(owner)
 
     def name_of(self, runner: str) -> str:
-        """What people call a runner."""
+        """The name of a runner."""
         return self._directory.name_of(runner)
 
     def others(self, group: str, *, than: str) -> list[RunnerRow]:
-        """The runners of a group that stay, other than one."""
+        """The runners of a group, except one and those that are leaving."""
         runners = self._directory.runners
         return [each for each in runners if group in each.groups and each.id != than and not each.leaving]
 
     def hear(self, shard: RoutedShard, holder: str, epoch: int) -> bool:
-        """Take note of what a runner knows; whether that is newer than what was known here."""
+        """Record what another runner knows about an owner. Returns whether that is newer than what was known here."""
         if epoch <= self._directory.epoch(shard.seat) or self._directory.runner(holder) is None:
             return False
         self._directory.hear(holder, [(shard.seat, epoch)])
         return True
 
     def doubt(self) -> None:
-        """The picture may be old: have it read anew, without waiting for that."""
+        """Refresh the routing table, which may be stale, in the background."""
         self._stay_fresh()
         self._news.ask()
 
     async def freshen(self, *, within_s: float) -> None:
-        """A client's picture may be old: have it read anew; if it is older than a lease, before anything is sent by it.
+        """Refresh a client's routing table; if it is older than a lease, wait for that before anything is sent.
 
-        While the database is away the old picture has to do.
+        While the database is unreachable the old table is used.
         """
         if asyncio.get_running_loop().time() - self._directory.read_s > self._lease_s:
             await self._news.wait(min(within_s, _STALE_WAIT_S))
@@ -172,11 +173,11 @@ class Router:
             self.doubt()
 
     async def news(self, *, within_s: float) -> None:
-        """Return when there is a newer picture, or the time is up."""
+        """Return when the table has been refreshed, or the time is up."""
         await self._news.wait(within_s)
 
     async def stop(self) -> None:
-        """Ask for nothing more."""
+        """Stop refreshing."""
         await self._news.stop()
 
     def _find(self, entity_type: str, entity_id: str, group: str) -> RoutedShard:
@@ -205,7 +206,7 @@ class Router:
 
 
 class RouteNews:
-    """Readings of the tables for all calls that wait, one at a time, with pauses that grow from one to the next."""
+    """Reads the tables for all waiting calls, one read at a time, with growing pauses in between."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -216,7 +217,7 @@ class RouteNews:
         self._last_s = float("-inf")
 
     async def wait(self, within_s: float) -> None:
-        """Return after the next change or reading, or when the time is up."""
+        """Return after the next change or read, or when the time is up."""
         if self._round is None:
             self._round = asyncio.get_running_loop().create_future()
         self.ask()
@@ -227,18 +228,18 @@ class RouteNews:
             pass
 
     def ask(self) -> None:
-        """Have a reading, now or after a pause."""
+        """Request a read, now or after a pause."""
         if self._reading is None:
             self._reading = self._tasks.spawn(self._read(), name="read", report=False)
 
     def tell(self) -> None:
-        """There is news."""
+        """Wake the waiting calls."""
         ended, self._round = self._round, None
         if ended is not None and not ended.done():
             ended.set_result(None)
 
     async def stop(self) -> None:
-        """No more readings."""
+        """Stop reading."""
         await self._tasks.stop()
         self.tell()
 
@@ -247,7 +248,7 @@ class RouteNews:
             await asyncio.sleep(self._next_pause_s())
             await self._directory.refresh()
         except (PersistenceError, ShuttingDown):
-            pass  # the next round asks again
+            pass  # the next round tries again
         finally:
             self._reading = None
             self._last_s = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Calls that arrive from other processes: opened, delivered to the host, answered over the wire they came by."""
+"""Serves calls from other processes: decodes them, delivers them to the host, and replies on the same connection."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class CallServer:
-    """Answers what arrives on the route of calls.
+    """Handles requests on the call route.
 
     Args:
-        host: Who runs them.
-        known: What this runner knows of the seat of an entity that it does not hold.
+        host: Runs the calls.
+        known: Returns what this runner knows of the seat of an entity that it does not hold.
 
     Promise:
-        A caller that leaves, or whose connection is lost, cancels its call here.
+        A caller that stops waiting, or whose connection is lost, cancels its call here.
     """
 
     def __init__(self, host: Host, *, known: Callable[[str, str], NotMine]) -> None:
         self.works: dict[Request, Work] = {}
-        """What is being worked on: by it a cancellation finds its work."""
+        """Calls in progress, by request: a cancellation finds its work here."""
         self.known = known
         self.tasks = Tasks("arrivals")
         self._host = host
         self._deliver, self._serve = host.deliver, host.prompt.serve
 
     def on_request(self, request: Request) -> None:
-        """Open it and hand it on. Called straight from the socket."""
+        """Decode a call and deliver it. Called directly from the socket."""
         try:
             envelope = decode_call(request.body)
         except MALFORMED as error:
@@ -64,11 +64,11 @@ class CallServer:
         if is_stream or not serve(work, request.arrived_s):
             self.works[request] = work
             self._deliver(work)
-        elif work.is_open:  # it waits
+        elif work.is_open:  # it is suspended
             self.works[request] = work
 
     def _take(self, request: Request, envelope: Envelope) -> None:
-        """Have a call run for which nobody waits."""
+        """Deliver a call without a waiting caller."""
         work = DetachedCall(
             envelope.entity_type,
             envelope.entity_id,
@@ -90,24 +90,24 @@ class CallServer:
             request.reply(taken if taken is TAKEN else pack_not_mine(known))
 
     def on_cancel(self, request: Request) -> None:
-        """Nobody waits any more."""
+        """The caller no longer waits."""
         work = self.works.pop(request, None)
         if work is not None:
             self._host.cancel(work)
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Calls are requests."""
+        """Ignored: calls are requests."""
 
     async def stop(self) -> None:
-        """End what is still being sent."""
+        """Stop what is still being sent."""
         await self.tasks.stop()
 
 
 class RemoteCall(Work, eq=False):
-    """A call of another process."""
+    """A call from another process."""
 
-    request: Any = None  # a transport Request
-    arrivals: Any = None  # the Arrivals
+    request: Any = None  # a transport `Request`
+    arrivals: Any = None  # the `CallServer`
 
     def reply(self, body: bytes) -> None:
         request = self.request
@@ -131,7 +131,7 @@ class RemoteCall(Work, eq=False):
         raise RunnerUnavailable(runner=self.request.peer, target=self.target, problem="it takes no stream", sent=False)
 
     def end(self) -> None:
-        """Refused above, unless it had no items."""
+        """Refused in `send`, unless it had no items."""
         if self.request in self.arrivals.works:
             self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
@@ -143,7 +143,7 @@ class RemoteStream(Work, eq=False):
     arrivals: Any = None
 
     def reply(self, body: bytes) -> None:
-        """As in `RemoteCall.send`, the other way round."""
+        """The reverse case of `RemoteCall.send`."""
         del body
         self.refuse(MalformedMessage(what=self.target, problem="it is no stream, and was called as if it were one"))
 
@@ -165,7 +165,7 @@ class RemoteStream(Work, eq=False):
         self.request.end()
 
     def _finish(self, body: bytes) -> None:
-        """The last words wait for credit as all items do; the reader's silence and the connection bound that."""
+        """The last frame waits for credit like all items; the reader's timeout and the connection limit the wait."""
         self.arrivals.works.pop(self.request, None)
         self.arrivals.tasks.spawn(_last_words(self.request, body), name=f"last words of {self.target}")
 
@@ -174,5 +174,5 @@ async def _last_words(request: Request, body: bytes) -> None:
     try:
         await request.send(body)
     except RunnerUnavailable:
-        return  # the reader has left
+        return  # the reader is gone
     request.end()

@@ -1,4 +1,4 @@
-"""Spans of calls: around what a caller waits for, and around a handler. Only where `tracing.on`.
+"""Spans of calls: one around the caller's wait, one around the handler. Only while `kernel.spans.on`.
 
 caller's span ──▶ cluster.call, cluster.send, cluster.broadcast ──wire, storage──▶ entity.{type}.{rpc} ──▶ …
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def sent(name: str, kind: Kind, facts: Facts, send: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-    """Await what sends something, in a span of its own.
+    """Await a send operation in its own span.
 
     It runs in a copy of the caller's context: the span is current for what is sent, and never for the caller.
     """
@@ -46,11 +46,11 @@ async def read(stream: Stream[Any], items: AsyncGenerator[Any, None]) -> AsyncGe
     try:
         while True:
             try:
-                item = await within(context, items.__anext__())  # which can be stepped, too
+                item = await within(context, items.__anext__())  # an awaitable that can be stepped too
             except StopAsyncIteration:
                 return
             yield item
-    except GeneratorExit:  # the reader has all it wants
+    except GeneratorExit:  # the reader stops early
         raise
     except BaseException as problem:
         error = problem
@@ -61,7 +61,7 @@ async def read(stream: Stream[Any], items: AsyncGenerator[Any, None]) -> AsyncGe
 
 
 async def handled(work: Work, handler: Coroutine[Any, Any, Any]) -> Any:
-    """Await a handler in its span, in the context that is this call's own."""
+    """Await a handler in its span, in the call's own context."""
     resident = work.resident
     claim = resident.shard.tenure.claim
     facts: dict[str, str | int] = {
@@ -80,14 +80,14 @@ async def handled(work: Work, handler: Coroutine[Any, Any, Any]) -> Any:
 
 
 def trace_of(outer: Work | None) -> str | None:
-    """The trace of what is sent here, as text: by the span that is current, by the handler that runs, or by hand."""
+    """The trace of what is sent here, as text: from the current span, from the running handler, or as set by hand."""
     if spans.on and (found := spans.here()) is not None:
         return found
     return trace_here() if outer is None else outer.trace_id
 
 
 def facts_of(what: Call[Any] | Stream[Any]) -> Facts:
-    """What the span of a call says."""
+    """The attributes of a call's span."""
     return {
         "coterie.entity_type": what.address.type,
         "coterie.entity_id": what.address.id,

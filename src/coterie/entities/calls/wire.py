@@ -1,18 +1,17 @@
-"""What a handler raised, as bytes and back: a declared error as itself, everything else as `RemoteError`. Pure.
+"""The wire format of calls: envelopes, answers and errors, around arguments and results that are already encoded. Pure.
 
-Local calls go the same way, so that a caller cannot tell where the entity lives by what it has to catch.
+A declared error crosses as itself, any other as `RemoteError`. Local calls use the same format, so that a caller has to
+catch the same errors wherever the entity is.
 
-What calls look like between runners: small arrays around arguments and results that were encoded before. No I/O.
+A result travels as it is. Other answers start with a byte with which no msgpack value starts, so that the usual answer
+is neither wrapped nor copied:
 
-A result travels as it is. Other answers begin with a byte with which no msgpack value begins, so that the everyday
-answer is neither wrapped nor copied:
-
-    result…                     what the handler returned; of a stream: an item
-    0xC1 1 failure…             what it raised, see `failures`
+    result…                     the handler's result; of a stream: an item
+    0xC1 1 failure…             the handler's error, see `pack_failure`
     0xC1 2 [seat, holder, …]    "not mine", with what that runner knows
-    0xC1 3                      of a stored message: look in storage, which knows more
+    0xC1 3                      of a persisted message: read storage, which knows more
 
-Fields are only ever added at the end, with a default: two versions of coterie talk to each other.
+Fields are only ever added at the end, with a default, so that two versions of coterie understand each other.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _OURS = "coterie."
 
 
 class _Result(Struct, array_like=True, tag=1):
-    """A declared error. The message is for a caller whose program has no such class."""
+    """A declared error. The message is for a caller whose program lacks the class."""
 
     name: str
     args: list[Any]
@@ -46,7 +45,7 @@ class _Result(Struct, array_like=True, tag=1):
 
 
 class _Defect(Struct, array_like=True, tag=2):
-    """Anything else."""
+    """Any other error."""
 
     type_name: str
     problem: str
@@ -55,19 +54,19 @@ class _Defect(Struct, array_like=True, tag=2):
 
 _CODEC: Codec[Any] = Codec(_Result | _Defect)
 _CANCELLED = "coterie.MessageCancelled"
-"""No class of a user's can have this name. A program that does not know it shows the message."""
+"""No user class can have this name. A program that does not know it shows the message."""
 
 
 def pack_failure(error: BaseException, declared: dict[str, type[Exception]]) -> bytes:
-    """What a handler raised, as bytes.
+    """Encode the error of a handler.
 
     Args:
         error: The exception.
         declared: The errors of the rpc, by name.
 
     Promise:
-        Only declared errors and text cross, never the name of a class that the caller would look up elsewhere.
-        Whatever was raised, it gives bytes: a declared error whose `args` are not data crosses as a defect.
+        Only declared errors and text cross, never the name of a class that the caller would have to look up elsewhere.
+        Encoding never fails: a declared error whose `args` are not data crosses as a defect.
     """
     name = nearest(error, declared)
     return (name and _packed(error, name)) or _CODEC.encode(_defect(error))
@@ -87,13 +86,13 @@ def read_failure(data: bytes, declared: dict[str, type[Exception]]) -> Exception
 
 
 def pack_cancelled(message_id: str) -> bytes:
-    """What the row of a message says that was cancelled."""
+    """The failure that is stored for a cancelled message."""
     error = MessageCancelled(message_id=message_id)
     return _CODEC.encode(_Result(_CANCELLED, [message_id], error.message))
 
 
 def described(error: BaseException) -> str:
-    """What was raised, as text to be kept with a message: its type and words first, then where it happened."""
+    """An error as text to be stored with a message: its type and message first, then the traceback."""
     defect = _defect(error)
     return f"{defect.type_name}: {defect.problem}\n{defect.traceback}".rstrip()
 
@@ -101,7 +100,7 @@ def described(error: BaseException) -> str:
 def _packed(error: BaseException, name: str) -> bytes | None:
     try:
         return _CODEC.encode(_Result(name, list(arguments_of(error)), _message(error)))
-    except Exception:  # noqa: BLE001 args that are not data, or a __reduce__ of the user's that raised
+    except Exception:  # noqa: BLE001 args that are not data, or a user's `__reduce__` that raised
         return None
 
 
@@ -116,13 +115,13 @@ def _rebuilt(failure: _Result, kind: type[Exception] | None) -> Exception:
     try:
         if kind is not None:
             return kind(*failure.args)
-    except Exception:  # noqa: BLE001 S110 another version of the class: its text is all that is left
+    except Exception:  # noqa: BLE001 S110 another version of the class: only its text is left
         pass
     return RemoteError(type_name=failure.name, problem=failure.message, remote_traceback="")
 
 
 def _defect(error: BaseException) -> _Defect:
-    """A `RemoteError` that a handler let through stays what it was; the tracebacks of both runners are kept."""
+    """A `RemoteError` that a handler did not catch keeps its type; the tracebacks of both runners are kept."""
     name = error.type_name if isinstance(error, RemoteError) else type(error).__qualname__
     problem = error.problem if isinstance(error, RemoteError) else _message(error)
     lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
@@ -138,7 +137,7 @@ def _message(error: BaseException) -> str:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the user's first line on: how coterie came to call the handler is of no interest."""
+    """The traceback from the user's first line on, without coterie's frames that led to it."""
     first = trace
     while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         first = first.tb_next
@@ -146,7 +145,7 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _last(text: str) -> str:
-    """The end of a long text, which is where a traceback says what happened."""
+    """The end of a long text: there a traceback names the error."""
     return text if len(text) <= _TRACEBACK_MOST else f"…{text[-_TRACEBACK_MOST:]}"
 
 
@@ -164,7 +163,7 @@ Depth = Annotated[Chain, Meta(max_length=1_000)]
 
 
 class Envelope(Struct, array_like=True, gc=False):
-    """A call. How much time it has left is the transport's to tell."""
+    """A call. The transport carries how much time it has left."""
 
     entity_type: Name
     entity_id: Name
@@ -172,16 +171,16 @@ class Envelope(Struct, array_like=True, gc=False):
     payload: bytes
     message_id: Name
     within_s: float
-    """What the caller was ready to wait, for errors."""
+    """The caller's timeout, for errors."""
     trace_id: str | None = None
     chain: Depth = ()
     key: str | None = None
     discards: bool = False
-    """Whether nobody waits for the answer: it is told when it was taken."""
+    """Whether the caller only waits until the call is accepted, not for its result."""
 
 
 class Broadcast(Struct, array_like=True, gc=False):
-    """A call of all resident entities of a type."""
+    """A call of all active entities of a type."""
 
     entity_type: Name
     method: Name
@@ -192,7 +191,7 @@ class Broadcast(Struct, array_like=True, gc=False):
 
 
 class BroadcastReply(Struct, array_like=True, gc=False):
-    """What one entity answered to a broadcast: a body as above, or an error of ours by code and facts."""
+    """The reply of one entity to a broadcast: a body as above, or an error of ours by code and facts."""
 
     entity_id: str
     body: bytes
@@ -201,16 +200,16 @@ class BroadcastReply(Struct, array_like=True, gc=False):
 
 
 class NotMine(Struct, array_like=True, gc=False):
-    """A runner does not hold a seat; who does, as far as it knows, and at which epoch."""
+    """A runner does not hold a seat; the holder and its epoch, as far as it knows."""
 
     seat: str = ""
     holder: str = ""
     epoch: int = 0
     shards: int = 0
-    """How many it counts in each group; 0: it does not say. Whoever counts otherwise looks in the wrong place."""
+    """The number of shards of each group; 0 if it does not say. A caller with another number routes wrongly."""
 
 
-MALFORMED = (ValueError, RecursionError)  # as in the transport's envelopes
+MALFORMED = (ValueError, RecursionError)  # as in `transport.protocol`
 
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(Envelope).decode
@@ -225,10 +224,10 @@ def pack_not_mine(known: NotMine) -> bytes:
 
 
 def read_marked(body: bytes) -> bytes | NotMine:
-    """What an answer that begins with the mark says: a failure, or "not mine". Never raises."""
+    """Decode an answer that starts with the mark: a failure, or "not mine". Never raises."""
     head, rest = body[:2], body[2:]
     if head != NOT_MINE:
-        return rest if head == FAILED else b""  # of a newer version: a failure that cannot be read
+        return rest if head == FAILED else b""  # of a newer version: a failure that cannot be decoded
     try:
         return _decode_not_mine(rest)
     except MALFORMED:

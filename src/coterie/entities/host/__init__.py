@@ -1,1 +1,1 @@
-"""Where entities live: activation, mailboxes, handlers."""
+"""Hosts the active entities of a runner: activation, mailboxes, handlers, deactivation."""

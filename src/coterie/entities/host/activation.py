@@ -1,6 +1,6 @@
-"""Activation: the beginning of a life. An entity that cannot begin keeps its own callers waiting, and nobody else's.
+"""Activates entities, and holds the data of each activation (`Resident`) and of each entity type (`Hosted`).
 
-Residents: entities that live on this runner now, with what belongs to one life of each.
+A slow or failing activation delays only the callers of its own entity.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
-"""Between two tries to load a state while the database is away."""
+"""Pauses between two tries to load a state while the database is unreachable."""
 
 
 class NotHeld(Exception):
-    """The seat is not held any more: nothing was loaded, and the calls belong elsewhere."""
+    """The seat is no longer held: nothing was loaded, and the calls are sent elsewhere."""
 
 
 class ActivationFailed(Exception):
-    """Carries what kept an entity from beginning, so that it is not taken for an error of the handler."""
+    """Wraps the cause of a failed activation, so that it is not taken for an error of the handler."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(repr(cause))
@@ -59,7 +59,7 @@ class ActivationFailed(Exception):
 
 
 def awaken_at_once(resident: Resident, now_s: float) -> bool:
-    """Begin a life that needs nothing to wait for; false if this one does.
+    """Activate an entity that needs no waiting. Returns False if this one does.
 
     Raises:
         ActivationFailed: Its `initial_state` raised.
@@ -74,13 +74,13 @@ def awaken_at_once(resident: Resident, now_s: float) -> bool:
 
 
 async def awaken(resident: Resident, work: Work) -> None:
-    """Begin a life for the sake of a call, which bounds it: whoever drives this cancels it at the call's deadline.
+    """Activate an entity for a call, which limits it: it is cancelled at the call's deadline.
 
-    First what was there before has to be gone: handlers of an earlier tenure, the life of this entity that ended,
-    the one that makes room. After failures it waits for the pause of the retry policy.
+    It first waits for handlers of an earlier tenure, the previous deactivation of this entity and that of the entity
+    evicted for it, to end. After failures it waits for the delay of the retry policy.
 
     Raises:
-        ActivationFailed: It did not work. Resources that it opened are closed.
+        ActivationFailed: The activation failed. Resources that it opened are closed.
     """
     try:
         await _room(resident)
@@ -99,13 +99,13 @@ async def awaken(resident: Resident, work: Work) -> None:
 
 
 def backoff_s(hosted: Hosted, failures: int, chance: Random) -> float:
-    """How long to leave an entity alone that could not begin so often: by its policy, the last pause for ever."""
+    """The delay after so many failed activations: by the entity's policy, whose last delay then repeats for ever."""
     last = max(1, hosted.retry.attempts - 1)
     return hosted.retry.delay_s(min(failures, last), chance) or 0.0
 
 
 async def _room(resident: Resident) -> None:
-    """Wait until what was there before is gone."""
+    """Wait until earlier handlers and deactivations have ended."""
     shard, hosted = resident.shard, resident.hosted
     if shard.former is not None:
         await shard.former.wait_quiet(STUBBORN_S)
@@ -115,7 +115,7 @@ async def _room(resident: Resident) -> None:
 
 
 async def _loaded(resident: Resident) -> StateLoaded:
-    """What is stored of its state. A database that is away is asked again: whoever waits bounds that.
+    """Load the stored state. Retries while the database is unreachable; the call's deadline limits that.
 
     Raises:
         NotHeld: The seat is lost.
@@ -144,7 +144,7 @@ def _instance(resident: Resident, loaded: StateLoaded | None = None) -> Any:
     """A new instance with its state: the stored one, or the initial one.
 
     Raises:
-        ActivationFailed: The state cannot be read, or `initial_state` raised.
+        ActivationFailed: The state cannot be decoded, or `initial_state` raised.
     """
     entity, codec = activated(resident.hosted.type.cls, resident.id, resident), resident.hosted.type.state
     if codec is None:
@@ -153,7 +153,7 @@ def _instance(resident: Resident, loaded: StateLoaded | None = None) -> Any:
     try:
         if loaded is not None and loaded.value is not None:
             entity.state = codec.decode(loaded.value)
-            # Not what is stored: a state that was migrated, or has a new default, has not changed by being read.
+            # Encoded anew: a state that was migrated on load, or has a new default, does not count as changed.
             resident.kept = CommittedState(codec, key, codec.encode(entity.state), loaded.version)
         else:
             entity.state = entity.initial_state()
@@ -166,7 +166,7 @@ def _instance(resident: Resident, loaded: StateLoaded | None = None) -> Any:
 
 
 async def _on_activate(resident: Resident, entity: Any, work: Work) -> None:
-    """In a context of its own: what it sets there, no handler sees."""
+    """Run `on_activate` in its own context, whose variables no handler sees."""
     context = resident.shard.context.copy()
     coroutine = coroutine_of(entity.on_activate())
     has_ended, waits_for = context.run(first_step, work, coroutine)
@@ -194,27 +194,27 @@ R = TypeVar("R")
 
 
 class HostCounts:
-    """What a host has done, in plain numbers."""
+    """The counters of a host."""
 
     __slots__ = ("activations", "delivered", "failed", "refused", "replied", "resident", "stored")
 
     def __init__(self) -> None:
         self.delivered = 0
         self.replied = 0
-        """Results, and streams that came to their end."""
+        """Results, and completed streams."""
         self.failed = 0
-        """Errors of handlers, the declared ones too."""
+        """Errors of handlers, including declared ones."""
         self.stored = 0
-        """Stored messages whose handler has ended, however it did."""
+        """Persisted messages whose handler has ended, by whatever outcome."""
         self.refused = 0
-        """Errors of the cluster, and calls that belong elsewhere."""
+        """Errors of the cluster, and calls that were sent elsewhere."""
         self.activations = 0
         self.resident = 0
-        """How many live here now."""
+        """The number of active entities."""
 
 
 class Hosted:
-    """One entity type on this runner, and its entities."""
+    """One entity type on this runner, and its active entities."""
 
     def __init__(self, entity_type: EntityType[Any], settings: Settings) -> None:
         self.type = entity_type
@@ -225,27 +225,27 @@ class Hosted:
         self.max_idle_ns = int(self.max_idle_s * 1e9)
         self.retry = entity_type.retry or settings.retry
         self.wakes = entity_type.cls.on_activate is not Entity.on_activate
-        """Whether it has an `on_activate` of its own."""
+        """Whether the class overrides `on_activate`."""
         self.says_goodbye = entity_type.cls.on_deactivate is not Entity.on_deactivate
         self.entities: dict[str, Resident] = {}
         self.idle: list[tuple[int, int, Resident]] = []
-        """A heap for `IdleEntities`: all that have ever rested, by a time at which they did."""
+        """A heap for `IdleEntities`: all entities that have ever been idle, by a time at which they became so."""
         self.gone = 0
-        """How many of those have left."""
+        """The number of those that have been deactivated."""
         self.failing: dict[str, str] = {}
-        """By id, the type of the error by which an entity could not begin when it was called last."""
+        """By id, the error type of the last activation, if it failed."""
         self.defects = Defects(entity_type)
         self.leaving: dict[str, asyncio.Future[Any]] = {}
-        """Former lives whose farewell still runs, by id."""
+        """Deactivations in progress, by id."""
         name = entity_type.name
         self.waits = metrics.MAILBOX_WAIT.spread(name)
         self.lives, self.stillborn = metrics.ACTIVATIONS.of(name, "ok"), metrics.ACTIVATIONS.of(name, "failed")
 
 
 class Resident:
-    """One life of one entity on this runner: an `Activation` for the entity, an address for the host.
+    """One activation of an entity on this runner: an `Activation` for the entity, an address for the host.
 
-    No task, no queue, no timer of its own: 100,000 of them are 100,000 small objects.
+    It has no task, queue or timer of its own: 100,000 of them are 100,000 small objects.
     """
 
     __slots__ = (
@@ -272,49 +272,49 @@ class Resident:
         self.id = id
         self.shard = shard
         self.after = after
-        """The farewell of the one that makes room for this life."""
+        """The deactivation of the entity that was evicted for this one."""
         self.entity: Any = None
         """The instance; None until it is activated."""
         self.kept: CommittedState | None = None
-        """Its state as it is stored; None if it has none, or is not activated."""
+        """The committed state; None if the type has none, or before activation."""
         self.limit = 1
-        """How many calls may run: one until it is activated, then its concurrency."""
+        """How many calls may run at once: one until it is activated, then its concurrency."""
         self.running = 0
         self.current: Work | None = None
-        """The last call that began."""
+        """The last call that started."""
         self.mailbox: Mailbox | None = None
         self.resources: Resources | None = None
         self.is_kept = False
         self.is_leaving = False
         self.failures = 0
-        """Activations that failed in a row."""
+        """Consecutive failed activations."""
         self.not_before_s = 0.0
-        """When the next activation may be tried."""
+        """The earliest time of the next activation."""
         self.rested_ns = 0
-        """When its last call ended, on the steady clock; 0: `IdleEntities` does not know it yet."""
+        """When its last call ended, on the steady clock; 0 if `IdleEntities` does not list it yet."""
 
     @property
     def address(self) -> str:
-        """As errors call it: `Account/alice`."""
+        """The address as errors show it: `Account/alice`."""
         return f"{self.hosted.type.name}/{self.id}"
 
-    # What the entity asks for
+    # Used by the entity
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster in which it lives."""
+        """The cluster of the entity."""
         if self.shard.cluster is None:
             raise NotStarted(what=f"the cluster of {self.address}", hint="a probe has none: use simulate(…)")
         return self.shard.cluster
 
     def keep_alive(self, *, on: bool) -> None:
-        """Whether it stays however long nobody calls."""
+        """Set whether it stays active however long it is idle."""
         self.is_kept = on
         if not on and not self.running and not self.is_leaving:
             self.shard.rest(self)
 
     async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R:
-        """What `factory` opens, once in this life."""
+        """The value that `factory` opens, once per activation."""
         if self.resources is None:
             self.resources = Resources(self._spawn_resource, what=self.address)
         return await self.resources.get(name, factory)
@@ -323,21 +323,21 @@ class Resident:
         return self.shard.tasks.spawn(work, name=f"{self.address} resource", context=self.new_context())
 
     def transaction(self) -> TransactionBlock:
-        """SQL of the user's own, committed when the handler that runs here has ended."""
+        """A block of the user's own SQL, committed when the running handler has ended."""
         work, storage = self._handled(what="a transaction"), self.shard.storage
         if storage is None:
             raise NotStarted(what=f"the database of {self.address}", hint="a probe has none: use simulate(…)")
         return TransactionBlock(work, partial(storage.transaction, limit_s=self.shard.transaction_limit_s))
 
     def forget(self) -> None:
-        """Delete its state with the commit of the handler that runs here."""
+        """Delete the state with the commit of the running handler."""
         ledger_of(self._handled(what="forget()")).forgets = True
 
     def _handled(self, *, what: str) -> Work:
-        """The work whose handler asks.
+        """The work of the running handler.
 
         Raises:
-            RuntimeError: It is none of this entity's, or has ended.
+            RuntimeError: It is not a handler of this entity, or has ended.
         """
         work = handling.get()
         if work is None or work.resident is not self or not work.has_begun:
@@ -349,7 +349,7 @@ class Resident:
     # Contexts
 
     def context_of(self, work: Work) -> ClusterContext:
-        """What `current()` gives in a handler [K4]."""
+        """The value of `current()` in a handler [K4]."""
         return ClusterContext(
             **self._facts(),
             message_id=MessageId(work.message_id),
@@ -360,7 +360,7 @@ class Resident:
         )
 
     def new_context(self, *, until_s: float | None = None) -> Context:
-        """A context for what is done for this entity without a call: its farewell, its resources."""
+        """A context for what runs for this entity outside a call: its deactivation, its resources."""
         context = self.shard.context.copy()
         deadline = None if until_s is None else self._moment(until_s)
         context.run(enter, ClusterContext(**self._facts(), deadline=deadline))
@@ -375,11 +375,11 @@ class Resident:
             "entity_type": self.hosted.type.name,
             "entity_id": self.id,
             "epoch": claim.epoch,
-            "seat": claim.seat if self.shard.storage is not None else None,  # a probe has nothing to prove it by
+            "seat": claim.seat if self.shard.storage is not None else None,  # a probe cannot prove it
         }
 
     def _moment(self, at_s: float) -> datetime | None:
-        if at_s == math.inf:  # a stored message: nobody's patience bounds it
+        if at_s == math.inf:  # a persisted message has no deadline
             return None
         left_ns = int((at_s - asyncio.get_running_loop().time()) * 1e9)
         return to_datetime(self.shard.clock.wall_ns() + left_ns)

@@ -1,9 +1,10 @@
-"""Idling: who leaves when nobody calls. One timer for all entities of a runner, none for each.
+"""Deactivates entities: evicts idle ones (`IdleEntities`), and runs their `on_deactivate` hook (`Deactivations`).
 
-A call only notes when it ended (`Resident.rested_ns`). Each entity has one entry in a heap of its type, under a time at
-which it rested; whether it was called since is looked at when that entry comes first, and then it gets another place.
+One timer serves all entities of a runner. A call only notes when it ended (`Resident.rested_ns`). Each entity has one
+entry in a heap of its type, under a time at which it became idle; whether it was called since is checked when the entry
+comes first, and then it is moved.
 
-The end of a life: `on_deactivate`, then the resources, within limits that nothing exceeds (incident 6).
+A deactivation runs `on_deactivate`, then closes the resources, within limits that nothing exceeds (incident 6).
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
 
 
 _LATE_S = 0.001
-"""Loops count in milliseconds: one that rings too early would find nobody, and ring again at once."""
+"""Loops count in milliseconds: a timer that fires too early would find no idle entity, and fire again at once."""
 _AT_ONCE = 1_000
-"""Entries looked at before the loop gets its turn."""
+"""Entries that are checked before the loop can run other callbacks."""
 
 
 class IdleEntities:
-    """Entities by type, those that have been idle longest first.
+    """Idle entities by type, the longest idle first.
 
     Args:
-        loop: Whose timers ring.
-        steady_ns: The clock that counts.
+        loop: Runs the timer.
+        steady_ns: The clock.
         types: All types that have entities here.
-        evict: Lets one leave, by `Host.retire`.
+        evict: Deactivates one, by `Host.retire`.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class IdleEntities:
         self._steady_ns = steady_ns
         self._types = types
         self._evict = evict
-        self._numbers = itertools.count()  # of entries: residents have no order
+        self._numbers = itertools.count()  # tie-breakers of entries: residents have no order
         self._next_ns = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def rest(self, resident: Resident) -> None:
-        """An entity has nothing to do from now on."""
+        """An entity becomes idle."""
         now_ns, is_listed = self._steady_ns(), resident.rested_ns > 0
         resident.rested_ns = now_ns
         if not is_listed:
@@ -67,7 +68,7 @@ class IdleEntities:
                 self._arm(now_ns + resident.hosted.max_idle_ns)
 
     def forget(self, resident: Resident) -> None:
-        """It leaves. Its entry goes when it comes first, or when every other one is of somebody who has left."""
+        """Forget a deactivated entity. Its entry is removed when it comes first, or when half of them are obsolete."""
         hosted = resident.hosted
         if resident.rested_ns:
             hosted.gone += 1
@@ -77,13 +78,13 @@ class IdleEntities:
             hosted.gone = 0
 
     def longest(self) -> Resident | None:
-        """Who has been idle for the longest time, of all types; nearly, where very many were called since."""
+        """The longest idle entity of all types; an approximation where very many were called since."""
         now_ns = self._steady_ns()
         heads = [self._first(hosted, now_ns) or _some(hosted, now_ns) for hosted in self._types()]
         return min((head for head in heads if head is not None), key=_rested_ns, default=None)
 
     def stop(self) -> None:
-        """Nobody is evicted any more."""
+        """Stop evicting."""
         self._next_ns = -math.inf
         if self._timer is not None:
             self._timer.cancel()
@@ -92,7 +93,7 @@ class IdleEntities:
         heapq.heappush(resident.hosted.idle, (at_ns, next(self._numbers), resident))
 
     def _first(self, hosted: Hosted, until_ns: int) -> Resident | None:
-        """The one of a type that has been idle longest; None: nobody has since `until_ns`, or many come before it."""
+        """The longest idle entity of a type; None if none has been idle since `until_ns`, or too many come first."""
         for _ in range(_AT_ONCE):
             if not hosted.idle or hosted.idle[0][0] > until_ns:
                 return None
@@ -123,7 +124,7 @@ class IdleEntities:
                     if resident is None:
                         break
                     self._evict(resident)
-        finally:  # an error is told by the loop, and must not be the last time that it rings
+        finally:  # the loop reports an error; the timer must be set again all the same
             next_ns = min(
                 (hosted.idle[0][0] + hosted.max_idle_ns for hosted in self._types() if hosted.idle), default=math.inf
             )
@@ -132,7 +133,7 @@ class IdleEntities:
 
 
 def _some(hosted: Hosted, now_ns: int) -> Resident | None:
-    """One of a type that has been idle for long, as far as some of them tell: too many come before the first one."""
+    """The longest idle of a sample of a type, used when too many busy entities come first in the heap."""
     if not hosted.idle or hosted.idle[0][0] > now_ns:
         return None
     idle = (resident for _, _, resident in hosted.idle if _is_idle(resident))
@@ -151,20 +152,20 @@ log = logging.getLogger("coterie.entities")
 
 
 class Deactivations:
-    """Lets lives end.
+    """Deactivates entities.
 
     Promise:
-        Every farewell is over after `CLOSING_S` for each of its two parts and `STUBBORN_S` more, also if user code
-        hangs or ignores its cancellation: then it is left behind, and the log says so.
+        Every deactivation ends after `CLOSING_S` for each of its two parts plus `STUBBORN_S`, even if user code hangs
+        or ignores its cancellation: then that code is abandoned, and the log says so.
     """
 
     def __init__(self) -> None:
         self._tasks = Tasks("entities/farewell")
-        self._theirs = Tasks("entities/closing")  # code of users, which may never end
+        self._theirs = Tasks("entities/closing")  # user code, which may never end
         self._pending: dict[asyncio.Future[Any], None] = {}
 
     def begin(self, resident: Resident) -> asyncio.Future[Any] | None:
-        """Let a life without running calls end; None if there was nothing to do for it."""
+        """Start the deactivation of an entity without running calls. Returns None if there was nothing to do."""
         entity, resident.entity = resident.entity, None
         if entity is None or not (resident.hosted.says_goodbye or resident.resources):
             return None
@@ -176,7 +177,7 @@ class Deactivations:
         return task
 
     async def within_limit(self, work: Coroutine[Any, Any, Any], *, what: str, context: Context | None = None) -> None:
-        """Run code of users to its end, or to the limit. What it raises is logged."""
+        """Run user code to its end, or to the limit. Its errors are logged."""
         task = self._theirs.spawn(work, name=what, context=context)
         try:
             await settled([task], limit_s=CLOSING_S)
@@ -190,7 +191,7 @@ class Deactivations:
             log.error("%s ignores its cancellation and is left behind", what)
 
     async def stop(self) -> None:
-        """Wait for all that have begun: they have limits of their own."""
+        """Wait for all deactivations in progress: they have their own limits."""
         await settled(self._pending)
 
     async def _say(self, resident: Resident, entity: Any) -> None:
@@ -201,7 +202,7 @@ class Deactivations:
                 what=f"on_deactivate of {resident.address}",
                 context=resident.new_context(until_s=until_s),
             )
-        if resident.resources is not None:  # on_deactivate may have opened some too
+        if resident.resources is not None:  # `on_deactivate` may have opened some too
             await self.within_limit(resident.resources.close(), what=f"the resources of {resident.address}")
 
     def _said(self, resident: Resident, task: asyncio.Future[Any]) -> None:

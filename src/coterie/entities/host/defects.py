@@ -1,4 +1,4 @@
-"""Defects: calls of one entity type that failed in a row, by errors that their rpcs do not declare."""
+"""Defects: consecutive calls of one entity type that failed by undeclared errors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ if TYPE_CHECKING:
 
 
 class DefectStreak(NamedTuple):
-    """Calls of a type that failed, none of which was followed by a success."""
+    """Failed calls of a type since the last success."""
 
     calls: int
     error: str
     """The type of the last error."""
     for_s: float
-    """Since the first of them."""
+    """Seconds since the first of them."""
     ago_s: float
-    """Since the last of them."""
+    """Seconds since the last of them."""
     is_first: bool
-    """No call has succeeded here before."""
+    """Whether no call has succeeded here before."""
 
 
 class Defects:
-    """Counts the calls of one type that failed since one succeeded: returned, or raised an error that it declares.
+    """Counts the failed calls of one type since the last success. A declared error counts as a success.
 
-    Successes are counted anyway, for the metrics: a call that succeeds pays nothing for this.
+    Successes are counted for the metrics anyway, so this adds no cost to a successful call.
     """
 
     def __init__(self, entity_type: EntityType[Any]) -> None:
@@ -36,7 +36,7 @@ class Defects:
         self._first_s = self._last_s = 0.0
 
     def see(self, error: BaseException, *, now_s: float) -> None:
-        """A call has failed."""
+        """Record a failed call."""
         self._look()
         if not self._calls:
             self._first_s = now_s
@@ -45,7 +45,7 @@ class Defects:
         self._error = type(error).__name__
 
     def streak(self, *, now_s: float) -> DefectStreak | None:
-        """Those since the last success; None: there are none."""
+        """The failures since the last success. Returns None if there are none."""
         self._look()
         if not self._calls:
             return None

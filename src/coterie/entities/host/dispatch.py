@@ -1,22 +1,20 @@
-"""The first steps of many handlers in one task, each in a context of its own. The rest of them: `kernel/coroutines.py`.
+"""Starts handlers with as few tasks as possible, each handler in its own context.
 
-A handler that never waits needs no task: a shared one takes its first step, which is all of it, and goes on with the
-next. The first handler that does wait keeps that task for itself, so what the handler took for its task
-(`asyncio.timeout`, task groups) stays its task, and another one is begun for the rest.
+A handler that never suspends needs no task: a shared task runs its first step, which is all of it, and continues with
+the next handler. The first handler that suspends keeps that task (`kernel/coroutines.py` runs its remaining steps), so
+the task that `asyncio.timeout` or a task group saw stays the handler's task, and another task runs the rest.
 
-Spares: a task that stands by, so that a handler can begin without one and still finds one when it has to wait.
+`CallQueue`: queued calls.
 
-Serving: calls whose turn has come are begun in as few tasks as their handlers need.
-
-ready ──▶ first step ──▶ it has ended: on to the next one, in the same task
+ready ──▶ first step ──▶ ended: the next one, in the same task
               │
-              └─▶ it waits: this task is its own from here on, and another one serves the rest
+              └─▶ suspended: it keeps this task, and another one runs the rest
 
-Prompt: a call that arrives for an idle entity begins in the very turn of the loop that read it, without a task.
+`ImmediateDispatch`: a call for an idle entity starts in the loop iteration that read it, without a task.
 
-arrived ──▶ first step, as if in the spare task ──▶ it has ended: answered before the next frame is looked at
+arrived ──▶ first step, as if in the spare task ──▶ ended: answered before the next frame is read
                                 │
-                                └─▶ it waits: the spare task is its own from here on, and another one stands by
+                                └─▶ suspended: it keeps the spare task (`SpareTask`), and another one is started
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ _handle = handling.set
 
 
 def first_step(work: Work, coroutine: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
-    """Run a coroutine, in the context of a work that was just made, until it waits or ends.
+    """Run a coroutine, in the context of a new work, until it suspends or ends.
 
     Returns:
-        Whether it has ended; its result then, and else what it waits for.
+        Whether it has ended; then its result, else the future it waits for.
     """
     _handle(work)
     enter(work)
@@ -64,39 +62,39 @@ def first_step(work: Work, coroutine: Coroutine[Any, Any, Any]) -> tuple[bool, A
 
 
 _AWAITED = "_asyncio_future_blocking"
-"""By this a future tells the task that steps a coroutine that it was awaited, and not just yielded; the task clears
-it. So does whoever steps a coroutine in a task's stead."""
+"""The attribute by which a future shows the task that steps a coroutine that it was awaited, not just yielded; the task
+clears it. Code that steps a coroutine in place of a task must do the same."""
 
 
 class SpareTask:
-    """A task without work. Whoever steps a handler outside of any task pretends to be in this one meanwhile.
+    """A pre-started task that adopts a handler when it first suspends. The first step runs as if in this task.
 
     Args:
-        tasks: Where it belongs.
-        context: In which it waits.
-        go_on: Runs what it is given to its end.
+        tasks: The group it belongs to.
+        context: The context in which it waits.
+        go_on: Runs an adopted handler to its end.
 
     Promise:
-        What is given is carried on. A cancellation that strikes before that begins reaches the handler.
+        An adopted handler is continued. A cancellation before it continues reaches the handler.
     """
 
     __slots__ = ("_given", "_go_on", "is_ready", "task", "wake")
 
     def __init__(self, tasks: Tasks, context: Context, go_on: Callable[..., Awaitable[None]]) -> None:
         self.is_ready = False
-        """Whether it waits: before that, a cancellation would end it without a word."""
+        """Whether it waits: before that, a cancellation would end it silently."""
         self._go_on = go_on
         self._given: Suspended | None = None
         self.wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """What it waits for; done once it was given something, or was cancelled."""
+        """The future it waits for; done once it was given a handler, or was cancelled."""
         self.task: asyncio.Task[Any] = tasks.spawn(self._stand_by(), name="spare", context=context)
 
     def give(self, suspended: Suspended) -> None:
-        """Have it carry on a handler that waits, from the next turn of the loop on."""
+        """Let it continue a suspended handler, from the next loop iteration on."""
         self.is_ready = False
         self._given = suspended
         if hasattr(suspended[3], _AWAITED):
-            setattr(suspended[3], _AWAITED, False)  # until the task is there to see it: nobody else could await it
+            setattr(suspended[3], _AWAITED, False)  # set again in the task: until then nothing else could await it
         if not self.wake.done():
             self.wake.set_result(None)
 
@@ -107,7 +105,7 @@ class SpareTask:
         except asyncio.CancelledError as cancelled:
             if self._given is None:
                 raise
-            error = cancelled  # it is the handler that was meant
+            error = cancelled  # it was meant for the handler
         finally:
             self.is_ready = False
         assert self._given is not None, "that is what it was woken for"
@@ -115,27 +113,27 @@ class SpareTask:
         self._given = None
         if hasattr(waits_for, _AWAITED):
             if error is not None and waits_for.cancel():
-                error = None  # as in any task: the handler hears of it from what it waits for
+                error = None  # as in any task: the future it waits for passes the cancellation on
             setattr(waits_for, _AWAITED, True)
         await self._go_on(work, context, coroutine, waits_for, error)
 
 
 _BATCH = 100
-"""Handlers that one task runs before the loop gets its turn: a millisecond or so, if none of them blocks."""
+"""Handlers that one task runs before it yields to the loop: about a millisecond, if none of them blocks."""
 
 
 class CallHandler(Protocol):
-    """Whoever knows what to do for a call."""
+    """Provides the handlers of calls and receives their outcomes."""
 
     now_ns: int
-    """The clock, if it was read a moment ago: each handler's end is the beginning of the next one."""
+    """The steady clock, if it was read a moment ago: the end of one handler is the start of the next."""
 
     def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
-        """What to run for it; None if there is nothing to run any more."""
+        """The coroutine to run for a call. Returns None if there is nothing left to run."""
         ...
 
     def waits(self, work: Work) -> None:
-        """It does not end at once: it has a task now, by which it can be cancelled."""
+        """The call is suspended: it has a task now, by which it can be cancelled."""
         ...
 
     def returned(self, work: Work, value: Any) -> None: ...
@@ -146,8 +144,8 @@ class CallQueue:
     """A queue of calls, and the tasks that run them.
 
     Promise:
-        Each call runs in a context of its own, a copy of its shard's: nothing that one handler sets there reaches
-        another one. Its task is that of no other handler that waits.
+        Each call runs in its own copy of its shard's context: nothing that one handler sets there reaches another. Two
+        suspended handlers never share a task.
     """
 
     def __init__(self, handles: CallHandler) -> None:
@@ -155,25 +153,25 @@ class CallQueue:
         self._tasks = Tasks("entities")
         self.ready: deque[Work] = deque()
         self.spare: SpareTask | None = None
-        """For those who begin a call outside of any task: see `prompt`."""
+        """For calls that start outside a task: see `ImmediateDispatch`."""
         self.is_serving = False
-        """Whether a task runs, or will, that takes what is ready."""
+        """Whether a task that takes ready calls is running or scheduled."""
 
     def push(self, work: Work) -> None:
-        """Let a call run, after those that were pushed before."""
+        """Queue a call to run."""
         self.ready.append(work)
         if not self.is_serving:
             self.serve_on()
 
-    # Calls that were begun elsewhere
+    # Calls that started outside the queue
 
     def prepare(self, context: Context) -> SpareTask:
-        """Have a task stand by from the next turn of the loop on."""
+        """Start a spare task; it is ready from the next loop iteration on."""
         self.spare = SpareTask(self._tasks, context.copy(), self._wait)
         return self.spare
 
     def suspend(self, work: Work, context: Context, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        """A handler that was begun as if in the spare task waits: it is that task's from now on."""
+        """Give the spare task a handler that started as if in it and has suspended."""
         spare = self.spare
         assert spare is not None, "it was begun in it"
         self.spare = None
@@ -182,12 +180,12 @@ class CallQueue:
         self._handles.waits(work)
 
     def drop(self, spare: SpareTask) -> None:
-        """Use a spare no more."""
+        """Stop using a spare task."""
         if self.spare is spare:
             self.spare = None
 
     async def stop(self) -> None:
-        """Let nobody stand by."""
+        """Cancel the spare task."""
         spare, self.spare = self.spare, None
         if spare is not None:
             spare.task.cancel()
@@ -196,7 +194,7 @@ class CallQueue:
     # The queue
 
     def serve_on(self) -> None:
-        """Have a task take what is ready."""
+        """Start a task that takes ready calls."""
         self.is_serving = True
         self._tasks.spawn(self._serve(), name="handlers", context=self.ready[0].resident.shard.context.copy())
 
@@ -211,12 +209,12 @@ class CallQueue:
             await self._wait(*suspended)
 
     def _run_ready(self, task: asyncio.Task[Any] | None) -> Suspended | None:
-        """Run handlers to their ends, up to the first one that waits."""
+        """Run handlers to their ends, up to the first one that suspends."""
         assert task is not None, "only a task runs this"
         ready, handles = self.ready, self._handles
         handles.now_ns = 0
         for _ in range(_BATCH):
-            if not ready or task.cancelling():  # by a handler that has ended: it must not reach the next one
+            if not ready or task.cancelling():  # cancelled by a handler that has ended: it must not reach the next one
                 return None
             work = ready.popleft()
             coroutine = handles.begin(work)
@@ -225,7 +223,7 @@ class CallQueue:
             context = work.resident.shard.context.copy()
             try:
                 has_ended, value = context.run(first_step, work, coroutine)
-            except BaseException as error:  # noqa: BLE001 what a handler raises is its own, SystemExit too
+            except BaseException as error:  # noqa: BLE001 a handler's errors are its own, SystemExit too
                 handles.raised(work, error)
                 raise_if_meant_for_us(error)
                 continue
@@ -247,7 +245,7 @@ class CallQueue:
     ) -> None:
         try:
             value = await remaining_steps(context, coroutine, waits_for, cancelled)
-        except BaseException as error:  # noqa: BLE001 a cancellation too: whoever cancels a call means its handler
+        except BaseException as error:  # noqa: BLE001 cancellations too: they are meant for the handler
             self._handles.raised(work, error)
             raise_if_meant_for_us(error)
         else:
@@ -255,26 +253,26 @@ class CallQueue:
 
 
 def raise_if_meant_for_us(error: BaseException) -> None:
-    """A second Ctrl-C ends the process, wherever it strikes; a closed coroutine has to end."""
+    """Re-raise a second Ctrl-C, which must end the process, and GeneratorExit, which must end the coroutine."""
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
 
 
 _FEW = 32
-"""So many calls of one read begin at once; then somebody looks at the clock …"""
+"""The number of calls of one read that start at once before the clock is read …"""
 _MOST_NS = 5_000_000
-"""… and as much later the rest is queued, so that the loop gets its turn."""
+"""… and the time after which the rest of them is queued, so that the loop can run other callbacks."""
 
 
 class ImmediateDispatch:
-    """Begins calls at once, where that is simple.
+    """Starts calls at once, in the simple cases.
 
     Args:
-        host: Whose entities they are for.
-        hosted: Its types.
+        host: Hosts the entities.
+        hosted: The entity types of the host.
 
     Promise:
-        A call cannot tell the difference: its task and its context are its own, and all is checked that is otherwise.
+        A call cannot tell the difference: it has its own task and context, and the checks are the same.
     """
 
     def __init__(self, host: Host, hosted: Mapping[str, Hosted]) -> None:
@@ -284,15 +282,15 @@ class ImmediateDispatch:
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._read_s = -1.0
-        self._more = 0  # so many of that read may begin before somebody looks at the clock
-        self._timed_s = -1.0  # the last read for which somebody has
-        self._until_ns = 0  # when the others of that one have to queue
+        self._more = 0  # how many calls of that read may start before the clock is read
+        self._timed_s = -1.0  # the last read for which the clock was read
+        self._until_ns = 0  # when the rest of that read has to queue
         self._steady_ns = host.clock.steady_ns
 
     def serve(self, work: RemoteCall | RemoteStream | StoredCall, arrived_s: float) -> bool:
-        """Run a call to its end or to its first wait; false if it has to be delivered as usual, untouched.
+        """Run a call until it ends or suspends. Returns False, without effects, if it has to be delivered as usual.
 
-        This is the hot path of all calls that arrive: whatever is rare is left to others.
+        The hot path of all incoming calls: rare cases are left to the usual path.
         """
         try:
             hosted = self._hosted[work.entity_type]
@@ -313,7 +311,7 @@ class ImmediateDispatch:
         loop, task = self._loop, spare.task
         try:
             enter_task(loop, task)
-        except RuntimeError:  # called by a task
+        except RuntimeError:  # called from a task
             return False
         self._more -= 1
         self._counts.delivered += 1
@@ -342,7 +340,7 @@ class ImmediateDispatch:
         return True
 
     def _has_time(self) -> bool:
-        """Whether some more calls of this read may begin at once."""
+        """Whether more calls of this read may start at once."""
         now_ns = self._steady_ns()
         if self._timed_s != self._read_s:
             self._timed_s, self._until_ns = self._read_s, now_ns + _MOST_NS

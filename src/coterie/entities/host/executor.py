@@ -1,7 +1,4 @@
-"""Streams: an rpc that is an async generator, sent item by item as its reader keeps up.
-
-Handling: what becomes of one call after the other: begun, answered, expired, cancelled.
-"""
+"""Runs handlers: starts, answers, expires and cancels calls; streams the items of async generators."""
 
 from __future__ import annotations
 
@@ -39,12 +36,12 @@ class SeatLost(Exception):
 
 
 async def streamed(work: Work, items: AsyncIterator[Any]) -> None:
-    """Send all items of a generator. It is closed before this ends, however this ends.
+    """Send all items of a generator, at the pace of its reader. The generator is always closed before this returns.
 
-    Each item gives the stream its whole time again: the deadline of a stream is its longest silence.
+    Each item restarts the timeout: the deadline of a stream limits the time between two items.
 
     Raises:
-        SeatLost: The runner does not hold the shard any more, so nothing more may be said.
+        SeatLost: The runner no longer holds the shard, so nothing more may be sent.
     """
     loop, tenure = asyncio.get_running_loop(), work.resident.shard.tenure
     try:
@@ -57,38 +54,38 @@ async def streamed(work: Work, items: AsyncIterator[Any]) -> None:
                 return
             work.deadline_s = loop.time() + work.within_s
     finally:
-        if hasattr(items, "aclose"):  # behind a decorator it may be another iterator
+        if hasattr(items, "aclose"):  # a decorator may have returned another iterator
             async with asyncio.timeout(CLOSING_S):
                 await items.aclose()
 
 
 async def _sent(work: Work, body: bytes) -> bool:
-    """Whether there is still a reader."""
+    """Send an item. Returns whether there is still a reader."""
     try:
         await work.send(body)
-    except Exception:  # noqa: BLE001 whatever it was, there is nobody left to tell
+    except Exception:  # noqa: BLE001 whatever the error, the reader is gone
         work.is_open = False
     return work.is_open
 
 
 _LEAST_S = SECONDS[0]
 _TRUST_S = 0.05
-"""How often to look whether work may be started again, while the runner has lost its session [M2]."""
+"""How often to check whether calls may start again, while the runner has lost its session [M2]."""
 
 
 class ActivationLookup(Protocol):
-    """Whoever decides about lives: the host."""
+    """Decides about activations: the host."""
 
     def rests(self, resident: Resident) -> None:
-        """Nothing of it runs, and nothing waits."""
+        """No call of the entity runs or waits."""
         ...
 
     def defected(self, resident: Resident) -> None:
-        """One of its handlers raised what no rpc declares. It still counts as running."""
+        """One of its handlers raised an undeclared error. It still counts as running."""
         ...
 
     def not_activated(self, resident: Resident, cause: BaseException) -> None:
-        """Its life could not begin."""
+        """It could not be activated."""
         ...
 
 
@@ -96,18 +93,18 @@ class HandlerExecutor:
     """Runs the handlers of all entities of a runner.
 
     Args:
-        lives: Told what comes of them.
-        answers: By what calls are answered.
-        counts: Where they are counted.
-        rest: Told of an entity that has nothing to do.
-        messages: Where what handlers leave behind is committed; None for a probe.
-        hand_over: Brings a message that a handler sent to its owner.
-        most_bytes: Of a reply or a state that is stored.
+        lives: Receives the outcomes.
+        answers: Sends the replies to calls.
+        counts: Counts the calls.
+        rest: Called with an entity that becomes idle.
+        messages: Commits the effects of handlers; None for a probe.
+        hand_over: Hands a message that a handler sent to its owner.
+        most_bytes: The limit of a stored reply or state.
         steady_ns: The clock by which handlers are timed.
 
     Promise:
-        Of one entity no more handlers run at once than its concurrency says. A call whose deadline has passed does
-        not begin, and one that runs is cancelled then.
+        An entity never runs more handlers at once than its concurrency. A call does not start after its deadline, and
+        is cancelled at its deadline while it runs.
     """
 
     def __init__(
@@ -124,9 +121,9 @@ class HandlerExecutor:
     ) -> None:
         self._steady_ns = steady_ns
         self.now_ns = 0
-        """When the last handler ended, if nothing else has happened since; for whoever begins the next one at once."""
+        """When the last handler ended, if nothing has happened since: the start of the next one."""
         self.waiting: dict[Work, None] = {}
-        """Calls that wait for something: those that a cancellation can reach."""
+        """Suspended calls: those that a cancellation can reach."""
         self._lives = lives
         self._answers = answers
         self._counts, self._rest = counts, rest
@@ -137,33 +134,33 @@ class HandlerExecutor:
         self._committing = Commits(messages, answers, self, hand_over, most_bytes)
 
     def admit(self, work: Work) -> None:
-        """Let a call run: its entity has room for it."""
+        """Start a call: its entity is below its concurrency limit."""
         work.resident.running += 1
         work.resident.shard.busy += 1
         self.serving.push(work)
 
     def expect(self, deadline_s: float) -> None:
-        """Somebody waits until then, and is to be told."""
+        """Set the deadline timer to a call's deadline, if that is the earliest."""
         if deadline_s < self._deadlines.next_s:
             self._deadlines.arm(deadline_s)
 
     def stop(self, work: Work) -> None:
-        """Cancel the task of a call that waits, once."""
+        """Cancel the task of a suspended call, once."""
         if not work.is_stopped:
             work.is_stopped = True
             work.task.cancel()
             self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
 
     async def close(self) -> None:
-        """No deadline is looked after any more, and no task stands by."""
+        """Stop the deadline timer, the spare task and the commits."""
         self._deadlines.stop()
         await self.serving.stop()
         await self._committing.stop()
 
-    # How a call begins
+    # How a call starts
 
     def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
-        """The handler, or what has to come before it."""
+        """The handler's coroutine, or one that first waits for trust and activation."""
         resident = work.resident
         shard = resident.shard
         resident.current = work
@@ -198,7 +195,7 @@ class HandlerExecutor:
         return await self.handler(work) if self._is_wanted(work) else None
 
     def _is_wanted(self, work: Work) -> bool:
-        """The check before each dispatch, besides that of trust: does somebody wait for it, here, now?"""
+        """The check before each start, besides trust: deadline not passed, shard open, caller still waiting."""
         if work.deadline_s <= self._loop.time():
             self._answers.refuse(work, timed_out(work))
         elif not work.resident.shard.is_open:
@@ -206,7 +203,7 @@ class HandlerExecutor:
         return work.is_open
 
     async def _trusted(self, work: Work) -> None:
-        """Wait while the seat is held and nothing new may be started; a call for a seat that is not moves on."""
+        """Wait while the seat is held but nothing may start; a call for a seat that is not held is sent elsewhere."""
         tenure = work.resident.shard.tenure
         while work.is_open and not tenure.may_start:
             if not tenure.held:
@@ -215,7 +212,7 @@ class HandlerExecutor:
             await asyncio.sleep(_TRUST_S)
 
     def handler(self, work: Work) -> Coroutine[Any, Any, Any]:
-        """What runs for a call whose entity is there."""
+        """The coroutine of a call whose entity is active."""
         rpc = work.rpc
         try:
             args, kwargs = rpc.arguments.decode(work.payload)
@@ -232,7 +229,7 @@ class HandlerExecutor:
         return handled(work, made) if spans.on else made
 
     def _fill(self, resident: Resident) -> None:
-        """It was activated: as many calls as it may run at once need not wait any more."""
+        """Admit waiting calls of a new activation, up to its concurrency."""
         mailbox = resident.mailbox
         while mailbox is not None and resident.running < resident.limit:
             following = mailbox.take()
@@ -240,21 +237,21 @@ class HandlerExecutor:
                 return
             self.admit(following)
 
-    # How it ends
+    # How a call ends
 
     def waits(self, work: Work) -> None:
-        """It has a task of its own now."""
+        """The call has its own task now."""
         self.waiting[work] = None
         self.expect(work.deadline_s)
 
     def returned(self, work: Work, value: Any) -> None:
-        """The handler has ended well. Written out for the usual case: a plain reply, nobody else waits, it stays."""
+        """The handler has returned. Inlined for the usual case: a plain reply, no mailbox, no deactivation."""
         rpc, resident = work.rpc, work.resident
         shard = resident.shard
         if work.ledger is not None or resident.kept is not None:
             if work.has_begun:
                 self._committing.returned(work, value)
-            else:  # it was taken back, or could not be read, before its handler began: it has no end to commit
+            else:  # cancelled, or not decodable, before its handler started: there is nothing to commit
                 self.ended(resident, work)
             return
         if rpc.is_stream or resident.mailbox is not None or resident.is_leaving or not work.is_open:
@@ -262,7 +259,7 @@ class HandlerExecutor:
             return
         try:
             body = rpc.result.checked(value, rpc.result_what)
-        except MalformedMessage as error:  # it does not fit the annotation: the handler's mistake
+        except MalformedMessage as error:  # it does not fit the annotation: the handler is at fault
             self.raised(work, error)
             return
         now_ns = shard.tenure.held_at()
@@ -277,14 +274,14 @@ class HandlerExecutor:
         counted = rpc.counted
         counted.ok.value += 1
         took, took_s = counted.took, (now_ns - work.began_ns) / 1e9
-        took.counts[0 if took_s <= _LEAST_S else bisect_left(SECONDS, took_s)] += 1  # as `took.see` does
+        took.counts[0 if took_s <= _LEAST_S else bisect_left(SECONDS, took_s)] += 1  # inlined `took.see`
         took.total += took_s
         shard.busy -= 1
         resident.current = None
         resident.running -= 1
         if not resident.running and not resident.is_kept:
             if resident.rested_ns:
-                resident.rested_ns = now_ns  # what `rest` comes to
+                resident.rested_ns = now_ns  # inlined `rest`
             else:
                 self._rest(resident)
         work.reply(body)
@@ -301,14 +298,14 @@ class HandlerExecutor:
             self.ended(work.resident, work)
 
     def raised(self, work: Work, error: BaseException) -> None:
-        """It has ended by an error: a declared one, a cancellation of ours, or a defect."""
+        """The handler has raised: a declared error, our cancellation, or a defect."""
         if isinstance(error, ActivationFailed):
             self._not_activated(work, error.cause)
         elif isinstance(error, SeatLost):
             self._committing.undo(work)
             self._answers.cut_short(work, "it lost the shard while the stream was sent")
         elif work.is_stopped and isinstance(error, asyncio.CancelledError):
-            self._committing.undo(work)  # ours, and the call was closed before
+            self._committing.undo(work)  # our cancellation, and the call is closed already
         elif nearest(error, work.rpc.errors) is not None:
             self._committing.declared(work, error)
             return
@@ -317,7 +314,7 @@ class HandlerExecutor:
         self.ended(work.resident, work)
 
     def _defect(self, work: Work, error: BaseException) -> None:
-        """Nobody knows what state its instance is in: it is dropped. A stored message is tried again by its policy."""
+        """Discard the instance, whose state is unreliable now. A persisted message is retried by its policy."""
         self._committing.undo(work)
         report_defect(work, error)
         work.resident.hosted.defects.see(error, now_s=self._time())
@@ -328,11 +325,11 @@ class HandlerExecutor:
         self._lives.defected(work.resident)
 
     def dropped(self, resident: Resident) -> None:
-        """What an instance has in memory is not what is stored."""
+        """Discard an instance whose memory differs from what is stored."""
         self._lives.defected(resident)
 
     def _not_activated(self, work: Work, cause: BaseException) -> None:
-        """Those who wait for the same activation get the same error; if it only took too long, they try again."""
+        """Fail all calls that wait for this activation; if it only took too long, the others try again."""
         self._lives.not_activated(work.resident, cause)
         if not work.is_stopped:
             mailbox = work.resident.mailbox
@@ -344,13 +341,13 @@ class HandlerExecutor:
             self._answers.not_mine(work)
         elif work.is_stored:
             cast("StoredCall", work).set_back(cause)
-        elif isinstance(cause, NewerVersion):  # of the cluster: no handler ran
+        elif isinstance(cause, NewerVersion):  # an error of the cluster: no handler ran
             self._answers.refuse(work, cause)
         else:
             self._answers.fail(work, cause)
 
     def ended(self, resident: Resident, work: Work | None = None) -> None:
-        """A place is free: the next of the mailbox takes it, or nobody."""
+        """A call has ended: start the next one of the mailbox, if any."""
         now_ns = 0
         if work is not None:
             self.waiting.pop(work, None)
@@ -370,14 +367,14 @@ class HandlerExecutor:
         resident.shard.busy -= 1
         if not resident.running:
             if now_ns and resident.rested_ns and not (resident.is_leaving or resident.is_kept):
-                resident.rested_ns = now_ns  # what that comes to
+                resident.rested_ns = now_ns  # inlined `rests`
             else:
                 self._lives.rests(resident)
 
     # Deadlines
 
     def _sweep(self, now_s: float) -> tuple[float, int]:
-        """Close what has expired; the earliest deadline of the rest, and how many wait."""
+        """Close expired calls. Returns the earliest deadline of the rest, and how many calls wait."""
         least_s = math.inf
         for work in list(self.waiting):
             if work.deadline_s <= now_s:
@@ -398,4 +395,4 @@ class HandlerExecutor:
 
 
 async def _nothing() -> None:
-    """For a call that was answered before its handler could begin."""
+    """Runs for a call that was answered before its handler could start."""

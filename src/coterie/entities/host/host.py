@@ -1,10 +1,10 @@
-"""Host: all entities of one runner. What is delivered to it is run, one entity at a time, and answered.
+"""Host: all active entities of one runner. It runs the calls delivered to it, by default one per entity at a time.
 
-deliver ──▶ resident? ──no──▶ room? shard ours? ──▶ a new life
+deliver ──▶ active? ──no──▶ capacity? shard ours? ──▶ new activation
                │                                       │
                └────────▶ runs now, or waits in its mailbox ──▶ handler ──▶ answered
 
-(no task, no timer for an entity without calls)
+An entity without calls costs no task and no timer.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ log = logging.getLogger("coterie.entities")
 
 
 class Host:
-    """The entities of one runner, made and used on its loop. There is no `start`; `stop` ends it.
+    """The active entities of one runner. Created and used on its loop. There is no `start`; `stop` ends it.
 
     Args:
-        types: The entity types that this program knows, by name. Looked up at each delivery, so it may still grow.
-        cluster: What entities have as `self.cluster`; None for a probe.
-        settings: How the runner runs: `shards`, `drain`, `resident_entities`, `max_idle`, `retry`.
-        clock: Of the runner.
-        chance: Of the runner.
-        name: Of the runner, for errors.
-        storage: Where state and messages are kept; None for a probe, which keeps nothing.
-        hand_over: Brings a message that a handler sent to its owner, once it is stored.
-        supervisor: The one of this process.
+        types: The entity types of this program, by name. Looked up at each delivery, so it may still grow.
+        cluster: The value of `self.cluster` in entities; None for a probe.
+        settings: The settings of the runner: `shards`, `drain`, `resident_entities`, `max_idle`, `retry`.
+        clock: The clock of the runner.
+        chance: The randomness of the runner.
+        name: The name of the runner, for errors.
+        storage: Stores state and messages; None for a probe, which stores nothing.
+        hand_over: Hands a message that a handler sent to its owner, once it is stored.
+        supervisor: The supervisor of this process.
 
     Promise:
         Every delivered call is answered once, by its deadline and a tick, whatever its handler does (see `Work`).
-        What hangs or fails in one entity costs no other entity anything.
+        An entity that hangs or fails does not affect other entities.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Host:
         self.name = name
         self._hosted: dict[str, Hosted] = {}
         self._shards: dict[ShardId, ShardOccupant] = {}
-        self._ending: dict[ShardId, ShardOccupant] = {}  # given up, but handlers of them still run
+        self._ending: dict[ShardId, ShardOccupant] = {}  # released, but their handlers still run
         self.prompt = ImmediateDispatch(self, self._hosted)
         self.deliveries: Inbox | None = None
         self.sweeping: Poller | None = None
@@ -118,10 +118,10 @@ class Host:
             self.sweeping = Poller(self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor)
             self.deliveries = Inbox(self, messages, chance=chance, wake=self.sweeping.wake)
 
-    # The face
+    # Public interface
 
     def occupy(self, tenure: Tenure) -> ShardOccupant:
-        """Sit on the seat of a shard (`ownership.Occupy`). Handlers inherit the context in which this is called."""
+        """Occupy the seat of a shard (`ownership.Occupy`). Handlers inherit the context in which this is called."""
         _, name = Seat.split(tenure.seat)
         id_ = ShardId.parse(name)
         shard = self._shards[id_] = ShardOccupant(self, tenure, id_, copy_context(), self._ending.get(id_))
@@ -130,11 +130,11 @@ class Host:
         return shard
 
     def deliver(self, work: Work) -> None:
-        """Run a call, when its turn comes. Never raises, never blocks; may answer before it returns.
+        """Run a call when its turn comes. Never raises, never blocks; may answer before it returns.
 
         Answers without running: `not_mine`, or `refuse` with `UnknownEntity`, `ReentrantCall`, `MailboxFull`,
         `RunnerFull`, `MalformedMessage` (when its turn comes) or `SendTimeout` (deadline passed while it waited).
-        After it began: `reply`, `failed`, `send`… and `end`, or `refuse` with `SendTimeout` (cancelled at its
+        After it started: `reply`, `failed`, `send`… and `end`, or `refuse` with `SendTimeout` (cancelled at its
         deadline) or `RunnerUnavailable` with `sent` (the seat was lost while it ran: it may have run, do not repeat).
         """
         self.counts.delivered += 1
@@ -147,7 +147,7 @@ class Host:
         if resident is None or resident.running:
             self._place(hosted, work)
             return
-        work.resident = resident  # it lives here and is idle: what `_place`, `admit` and `push` come to
+        work.resident = resident  # active and idle: `_place`, `admit` and `push`, inlined
         resident.running = 1
         resident.shard.busy += 1
         serving = self._serving
@@ -156,63 +156,63 @@ class Host:
             serving.serve_on()
 
     def cancel(self, work: Work) -> None:
-        """The caller has left: work that waits never runs, a handler that runs is cancelled, nothing is answered.
+        """The caller no longer waits: a waiting call never runs, a running handler is cancelled, no answer is sent.
 
-        An activation goes on, for the sake of the next call, but not past the deadline of this one.
+        An activation continues for the sake of the next call, but not past the deadline of this one.
         """
         work.is_open = False
         if work.task is not None and work.has_begun:
             self.handlers.stop(work)
 
     def residents(self, entity_type: str) -> Sequence[str]:
-        """The ids of all entities of a type that live here now, for a broadcast."""
+        """The ids of all active entities of a type, for a broadcast."""
         hosted = self._hosted.get(entity_type)
         return [] if hosted is None else list(hosted.entities)
 
     def lives(self, entity_type: str) -> Mapping[str, Resident]:
-        """The same with what is known of each, by id."""
+        """All active entities of a type, by id."""
         hosted = self._hosted.get(entity_type)
         return {} if hosted is None else hosted.entities
 
     def unknown(self, target: str, entity_type: str) -> UnknownEntity:
-        """The error of a call of something that this program does not have."""
+        """The error of a call of an entity type or method that this program does not have."""
         hosted = self._hosted.get(entity_type) or self._host(entity_type)
         return UnknownEntity(target=target, hint=self._known(hosted))
 
     def census(self) -> dict[str, int]:
-        """How many entities of each type live here now."""
+        """The number of active entities of each type."""
         return {name: len(hosted.entities) for name, hosted in self._hosted.items() if hosted.entities}
 
     def failing(self) -> dict[str, dict[str, int]]:
-        """How many entities of each type could not begin when they were called last, by the type of the error."""
+        """The number of entities of each type whose last activation failed, by error type."""
         return {name: dict(Counter(each.failing.values())) for name, each in self._hosted.items() if each.failing}
 
     def defects(self) -> dict[str, DefectStreak]:
-        """Of each type the calls that failed since one succeeded."""
+        """For each type, the calls that failed since the last success."""
         now_s = self._loop.time()
         streaks = {name: hosted.defects.streak(now_s=now_s) for name, hosted in self._hosted.items()}
         return {name: each for name, each in streaks.items() if each is not None}
 
     def queued(self) -> tuple[int, int]:
-        """How many calls wait in mailboxes, and how many run. Looks at each resident: not for each call."""
+        """The numbers of calls that wait in mailboxes and that run. Visits each entity: too slow for each call."""
         residents = [each for hosted in self._hosted.values() for each in hosted.entities.values()]
         waiting = sum(len(each.mailbox) for each in residents if each.mailbox is not None)
         return waiting, sum(each.running for each in residents)
 
     def oldest_s(self) -> float:
-        """For how long the handler has run that has run longest."""
+        """How long the longest-running handler has run."""
         now_ns = self.clock.steady_ns()
         return max(((now_ns - work.began_ns) / 1e9 for work in self.handlers.waiting if work.has_begun), default=0.0)
 
-    # Stored messages
+    # Persisted messages
 
     def wake(self) -> None:
-        """Have storage looked at soon."""
+        """Request a poll of storage soon."""
         if self.sweeping is not None:
             self.sweeping.wake()
 
     def has_room(self, entity_type: str, entity_id: str) -> bool:
-        """Whether a stored message of an entity could be taken into memory now."""
+        """Whether a persisted message of an entity could be taken into memory now."""
         hosted = self._hosted.get(entity_type) or self._host(entity_type)
         if hosted is None:
             if self.deliveries is not None:
@@ -224,7 +224,7 @@ class Host:
         return resident.mailbox is None or len(resident.mailbox) < hosted.type.mailbox
 
     def retry_of(self, entity_type: str) -> Retry:
-        """How often, and after which pauses, a stored message of this type is tried."""
+        """The retry policy of persisted messages of a type."""
         hosted = self._hosted.get(entity_type) or self._host(entity_type)
         return self.settings.retry if hosted is None else hosted.retry
 
@@ -232,10 +232,10 @@ class Host:
         return {known.name: known.concurrency for known in self._types.values()}
 
     async def cancel_stored(self, message_id: str, seat: str) -> bool | None:
-        """Take a stored message back, if it has not begun; None: its shard is not ours to say.
+        """Cancel a persisted message that has not started. Returns None if this runner does not hold its shard.
 
         Raises:
-            PersistenceError: Nobody knows.
+            PersistenceError: The outcome may be unknown.
         """
         if self.deliveries is None or self.storage is None:
             return None
@@ -251,7 +251,7 @@ class Host:
             raise
 
     async def stop(self) -> None:
-        """End everything that is left, within some seconds, whatever ignores its cancellation."""
+        """Stop everything that is left, within a few seconds, even if user code ignores its cancellation."""
         if self.sweeping is not None:
             await self.sweeping.stop()
         if self.deliveries is not None:
@@ -263,7 +263,7 @@ class Host:
         await self.handlers.close()
         self.idling.stop()
 
-    # Where a call goes
+    # Placement
 
     def _known(self, hosted: Hosted | None) -> str:
         if hosted is None:
@@ -300,10 +300,10 @@ class Host:
         else:
             self.answers.refuse(work, MailboxFull(entity=resident.address, waiting=most))
 
-    # Lives
+    # Activations
 
     def _move_in(self, hosted: Hosted, work: Work) -> Resident | None:
-        """A new life for the sake of a call, if the shard is ours and there is room."""
+        """A new activation for a call, if the shard is ours and there is capacity."""
         number = shard_number(hosted.type.name, work.entity_id, self.settings.shards)
         shard = self._shards.get(ShardId(hosted.type.group, number))
         if shard is None or not shard.tenure.held:
@@ -325,7 +325,7 @@ class Host:
         return resident
 
     def retire(self, resident: Resident) -> list[Work]:
-        """End a life, when its last call has ended; the calls that wait for it."""
+        """Deactivate an entity once its last call has ended. Returns the calls that wait for it."""
         hosted, mailbox = resident.hosted, resident.mailbox
         if resident.is_leaving:
             return []
@@ -341,12 +341,12 @@ class Host:
         return [] if mailbox is None else mailbox.take_all()
 
     def _evict(self, resident: Resident) -> asyncio.Future[Any] | None:
-        """Let an idle entity leave; its farewell, if it takes any time."""
+        """Deactivate an idle entity. Returns its deactivation, if that takes time."""
         self.retire(resident)
         return resident.hosted.leaving.get(resident.id)
 
     def rests(self, resident: Resident) -> None:
-        """Nothing of it runs any more: it is idle, or leaves."""
+        """None of its calls runs any more: it becomes idle, or is deactivated."""
         if not resident.is_leaving:
             if not resident.is_kept:
                 self.idling.rest(resident)
@@ -356,16 +356,16 @@ class Host:
             resident.shard.quieten()
 
     def defected(self, resident: Resident) -> None:
-        """Drop an instance of which nobody knows what state it is in: those that wait get another one."""
+        """Discard an instance whose state is unreliable: its waiting calls get a new activation."""
         for work in self.retire(resident):
             self._place(resident.hosted, work)
 
     def not_activated(self, resident: Resident, cause: BaseException) -> None:
-        """Leave an entity that could not begin alone for a while."""
+        """Delay the next activation of an entity whose activation failed."""
         resident.failures += 1
         if not isinstance(cause, NotHeld | asyncio.CancelledError) and not resident.is_leaving:
             failing = resident.hosted.failing
-            if not failing:  # one line for a type: after a roll-back it may be all of its entities
+            if not failing:  # one line per type: after a roll-back all its entities may fail
                 stack = None if isinstance(cause, CoterieError) else cause
                 log.error("%s cannot begin: %s", resident.address, said(cause), exc_info=stack)
             failing[resident.id] = type(cause).__name__
@@ -373,7 +373,7 @@ class Host:
         resident.not_before_s = self._loop.time() + backoff_s(resident.hosted, resident.failures, self._chance)
 
     def closed(self, shard: ShardOccupant) -> None:
-        """A shard takes no calls any more."""
+        """A shard no longer accepts calls."""
         if self._shards.get(shard.id) is shard:
             del self._shards[shard.id]
         self._ending[shard.id] = shard
@@ -381,13 +381,13 @@ class Host:
             self.deliveries.close(shard.tenure)
 
     def quiet(self, shard: ShardOccupant) -> None:
-        """Nothing runs any more of a shard that was given up."""
+        """No call of a released shard runs any more."""
         if self._ending.get(shard.id) is shard:
             del self._ending[shard.id]
 
 
 def _waits_for_itself(resident: Resident, work: Work) -> bool:
-    """Whether whoever awaits this call is what keeps its entity busy."""
+    """Whether the call that keeps the entity busy is the one that awaits this call."""
     current = resident.current
     if resident.hosted.concurrency > 1 or current is None:
         return False

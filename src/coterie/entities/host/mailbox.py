@@ -1,4 +1,4 @@
-"""Mailbox: the calls that wait for one entity. It exists only while some do: most entities never need one."""
+"""Mailbox: the calls that wait for one entity. It exists only while calls wait: most entities never need one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Mailbox:
-    """A bounded queue, first come, first served.
+    """A bounded first-in, first-out queue.
 
     Args:
-        most: How many may wait.
+        most: The maximum number of waiting calls.
 
     Promise:
-        It never holds more than `most`, and what it refused it never gives out [INV-E4].
+        It never holds more than `most` calls, and never returns a call that it refused [INV-E4].
     """
 
     __slots__ = ("_most", "_waiting")
@@ -35,7 +35,7 @@ class Mailbox:
         return iter(self._waiting)
 
     def put(self, work: Work) -> bool:
-        """Let a call wait; false if there is no room for it, also without those whose callers have left."""
+        """Queue a call. Returns False if the mailbox is full, even without the calls whose callers no longer wait."""
         if len(self._waiting) >= self._most:
             self._waiting = deque(each for each in self._waiting if each.is_open)
         if len(self._waiting) >= self._most:
@@ -44,7 +44,7 @@ class Mailbox:
         return True
 
     def take(self) -> Work | None:
-        """The next one whose caller still waits."""
+        """The next call whose caller still waits. Returns None if there is none."""
         while self._waiting:
             work = self._waiting.popleft()
             if work.is_open:
@@ -52,13 +52,13 @@ class Mailbox:
         return None
 
     def take_all(self) -> list[Work]:
-        """All of them, in order."""
+        """All calls whose callers still wait, in order."""
         taken = [work for work in self._waiting if work.is_open]
         self._waiting.clear()
         return taken
 
     def take_expired(self, now_s: float) -> tuple[list[Work], float]:
-        """Those whose deadline has passed, and the earliest deadline of the others."""
+        """The calls whose deadline has passed, and the earliest deadline of the others."""
         expired = [work for work in self._waiting if work.is_open and work.deadline_s <= now_s]
         if expired:
             self._waiting = deque(work for work in self._waiting if work.is_open and work.deadline_s > now_s)

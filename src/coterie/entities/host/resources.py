@@ -1,4 +1,4 @@
-"""Resources: what one life of an entity opens once and keeps (a socket, a file, a client), closed with it [K5]."""
+"""Resources that an activation of an entity opens once (a socket, a file, a client), closed at deactivation [K5]."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("coterie.entities")
 
 
 class Resource:
-    """One context manager, entered and left by a task of its own: some (task groups, anyio) cannot change tasks."""
+    """One context manager, entered and exited by its own task: some (task groups, anyio) cannot change tasks."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Resource:
         self._task = spawn(self._hold(factory))
 
     async def open(self) -> Any:
-        """What it opened. Cancelled before, it is not opened at all."""
+        """Wait for the value. If cancelled before it is there, the resource is not opened."""
         try:
             return await asyncio.shield(self.opened)
         except asyncio.CancelledError:
@@ -39,7 +39,7 @@ class Resource:
             raise
 
     async def close(self) -> None:
-        """Leave it."""
+        """Exit the context manager."""
         self._over.set()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -53,21 +53,21 @@ class Resource:
             if self.opened.done():
                 raise
             self.opened.set_exception(error)
-            self.opened.exception()  # whoever asked may have left
+            self.opened.exception()  # mark it as retrieved: the caller may be gone
         finally:
-            self.opened.cancel()  # if nothing has come of it by now, nothing will
+            self.opened.cancel()  # without a result by now there will be none
 
 
 class Resources:
-    """The resources of one life, by name.
+    """The resources of one activation, by name.
 
     Args:
-        spawn: Begins a task that belongs to the runner.
+        spawn: Starts a task that belongs to the runner.
         what: The entity, for the log.
 
     Promise:
-        One name is opened once, whoever asks at the same time. What could not be opened is tried again by whoever
-        asks next. They are closed in the opposite order.
+        Each name is opened once, also by concurrent requests. After a failure the next request tries again. Resources
+        are closed in reverse order.
     """
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], *, what: str) -> None:
@@ -76,7 +76,7 @@ class Resources:
         self._held: dict[str, Resource] = {}
 
     async def get(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R:
-        """What `factory` opens under this name."""
+        """The value that `factory` opens under this name."""
         while True:
             resource = self._held.get(name)
             if resource is None:
@@ -87,12 +87,12 @@ class Resources:
                 if resource.opened.done() and self._held.get(name) is resource:
                     del self._held[name]
                 if resource.given_up and not _is_cancelled():
-                    continue  # another one that waited for it was cancelled, not we
+                    continue  # another task that waited for it was cancelled, not this one
                 raise
             return value
 
     async def close(self) -> None:
-        """Close them all, the last one first. What they raise is logged."""
+        """Close all, the last one first. Their errors are logged."""
         while self._held:
             name, resource = self._held.popitem()
             try:

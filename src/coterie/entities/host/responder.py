@@ -1,4 +1,4 @@
-"""Answers: every call is closed once, by its handler's answer or by an error of the cluster, and counted."""
+"""Answers every call once, with its handler's result or an error of the cluster, and counts it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger("coterie.entities")
 
 
 class Responder:
-    """Answers calls. A call that is closed already (answered, or its caller has left) is left alone.
+    """Answers calls. A closed call (answered, or its caller no longer waits) is left alone.
 
     Args:
-        runner: Its name, for errors.
-        counts: Where they are counted.
+        runner: The name of the runner, for errors.
+        counts: Counts the answers.
 
     Promise:
-        What a handler gave is said only while the seat is held. Afterwards the caller is told that it may have run,
-        so that nobody repeats it unknowingly [INV-D8].
+        A handler's result is sent only while the seat is held. Afterwards the error says that the call may have run,
+        so that the caller does not repeat it unknowingly [INV-D8].
     """
 
     def __init__(self, runner: str, counts: HostCounts) -> None:
@@ -34,16 +34,16 @@ class Responder:
         self._counts = counts
 
     def reply(self, work: Work, value: object) -> None:
-        """The handler returned, or its stream came to an end.
+        """The handler returned, or its stream has ended.
 
         Raises:
-            MalformedMessage: The value does not fit the annotation; nothing was said.
+            MalformedMessage: The value does not fit the annotation; nothing was sent.
         """
         if work.is_open:
             self.say(work, b"" if work.rpc.is_stream else work.rpc.encode_result(value))
 
     def say(self, work: Work, body: bytes) -> None:
-        """Tell the result, which is encoded; of a stream: that it has ended."""
+        """Send an encoded result, or the end of a stream."""
         if not (work.is_open and self._may_say(work)):
             return
         self._counts.replied += 1
@@ -62,7 +62,7 @@ class Responder:
             work.failed(pack_failure(error, work.rpc.errors))
 
     def refuse(self, work: Work, error: CoterieError) -> None:
-        """It cannot be done here, or not in time."""
+        """The call cannot run here, or not in time."""
         if work.is_open:
             work.is_open = False
             self._counts.refused += 1
@@ -70,7 +70,7 @@ class Responder:
             work.refuse(error)
 
     def not_mine(self, work: Work) -> None:
-        """It has not run, and belongs elsewhere."""
+        """The call has not run, and must be sent elsewhere."""
         if work.is_open:
             work.is_open = False
             self._counts.refused += 1
@@ -78,7 +78,7 @@ class Responder:
             work.not_mine()
 
     def cut_short(self, work: Work, problem: str) -> None:
-        """It may have run, and nothing can be said about it any more."""
+        """The call may have run, and its outcome can no longer be sent."""
         self.refuse(work, RunnerUnavailable(runner=self._runner, target=work.target, problem=problem, sent=True))
 
     def _may_say(self, work: Work) -> bool:
@@ -90,7 +90,7 @@ class Responder:
 
 
 def _refused(work: Work, reason: str) -> None:
-    """Count it, under names of the program only: what nobody here knows is not named."""
+    """Count the refusal. Unknown entity types get no label, so that callers cannot create label values."""
     metrics.REFUSED.of("" if work.rpc is None else work.entity_type, reason).value += 1
 
 
@@ -101,12 +101,12 @@ def timed_out(work: Work) -> SendTimeout:
 
 
 def report_defect(work: Work, error: BaseException) -> None:
-    """Log an error that no rpc declares."""
+    """Log an undeclared error."""
     log.error("%s failed, and its instance is dropped: %r", work.target, error, exc_info=error)
 
 
 def report_stubborn(work: Work, waited_s: float) -> None:
-    """Log a handler that was cancelled and goes on."""
+    """Log a handler that was cancelled and still runs."""
     if work.task is not None and not work.task.done():
         log.error(
             "%s was cancelled %g s ago and still runs, so that other calls of %s wait: it swallows CancelledError",

@@ -1,4 +1,4 @@
-"""ShardOccupant: the entities of one shard on this runner, from the day the seat is taken to the day it is given up."""
+"""ShardOccupant: the entities of one shard on this runner, from taking its seat until releasing it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ShardOccupant:
     """An `ownership.Occupant` for a shard.
 
     Args:
-        host: Whose shard it is.
-        tenure: By which right.
-        id: Which shard.
-        context: What handlers inherit.
-        former: Who sat here before, if handlers of it still end.
+        host: The host of the shard.
+        tenure: The tenure of its seat.
+        id: The shard.
+        context: The context that handlers inherit.
+        former: The previous occupant, if handlers of it still run.
 
     Promise:
-        Once `drain` has returned or `abandon` was called, no handler of it answers any more and none begins.
+        Once `drain` has returned or `abandon` was called, its handlers send no answers and none starts.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ShardOccupant:
         self.is_open = True
         self.residents: dict[Resident, None] = {}
         self.leaving: dict[asyncio.Future[Any], None] = {}
-        """Farewells that still run."""
+        """Deactivations in progress."""
         self.busy = 0
         """Calls that run, or are about to."""
         self.former = former
@@ -58,57 +58,57 @@ class ShardOccupant:
 
     @property
     def cluster(self) -> Cluster | None:
-        """What entities have as `self.cluster`."""
+        """The value of `self.cluster` in entities."""
         return self._host.cluster
 
     @property
     def storage(self) -> Storage | None:
-        """Where states and messages are kept; None for a probe."""
+        """Stores states and messages; None for a probe."""
         return self._host.storage
 
     @property
     def transaction_limit_s(self) -> float:
-        """How long a transaction of a handler may take."""
+        """The time limit of a handler's transaction."""
         return self._host.settings.transaction_limit.total_seconds()
 
     @property
     def clock(self) -> Clock:
-        """The runner's."""
+        """The runner's clock."""
         return self._host.clock
 
     @property
     def counts(self) -> HostCounts:
-        """The runner's."""
+        """The runner's counters."""
         return self._host.counts
 
     @property
     def farewells(self) -> Deactivations:
-        """The runner's."""
+        """The runner's deactivations."""
         return self._host.farewells
 
     @property
     def tasks(self) -> Tasks:
-        """For what entities hold open."""
+        """The tasks of the entities' resources."""
         return self._host.tasks
 
     def rest(self, resident: Resident) -> None:
-        """One of its entities has nothing to do."""
+        """One of its entities becomes idle."""
         self._host.idling.rest(resident)
 
     def quieten(self) -> None:
-        """A call has ended after it was closed."""
+        """Mark the shard as quiet if no call runs any more."""
         if not self.busy:
             self._quiet.set()
             self._host.quiet(self)
 
     async def wait_quiet(self, limit_s: float) -> None:
-        """Wait until none of its calls runs any more, or for the limit."""
+        """Wait until none of its calls runs any more, at most for the limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._quiet.wait()
 
     async def drain(self) -> None:
-        """Start nothing more, let what runs end within the setting `drain`, then stop it; let all entities leave.
+        """Start no more calls, let running ones end within the setting `drain`, cancel the rest; deactivate all.
 
         Calls that wait, or whose entity is still being activated, have not run: they are sent elsewhere at once.
         """
@@ -125,7 +125,7 @@ class ShardOccupant:
         await settled(self.leaving)
 
     def abandon(self) -> None:
-        """The seat is lost: stop all handlers, say nothing more in their name. Farewells are attempted all the same."""
+        """The seat is lost: cancel all handlers and send no more results of them. Entities are still deactivated."""
         self._close()
         self._dismiss_unbegun()
         for work in self._begun():
@@ -133,7 +133,7 @@ class ShardOccupant:
             self._host.handlers.stop(work)
 
     def _close(self) -> None:
-        """Out of the routes; what is idle leaves now, what is busy when it has ended."""
+        """Accept no more calls; deactivate idle entities now, busy ones when their calls have ended."""
         if not self.is_open:
             return
         self.is_open = False

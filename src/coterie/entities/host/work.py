@@ -1,4 +1,4 @@
-"""Work: one call on its way through a runner, and the ways to answer it."""
+"""Work: one call inside a runner, and the methods that answer it."""
 
 from __future__ import annotations
 
@@ -12,68 +12,68 @@ if TYPE_CHECKING:
     from coterie.kernel.context import ClusterContext
 
 Chain = tuple[tuple[str, str], ...]
-"""Who awaits a call, the outermost first: address (`Account/alice`) and id of each message that is being handled."""
+"""The callers that await a call, outermost first: address (`Account/alice`) and id of each message being handled."""
 
 
 class Work(Struct, eq=False):
-    """A call for an entity of this runner. Whoever delivers it derives a class that answers in its own way.
+    """A call for an entity of this runner. Each source of calls derives a class that answers in its own way.
 
-    A Struct, since those are made in half a class's time. The fields from `resident` on belong to the host.
+    A Struct, since creating one takes half the time of a class. The fields from `resident` on belong to the host.
 
     Promise:
         The host answers once (with `reply`, `failed`, `end`, `refuse` or `not_mine`), by the deadline and a tick,
-        whatever the handler does; or never, if `Host.cancel` said before that nobody waits.
+        whatever the handler does; or never, after `Host.cancel`.
     """
 
     entity_type: str
     entity_id: str
     method: str
     payload: bytes
-    """The arguments, as `rpc.arguments.encode` gave them."""
+    """The arguments, as encoded by `rpc.arguments.encode`."""
     deadline_s: float
-    """When the caller gives up, in the loop's time. The host moves it on with each item of a stream."""
+    """When the caller stops waiting, in the loop's time. The host extends it with each item of a stream."""
     within_s: float
-    """How long the caller was ready to wait, for errors; of a stream: the longest silence."""
+    """The caller's timeout, for errors; of a stream: the longest time between two items."""
     message_id: str
-    """Unique: by it a call that would wait for itself is recognised."""
+    """Unique: identifies a call that would wait for itself."""
     chain: Chain = ()
     key: str | None = None
     trace_id: str | None = None
     attempt: int = 1
-    resident: Any = None  # the Resident that it is for
-    rpc: Any = None  # the Rpc
-    ledger: Any = None  # the Ledger of what its handler leaves behind, if it leaves anything
-    task: Any = None  # the task that runs it, once it waits for something
-    has_begun: bool = False  # whether its handler has: until then it can go elsewhere
-    began_ns: int = 0  # when its turn came, on the steady clock; before, if it waits in a mailbox: since when
+    resident: Any = None  # the `Resident` that it is for
+    rpc: Any = None  # the `Rpc`
+    ledger: Any = None  # the `HandlerEffects` of its handler, if it has any
+    task: Any = None  # the task that runs it, once it has suspended
+    has_begun: bool = False  # whether its handler has started: until then it can be sent elsewhere
+    began_ns: int = 0  # when its turn came, on the steady clock; while it waits in a mailbox: since when
     is_stopped: bool = False  # whether that task was cancelled
     is_open: bool = True
-    """Whether somebody still waits for the answer."""
+    """Whether the caller still waits for the answer."""
     is_stored: ClassVar[bool] = False
-    """Whether it comes from the database, and its end has to be committed there."""
+    """Whether it is persisted, so that its end has to be committed."""
 
     def reply(self, body: bytes) -> None:
-        """The result, as `rpc.encode_result` gave it."""
+        """Send the result, as encoded by `rpc.encode_result`."""
         raise NotImplementedError
 
     def failed(self, failure: bytes) -> None:
-        """What the handler, or the activation, raised, as `pack_failure` gave it. Ends a stream too."""
+        """Send the error of the handler or the activation, as encoded by `pack_failure`. Ends a stream too."""
         raise NotImplementedError
 
     def refuse(self, error: CoterieError) -> None:
-        """An error of the cluster instead of an answer of the handler. Ends a stream too."""
+        """Send an error of the cluster instead of the handler's answer. Ends a stream too."""
         raise NotImplementedError
 
     def not_mine(self) -> None:
-        """This runner does not hold the shard, or gives it up: the handler has not run. Send it elsewhere."""
+        """This runner does not hold the shard, or releases it: the handler has not run. The caller tries elsewhere."""
         raise NotImplementedError
 
     async def send(self, item: bytes) -> None:
-        """An item of a stream. Waits while the reader is behind; raises if the reader has left."""
+        """Send an item of a stream. Waits while the reader is behind; raises if the reader is gone."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """The end of a stream."""
+        """End a stream."""
         raise NotImplementedError
 
     @property
@@ -83,7 +83,7 @@ class Work(Struct, eq=False):
 
     @property
     def target(self) -> str:
-        """How errors call it: `Account/alice.balance`."""
+        """The target as errors show it: `Account/alice.balance`."""
         return f"{self.entity_type}/{self.entity_id}.{self.method}"
 
     def onward(self) -> Chain:
@@ -91,10 +91,10 @@ class Work(Struct, eq=False):
         return (*self.chain, (self.address, self.message_id))
 
     def cluster_context(self) -> ClusterContext:
-        """What `current()` gives in the handler; made when asked for, which most never do."""
+        """The value of `current()` in the handler; created on demand, since most handlers never use it."""
         context: ClusterContext = self.resident.context_of(self)
         return context
 
 
 handling: ContextVar[Work | None] = ContextVar("coterie_handling", default=None)
-"""The work whose handler runs here, so that calls made in it carry chain and trace on; None outside of handlers."""
+"""The work whose handler is running, so that calls made in it continue chain and trace; None outside handlers."""

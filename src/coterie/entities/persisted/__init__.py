@@ -1,1 +1,1 @@
-"""Persisted calls: storing, delivering, committing, replying."""
+"""Persisted calls: store a message, deliver it to its owner, commit the handler's effects, reply."""

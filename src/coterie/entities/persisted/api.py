@@ -1,4 +1,4 @@
-"""`cluster.messages`: stored calls for people to look at, to run again and to clear away."""
+"""`cluster.messages`: list, show, retry and purge persisted calls."""
 
 from __future__ import annotations
 
@@ -27,57 +27,57 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.entities")
 
 _PAGE = 200
-"""Rows that are read at a time: each has its payload."""
+"""Rows that are read at a time: each includes its payload."""
 _BATCH = 1_000
-"""Rows that one statement deletes: some milliseconds, so that nobody waits for its locks."""
+"""Rows that one statement deletes: it holds its locks for a few milliseconds only."""
 _STATUSES = ("pending", "done", "dead")
 
 
 class FailedAttempt(NamedTuple):
-    """One attempt at a message that failed."""
+    """One failed attempt at a message."""
 
     number: int
     at: datetime
     error: str
-    """Its type and words in the first line, then where it happened."""
+    """Its type and message in the first line, then the traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageInfo:
-    """A stored call, as it was when it was looked at. All instants are the database's."""
+    """A persisted call at the time it was read. All instants are the database's."""
 
     id: MessageId[Any]
     entity: str
-    """Which one it is for: `Account/alice`."""
+    """The entity it is for: `Account/alice`."""
     method: str
     status: Status
     """`pending` (also while it runs), `done`, or `dead`: its attempts or losses are used up."""
     shard: str
-    """Where its entity lives: `default:42`."""
+    """The shard of its entity: `default:42`."""
     key: str | None
-    """As people read it; None if it has none."""
+    """In readable form; None if it has none."""
     sent_at: datetime
     due_at: datetime
     """When it may run, or run again."""
     completed_at: datetime | None
-    """When it was done, or set aside as dead."""
+    """When it was done, or became dead."""
     attempts: int
-    """That failed."""
+    """The number of failed attempts."""
     errors: tuple[FailedAttempt, ...]
-    """The last ones, the first of them first."""
+    """The latest ones, oldest first."""
     payload: Any
-    """The arguments by name, as plain values; bytes, if they cannot be read."""
+    """The arguments by name, as plain values; bytes if they cannot be decoded."""
     reply: Any
-    """The result, as plain values; None as long as there is none."""
+    """The result, as plain values; None while there is none."""
     failure: str | None
-    """The declared error that is its result, if it is one."""
+    """The declared error, if the result is one."""
     trace_id: str | None
     losses: int = 0
-    """How many runners were lost when they ran it alone, or were about to: `loss_limit` of them make it dead."""
+    """The number of runners lost while they ran it alone, or were about to: `loss_limit` losses make it dead."""
 
 
 class Messages:
-    """What `cluster.messages` can do. Status is one of "pending", "done" and "dead".
+    """The API of `cluster.messages`. Status is one of "pending", "done" and "dead".
 
     Example:
         ```python
@@ -87,9 +87,9 @@ class Messages:
         ```
 
     Args:
-        source: The storage that is asked.
-        hint: Told the seat whose owner has something to look for.
-        writing: Told what is about to write, and refuses it where it must not.
+            source: Returns the message store.
+            hint: Called with a seat whose owner should poll storage.
+            writing: Called with the name of an operation before it writes; raises where writing is not allowed.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Messages:
         limit: int = 100,
         after: str | None = None,
     ) -> Sequence[MessageInfo]:
-        """Messages in about the order in which they were sent.
+        """List messages, approximately in the order in which they were sent.
 
         Args:
-            status: Only those.
-            entity: Only those of an entity, `Account/alice`, or of all of a type, `Account`.
-            older_than: Only those that were sent, or have ended, longer ago.
-            limit: How many at most.
-            after: Only those past this id: the last one of the list before.
+            status: Only messages with this status.
+            entity: Only messages of one entity, `Account/alice`, or of one type, `Account`.
+            older_than: Only messages that were sent, or have ended, longer ago.
+            limit: The maximum number of messages.
+            after: Only messages after this id: the last one of the previous list.
         """
         chosen = _filter(status=status, entity=entity, older_than=older_than)
         found: list[MessageInfo] = []
@@ -134,18 +134,18 @@ class Messages:
         return found
 
     async def show(self, id: str) -> MessageInfo:
-        """All that is known about a message.
+        """Read a message.
 
         Raises:
-            MessageExpired: It is not there: its retention has passed, or it never existed [m17].
+            MessageExpired: It does not exist: its retention has passed, or it never existed [m17].
         """
         return _info(await self._row(id))
 
     async def retry(self, id: str) -> bool:
-        """Let a dead message run again, now and with all its attempts; False: it is not dead.
+        """Let a dead message run again, now and with all its attempts. Returns False if it is not dead.
 
         Raises:
-            MessageExpired: It is not there.
+            MessageExpired: It does not exist.
         """
         self._writing("cluster.messages.retry")
         row = await self._row(id)
@@ -162,16 +162,19 @@ class Messages:
         older_than: Duration | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> int:
-        """Delete messages that have ended, a batch at a time; how many it were.
+        """Delete messages that have ended, a batch at a time.
 
         Args:
-            status: Which ones.
+            status: The status of the messages to delete.
             entity: As for `list`.
-            older_than: Only those that have ended longer ago.
-            progress: Told after each batch how many it were so far.
+            older_than: Only messages that have ended longer ago.
+            progress: Called after each batch with the total so far.
+
+        Returns:
+            The number of messages deleted.
 
         Not promised:
-            That a key of theirs is still known: a call with such a key, sent again, runs again.
+            That their keys are still known: a call sent again with such a key runs again.
         """
         if status not in ("done", "dead"):
             raise ValueError(f'status is {status!r}, and only "done" and "dead" messages can be purged')
@@ -230,7 +233,7 @@ def _info(row: MessageRow) -> MessageInfo:
 
 
 def _told(reply: bytes | None) -> tuple[Any, str | None]:
-    """The result and the failure that a stored reply holds: one of the two."""
+    """The result and the failure of a stored reply; one of the two is None."""
     if not reply:
         return None, None
     if reply[0] != MARK:

@@ -1,11 +1,11 @@
-"""Committing: what a handler leaves behind is durable before anybody hears of it (B3).
+"""Commits the effects of a handler before its reply is sent (B3).
 
 handler ended ──▶ reply, changed state, messages sent, the user's SQL ──▶ one commit ──▶ "written": reply, hand over
                                                                              │
           "fenced", "gone": nothing was written, the instance is dropped ◀───┤
-          no connection, or nobody knows: asked again while the seat is held ◀┘
+          no connection, or outcome unknown: retried while the seat is held ◀┘
 
-Until the commit is known the call counts as running: the next one of its entity begins after it [M7].
+Until the outcome of the commit is known the call counts as running: the next call of its entity starts after it [M7].
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import Committed, Message, MessageStore, StateChange, Transaction
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
-"""Between two tries to save, while the database is away: a blip delays a reply, nothing more."""
+"""Pauses between two tries to commit while the database is unreachable: a short outage only delays a reply."""
 
 
 class HandlerRunner(Protocol):
-    """Whoever runs handlers."""
+    """Runs handlers; `Commits` reports outcomes to it."""
 
     def ended(self, resident: Resident, work: Work | None = None) -> None:
-        """Its place is free."""
+        """The call has ended; its slot is free."""
         ...
 
     def raised(self, work: Work, error: BaseException) -> None:
-        """It counts as if the handler had raised."""
+        """Treat the call as if the handler had raised."""
         ...
 
     def dropped(self, resident: Resident) -> None:
-        """What the instance has in memory is not what is stored: end this life, without a word to anybody."""
+        """Discard the instance without running its hooks: its memory differs from what is stored."""
         ...
 
 
 class Commits:
-    """Commits the ends of handlers.
+    """Commits the effects of handlers.
 
     Args:
-        messages: Where; None for a probe, which stores nothing.
-        answers: By what calls are answered.
-        handles: Told what comes of them.
-        hand_over: Brings a message that was stored to its owner.
-        most_bytes: Of a reply or a state that is stored.
+        messages: The message store; None for a probe, which stores nothing.
+        answers: Sends the replies to calls.
+        handles: Receives the outcomes.
+        hand_over: Hands a stored message to its owner.
+        most_bytes: The limit of a stored reply or state.
     """
 
     def __init__(
@@ -80,24 +80,24 @@ class Commits:
         self._tasks = Tasks("entities/commits")
 
     def returned(self, work: Work, value: Any) -> None:
-        """The handler has ended well."""
+        """The handler has returned: commit its effects."""
         rpc, resident = work.rpc, work.resident
         try:
             body = b"" if rpc.is_stream else rpc.result.checked(value, rpc.result_what)
             change = None if resident.kept is None else _change(work)
             if change is not None or len(body) > self._most_bytes:
                 self._require_small(work, body, change)
-        except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler's mistake
+        except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler is at fault
             self._handles.raised(work, error)
             return
-        if work.ledger is BARE:  # the usual end of a stored message
+        if work.ledger is BARE:  # the usual case of a persisted message
             work.ledger = ENDED
             self._submit(work, Commit(resident.shard.tenure.claim, work.message_id, body, change))
         else:
             self._save(work, body, change)
 
     def declared(self, work: Work, error: BaseException) -> None:
-        """The handler has ended by a declared error: nothing of what it did stays, but the error is its result [M7]."""
+        """The handler raised a declared error: its effects are undone, and the error is stored as its result [M7]."""
         self.undo(work)
         if work.is_stored:
             self._save(work, FAILED + pack_failure(error, work.rpc.errors), None)
@@ -106,8 +106,8 @@ class Commits:
         self._handles.ended(work.resident, work)
 
     def undo(self, work: Work) -> None:
-        """Take back what a handler did: state, messages, SQL. What it changed elsewhere is its own affair."""
-        resident, ledger = work.resident, ledger_of(work)  # one that it has from now on takes nothing any more
+        """Roll back the effects of a handler: state, messages, SQL. Changes it made elsewhere are not undone."""
+        resident, ledger = work.resident, ledger_of(work)  # made now if it had none; it accepts nothing more
         if resident.kept is not None and resident.entity is not None:
             resident.entity.state = resident.kept.restored()
         ledger.is_open = False
@@ -118,7 +118,7 @@ class Commits:
             self._tasks.spawn(transaction.rollback(), name=f"roll back {work.target}")
 
     async def stop(self) -> None:
-        """Commit nothing more."""
+        """Stop committing."""
         await self._tasks.stop()
 
     # The commit
@@ -159,7 +159,7 @@ class Commits:
             self.failed(work, write, error)
 
     def failed(self, work: Work, write: Commit, error: BaseException) -> None:
-        """Its commit was refused, or is not known."""
+        """The commit was refused, or its outcome is unknown."""
         if isinstance(error, PersistenceError) and error.outcome == "refused":
             self._handles.raised(work, error)
         elif isinstance(error, PersistenceError):
@@ -168,7 +168,7 @@ class Commits:
             self._lost(work, f"it could not be saved: {error!r}")
 
     async def _insist(self, work: Work, write: Commit) -> None:
-        """Try again until it is known, while the seat is held. A try that had worked is recognised by the epoch."""
+        """Retry until the outcome is known or the seat is lost. The epoch identifies a try that had committed."""
         assert self._messages is not None, "it failed to save"
         pause_s = _PAUSE_S
         while work.resident.shard.tenure.held:
@@ -184,21 +184,21 @@ class Commits:
         self._lost(work, "it lost the shard before the reply was saved")
 
     async def _with_transaction(self, work: Work, write: Commit, transaction: Transaction) -> None:
-        """An unknown outcome is not asked for again: the SQL cannot be repeated without the handler.
+        """Commit with the user's SQL. An unknown outcome is not retried: that would need the handler to run again.
 
-        Nothing is doubted for long: the message, or the state, tells whoever runs or loads it next.
+        The doubt does not last: the stored message or state shows the outcome when it is next run or loaded.
         """
         if chaos.on:
             await chaos.point("committing.before_transaction")
         try:
             told = await transaction.commit(write)
-        except Exception as error:  # noqa: BLE001 our own errors, and a user's statement that failed
+        except Exception as error:  # noqa: BLE001 our own errors, or a user's statement that failed
             self._handles.raised(work, error)
         else:
             self.judge(work, write, told)
 
     def judge(self, work: Work, write: Commit, told: Committed, *, is_new: bool = True) -> None:
-        """Its commit is known."""
+        """Act on the outcome of a commit."""
         if told == "written":
             self.written(work, write, is_new=is_new)
         elif told == "stale":
@@ -210,7 +210,7 @@ class Commits:
             self._lost(work, "it lost the shard before the reply was saved")
 
     def written(self, work: Work, write: Commit, *, is_new: bool = True) -> None:
-        """Its commit is durable."""
+        """The commit is durable: reply, and hand over the messages sent."""
         resident, change = work.resident, write.state
         if change is not None and resident.kept is not None:
             resident.kept.committed(change)
@@ -223,7 +223,7 @@ class Commits:
             work.reply(write.reply)
         else:
             self._answers.say(work, write.reply)
-        for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner knows
+        for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner polls it
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
         if work.ledger is not None and work.ledger.forgets:
@@ -231,7 +231,7 @@ class Commits:
         self._handles.ended(resident, work)
 
     def _lost(self, work: Work, problem: str) -> None:
-        """Nothing was written in our name, and what the instance has in memory is not what is stored."""
+        """Nothing was committed under our epoch, and the instance's memory differs from what is stored: discard it."""
         self.undo(work)
         self._answers.cut_short(work, problem)
         self._handles.dropped(work.resident)
@@ -239,21 +239,21 @@ class Commits:
 
 
 class PendingCommit(Struct, eq=False, gc=False):
-    """What waits for the commit of a handler that has ended (`groups.Waiter`): no future, no task."""
+    """Receives the result of a handler's commit (a `Waiter` of the group commit), without a future or a task."""
 
     committing: Any
     work: Any
     write: Commit
 
     def set_result(self, told: Committed) -> None:
-        """What became of it is known."""
+        """The outcome of the commit is known."""
         if told == "written":
             self.committing.written(self.work, self.write)
         else:
             self.committing.judge(self.work, self.write, told)
 
     def set_exception(self, error: BaseException) -> None:
-        """It is not."""
+        """The commit failed, or its outcome is unknown."""
         self.committing.failed(self.work, self.write, error)
 
 
@@ -270,7 +270,7 @@ def _change(work: Work) -> StateChange | None:
 
 
 def _conflict(work: Work, write: Commit) -> KeyConflict:
-    """The database does not tell which key it was; the next attempt is told when it sends."""
+    """The database does not say which key conflicts; the next attempt finds out when it sends."""
     keyed = [message for message in write.sends if message.key is not None]
     keys = ", ".join(shown_key(message.key or "") for message in keyed)
     return KeyConflict(target=f"one of the messages that {work.target} sent", key=keys, message_id=keyed[0].id)

@@ -1,4 +1,4 @@
-"""Ledger: what a handler leaves behind besides its reply, collected while it runs, committed with it (B3)."""
+"""The effects of a handler besides its reply: collected while it runs, committed with its reply (B3)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ if TYPE_CHECKING:
 
 
 class HandlerEffects:
-    """Of one call of one handler.
+    """The effects of one call of one handler.
 
-    Most volatile calls have none, most stored messages only `BARE`: it is made at its first use (`ledger_of`).
+    Created at first use (`ledger_of`): most volatile calls have none, most persisted messages only `BARE`.
     """
 
     __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "transaction")
 
     def __init__(self) -> None:
         self.sends: list[Message] = []
-        """Messages that the handler sent: stored when it has ended well, then handed over."""
+        """Messages that the handler sent: stored when it succeeds, then handed over."""
         self.transaction: Transaction | None = None
-        """SQL of the handler's own, begun and not undone."""
+        """The handler's own SQL, begun and not rolled back."""
         self.in_block = False
-        """Whether the handler is inside of `async with self.transaction()`."""
+        """Whether the handler is inside `async with self.transaction()`."""
         self.forgets = False
         """Whether the entity's state is to be deleted."""
         self.calls = 0
-        """Persisted calls that the handler awaited: by their numbers a retry finds them again [M6]."""
+        """The number of persisted calls that the handler awaited: a retry finds them again by their numbers [M6]."""
         self.is_open = True
-        """Whether the handler still runs: what it left running may not add anything any more."""
+        """Whether the handler is still running: tasks that it left behind can no longer add effects."""
 
     def number_call(self) -> int:
         """The number of the next persisted call that the handler awaits, from 1."""
@@ -37,23 +37,23 @@ class HandlerEffects:
 
 
 BARE = HandlerEffects()
-"""Of a stored message, until its handler leaves something behind: it has an end to commit in any case."""
+"""Stands for a persisted message without effects yet: its end is committed in any case."""
 
 
 def has_ended(work: Any) -> bool:
-    """Whether the handler of a work that has begun runs no more: what asks now is something that it left running."""
-    if work.ledger is None:  # a volatile call: it is closed when it has ended, or when nobody waits and it is stopped
+    """Whether the handler of a started work has ended, so that the caller of this is a task that it left behind."""
+    if work.ledger is None:  # volatile: closed when it has ended, or when its caller is gone and it is stopped
         return not work.is_open and not work.is_stopped
     return not work.ledger.is_open
 
 
 ENDED = HandlerEffects()
-"""Of a call that has ended and left nothing behind but its end and its state: closed while these are committed."""
+"""Stands for an ended call whose only effects are its reply and its state: closed while these are committed."""
 ENDED.is_open = False
 
 
 def ledger_of(work: Any) -> HandlerEffects:
-    """The ledger of a work whose handler runs, made at its first use."""
+    """The effects of a running work, created at first use."""
     if work.ledger is None or work.ledger is BARE:
         work.ledger = HandlerEffects()
     ledger: HandlerEffects = work.ledger

@@ -1,15 +1,14 @@
-"""StoredWork: a message from the database on its way through this runner; Shelf: what it knows of a shard's.
-
-Deliveries: the stored messages that are in a runner's memory: queued, running, or due later.
+"""The persisted messages that a runner has in memory: queued, running, or due later.
 
     handed over ─┐
-    swept ───────┴─▶ due? ──▶ host ──▶ ended: whoever waits is told
+    polled ──────┴─▶ due? ──▶ host ──▶ ended: its waiters receive the reply
                       │         │
-                  heap, to the  ├─▶ a defect: counted, due again later, or dead
-                  millisecond   └─▶ no room, shard lost: left in storage, where the next sweep finds it
+                  heap, to the  ├─▶ attempt failed: counted, due again later, or dead
+                  millisecond   └─▶ mailbox full, shard lost: left in storage, where the next sweep finds it
 
 Promise:
-    What is in memory is not begun a second time, and what ended since a sweep asked is not taken for new [M5].
+    A message in memory is not started a second time, and a message that ended after a sweep read it is not taken as
+    new [M5].
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ if TYPE_CHECKING:
 
 
 _EARLY_MOST = 1_000
-"""Hand-overs that wait for a shard's first read; those beyond it are found by a sweep."""
+"""Limit of the hand-overs that wait for a shard's first read; a sweep finds the others."""
 
 
 class StoredCall(Work, eq=False):
-    """A stored message. It has no deadline: whoever waits for it may leave, and it runs all the same."""
+    """A persisted message. It has no deadline: it runs even if its caller stops waiting."""
 
-    deliveries: Any = None  # the Deliveries that it belongs to
-    shelf: Any = None  # the Shelf of its shard
-    due_s: float = 0.0  # until when it waits in memory, by the database's clock
+    deliveries: Any = None  # the `Inbox` that it belongs to
+    shelf: Any = None  # the `ShardInbox` of its shard
+    due_s: float = 0.0  # when it becomes due, by the database's clock
     is_stored: ClassVar[bool] = True
 
     def reply(self, body: bytes) -> None:
@@ -69,15 +68,15 @@ class StoredCall(Work, eq=False):
         self.deliveries.dropped(self)
 
     def set_back(self, error: BaseException) -> None:
-        """This attempt has failed."""
+        """Record that this attempt failed."""
         self.deliveries.failed(self, error)
 
 
 class ShardInbox:
-    """The stored messages of one shard, as far as this runner knows them.
+    """The persisted messages of one shard that this runner knows.
 
     Args:
-        tenure: By which right it runs them.
+        tenure: The tenure of the shard's seat.
     """
 
     __slots__ = ("blocked", "early", "is_read", "is_suspected", "later", "left", "mark", "rounds", "tenure", "works")
@@ -85,29 +84,29 @@ class ShardInbox:
     def __init__(self, tenure: Tenure) -> None:
         self.tenure = tenure
         self.works: dict[str, StoredCall] = {}
-        """Those in memory, by message id."""
+        """The messages in memory, by message id."""
         self.is_read = False
-        """Whether a sweep has seen all that was pending when the seat was taken: hand-overs queue behind [M5]."""
+        """Whether a sweep has read all that was pending when the seat was taken: hand-overs queue behind it [M5]."""
         self.is_suspected = tenure.clean
-        """Whether what the holder before may have died of was counted [C5]."""
+        """Whether the messages that may have killed the previous holder have been marked as suspects [C5]."""
         self.early: deque[tuple[Delivery | Handover, bool]] = deque()
-        """Hand-overs that wait for the first read, with whether they were due when they were stored."""
+        """Hand-overs that wait for the first read, each with whether it was due when it was stored."""
         self.mark: Mark | None = None
-        """How far the present round of sweeps has come."""
+        """The position of the current round of sweeps."""
         self.rounds = 0
-        """How many rounds have seen all that was pending."""
+        """The number of rounds that have read all that was pending."""
         self.left: set[tuple[str, str]] = set()
-        """Entities of which a message was left in storage: later ones are left too, until a round caught up [M5]."""
+        """Entities with a message left in storage: later messages are left too, until a round has caught up [M5]."""
         self.blocked: set[tuple[str, str]] = set()
-        """The same, found in the present round, of which the sweep takes nothing more."""
+        """Like `left`, found in the current round; the sweep takes no further messages of them."""
         self.later: set[tuple[str, str]] = set()
-        """The same, of hand-overs since the present round began, which it may have missed."""
+        """Like `left`, from hand-overs since the current round began, which the round may have missed."""
 
     def wait(self, delivery: Delivery | Handover, *, is_due: bool) -> None:
-        """Let a hand-over wait for the first read. There is room for some; the others are found by a sweep."""
+        """Queue a hand-over until the first read. The queue is bounded; a sweep finds the others."""
         if len(self.early) < _EARLY_MOST:
             self.early.append((delivery, is_due))
-        else:  # those behind it must not overtake it [M5]
+        else:  # later messages of the entity must not overtake it [M5]
             self.later.add((delivery.entity_type, delivery.entity_id))
 
     def leaves(self, address: tuple[str, str]) -> bool:
@@ -115,12 +114,12 @@ class ShardInbox:
         return address in self.left or address in self.blocked
 
     def begin_round(self) -> None:
-        """A round is about to ask: what was left until now it will see, and can take in order."""
+        """Start a round: it will read what has been left in storage so far, and can take it in order."""
         self.left |= self.blocked
         self.blocked, self.later = set(), set()
 
     def caught_up(self) -> None:
-        """A round has seen all that was pending."""
+        """End a round that has read all that was pending."""
         self.mark = None
         self.rounds += 1
         self.left, self.blocked, self.later = self.blocked | self.later, set(), set()
@@ -129,35 +128,35 @@ class ShardInbox:
 log = logging.getLogger("coterie.entities")
 
 AHEAD_S = 60.0
-"""What is due within this time is kept in memory, so that it runs to the millisecond [m13]."""
+"""Messages that are due within this time are kept in memory, so that they run to the millisecond [m13]."""
 MEMORY_MOST = 20_000
-"""Stored messages in memory: beyond it they stay in storage until there is room."""
+"""Limit of the persisted messages in memory: further ones stay in storage until there is room."""
 _ENDED_MOST = 50_000
 _REMEMBER_S = 15.0
-"""For how long at least it is remembered that a message has ended here."""
+"""The minimum time for which the ids of messages that ended here are remembered."""
 _FRESH_S = 4.0
-"""How old a hand-over may be to be believed: well within what is remembered, though clocks are set back."""
+"""The maximum age of a hand-over that is trusted: well below `_REMEMBER_S`, in case clocks are set back."""
 _STEP_S = 0.001
-"""A change of the database's clock against ours that is worth another look at what is due next."""
+"""A change of the offset between the database's clock and ours that makes the timer be set again."""
 _HASTE_S = 0.5
-"""How much earlier than we believe a message must be due to be taken anew: pauses between attempts are about ours."""
+"""How much earlier than in memory a message must be due in storage to be read again: retry delays are approximate."""
 
 
 class Inbox:
-    """The stored messages of one runner.
+    """The persisted messages of one runner.
 
     Args:
-        host: Who runs them.
-        messages: Where they are stored.
-        chance: For the pauses between attempts.
-        wake: Has storage looked at soon.
+        host: Runs them.
+        messages: The message store.
+        chance: The randomness of retry delays.
+        wake: Starts a sweep soon.
     """
 
     def __init__(self, host: Host, messages: MessageStore, *, chance: Random, wake: Callable[[], None]) -> None:
         self.shelves: dict[str, ShardInbox] = {}
         self.inbox: dict[str, StoredCall] = {}
         self.returned = 0
-        """Messages that were in memory and had not begun when their shard was given up."""
+        """The number of messages in memory that had not started when their shard was released."""
         self._host, self._serve = host, host.prompt.serve
         self._messages = messages
         self._chance = chance
@@ -169,12 +168,12 @@ class Inbox:
         self._ended_before: dict[str, None] = {}
         self._doubted: set[str] = set()
         self._doubted_before: set[str] = set()
-        """Messages that have begun here and were dropped: whether they have ended, only storage knows."""
+        """Messages that started here and were dropped: only storage knows whether they ended."""
         self._forgot_s = 0.0
         self._due: list[tuple[float, int, StoredCall]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
-        # The database's clock is at least the loop's and this; ours until the first sweep.
+        # Lower bound of the database's clock minus the loop's; from this process's clock until the first sweep.
         self._offset_s = host.clock.wall_ns() / 1e9 - self._loop.time()
         self.suspects = Suspects(
             messages, is_here=self._is_here, is_done=self._is_done, begin=host.deliver, drop=self.dropped
@@ -184,12 +183,12 @@ class Inbox:
     # Shards
 
     def open(self, tenure: Tenure) -> None:
-        """The seat of a shard was taken."""
+        """Open the inbox of a shard whose seat was taken."""
         self.shelves[tenure.seat] = ShardInbox(tenure)
         self._wake()
 
     def close(self, tenure: Tenure) -> None:
-        """It is given up: what has not begun is somebody else's from now on."""
+        """Close the inbox of a shard that is released: its next owner runs what has not started."""
         shelf = self.shelves.get(tenure.seat)
         if shelf is None or shelf.tenure is not tenure:
             return
@@ -202,28 +201,28 @@ class Inbox:
     # The database's clock
 
     def set_clock(self, now: float) -> None:
-        """The database's clock, read a moment ago: it is at least that now."""
+        """Set the database's clock, read a moment ago: a lower bound of its time now."""
         before_s, self._offset_s = self._offset_s, now - self._loop.time()
         if self._due and abs(self._offset_s - before_s) > _STEP_S:
             self._arm()
 
     def now_s(self) -> float:
-        """The database's clock, or a bit less."""
+        """The database's time, or slightly less."""
         return self._loop.time() + self._offset_s
 
-    # What comes in
+    # Incoming messages
 
     def knows(self, message_id: str) -> bool:
-        """Whether a message is in memory, or has ended here a short while ago."""
+        """Whether a message is in memory or ended here recently."""
         return message_id in self.inbox or self._has_ended(message_id)
 
     def _has_ended(self, message_id: str) -> bool:
         return message_id in self._ended or message_id in self._ended_before
 
     def forget_ended(self) -> None:
-        """A sweep begins: what ended before the last one began cannot be in its answer any more.
+        """Forget old ids when a sweep begins: it cannot return what ended before the previous sweep began.
 
-        It is remembered longer, for hand-overs that were long on their way.
+        Ids are kept longer than that, for hand-overs that were delayed on their way.
         """
         now_s = self._loop.time()
         if now_s - self._forgot_s > _REMEMBER_S or len(self._ended) > _ENDED_MOST // 2:
@@ -241,20 +240,21 @@ class Inbox:
         is_due: bool = False,
         arrived_s: float = 0.0,
     ) -> None:
-        """A sender brings a message that it has stored.
+        """Accept a message that its sender has stored.
 
         Args:
             delivery: The message.
-            epoch: At which the sender believes its shard to be held here.
-            again: It was brought before: it may have run since, so only storage says whether it is still to be run.
-            waiter: Told the reply; or `LOOK`, if storage knows more than we.
-            is_due: It was due when it was stored, so the database's clock is past that.
-            arrived_s: When it was read from a socket, in this very turn of the loop: it may begin at once.
+            epoch: The epoch at which the sender believes this runner to hold the shard.
+            again: Whether it was handed over before: it may have run since, so storage decides whether it still has to
+                run.
+            waiter: Receives the reply; or `LOOK` if the caller has to read storage.
+            is_due: Whether it was due when it was stored, so that the database's clock is past `due_s`.
+            arrived_s: When it was read from a socket, if in this loop iteration: then it may start at once.
         """
         message_id, shelf = delivery.id, self.shelves.get(delivery.seat)
         if (
             shelf is None
-            or shelf.tenure.ended  # whether it is trusted is asked when it begins
+            or shelf.tenure.ended  # whether the tenure is trusted is checked when it starts
             or (epoch and epoch != shelf.tenure.claim.epoch)
             or message_id in self._ended
             or message_id in self._ended_before
@@ -266,7 +266,7 @@ class Inbox:
         if message_id in self.inbox:
             return
         if again:
-            if waiter is None:  # one before it was left in storage: those that follow wait for the sweep, too [M5]
+            if waiter is None:  # one before it was left in storage: the next ones wait for the sweep too [M5]
                 shelf.blocked.add((delivery.entity_type, delivery.entity_id))
             self._wake()
         elif shelf.is_read:
@@ -275,7 +275,7 @@ class Inbox:
             shelf.wait(delivery, is_due=is_due)
 
     def leave(self, message_id: str, waiter: Waiter) -> None:
-        """Whoever waited has left. The message stays."""
+        """Remove a waiter that no longer waits. The message stays."""
         waiting = self._waiters.get(message_id, [])
         if waiter in waiting:
             waiting.remove(waiter)
@@ -283,7 +283,7 @@ class Inbox:
                 del self._waiters[message_id]
 
     def arrived(self, delivery: Delivery | Handover, *, swept: bool = False, is_due: bool = False) -> None:
-        """A message that may be in memory already, handed over a while ago or read from storage."""
+        """Take a message, handed over a while ago or read from storage, unless it is in memory already."""
         shelf = self.shelves.get(delivery.seat)
         if shelf is not None and not self.knows(delivery.id):
             self._take(delivery, shelf, swept=swept, is_due=is_due)
@@ -291,17 +291,17 @@ class Inbox:
     def _take(
         self, delivery: Delivery | Handover, shelf: ShardInbox, *, swept: bool, is_due: bool, arrived_s: float = 0.0
     ) -> None:
-        """One that is not."""
+        """Take a message that is not in memory."""
         address, due_s, time = (delivery.entity_type, delivery.entity_id), delivery.due_s, self._time
         late_s = time() + self._offset_s - due_s
-        if is_due and late_s < 0:  # our idea of that clock is behind, and it would wait for as long as a sweep takes
+        if is_due and late_s < 0:  # our estimate of that clock is behind: the message would wait for a sweep
             self._offset_s, late_s = self._offset_s - late_s, 0.0
         if not swept and (address in shelf.left or address in shelf.blocked):
-            shelf.later.add(address)  # those behind it stay, too, until a whole round has passed
+            shelf.later.add(address)  # the messages behind it stay in storage too, until a whole round has passed
         elif address in shelf.blocked:
             return
         elif not swept and (late_s > _FRESH_S or delivery.id in self._doubted or delivery.id in self._doubted_before):
-            shelf.blocked.add(address)  # it may have run since, by a sweep: storage knows
+            shelf.blocked.add(address)  # a sweep may have run it since: storage decides
             self._wake()
         elif late_s < (0.0 if delivery.suspicion else -AHEAD_S) or len(self.inbox) >= MEMORY_MOST:
             if late_s >= 0:
@@ -316,7 +316,7 @@ class Inbox:
                 self._host.deliver(work)
 
     def read(self, shelf: ShardInbox) -> None:
-        """A round of sweeps has seen all that was pending of a shard."""
+        """End a round of sweeps that has read all that was pending for a shard."""
         shelf.caught_up()
         shelf.is_read = True
         while shelf.early:
@@ -340,15 +340,15 @@ class Inbox:
         return self._put(shelf, work)
 
     def _put(self, shelf: ShardInbox, work: StoredCall) -> StoredCall:
-        """A work for an attempt, into memory."""
+        """Put the work of an attempt into memory."""
         work.ledger, work.deliveries, work.shelf = BARE, self, shelf
         self.inbox[work.message_id] = shelf.works[work.message_id] = work
         return work
 
-    # What is due later
+    # Messages that are due later
 
     def hasten(self, row: PendingMessages) -> None:
-        """Storage says when a message is due: what waits here for much longer is forgotten, and taken anew (K6)."""
+        """Drop a waiting message that storage says is due much earlier, so that it is read again (K6)."""
         work = self.inbox.get(row.id)
         if work is not None and work.due_s > max(self.now_s(), row.due_at.timestamp() + _HASTE_S):
             self._forget(work)
@@ -375,20 +375,20 @@ class Inbox:
             self._arm()
 
     def _deliver_due(self, work: StoredCall) -> None:
-        work.due_s = 0.0  # it waits no more, though the database's clock be set back
+        work.due_s = 0.0  # it no longer waits, even if the database's clock is set back
         try:
             if work.shelf.leaves((work.entity_type, work.entity_id)):
                 self._leave_in_storage(work)
             else:
                 self._host.deliver(work)
-        except Exception:  # the others that are due are not its fault; a sweep brings it again
+        except Exception:  # the other due messages must still run; a sweep finds this one again
             log.exception("message %s could not be delivered when it was due: it is tried again", work.message_id)
             self._forget(work)
 
-    # How it ends
+    # How a message ends
 
     def completed(self, work: StoredCall, body: bytes) -> None:
-        """Its end is committed."""
+        """Record that its end is committed, and pass the reply to its waiters."""
         message_id, shelf = work.message_id, work.shelf
         self._forget(work)
         self._remember_ended(message_id)
@@ -398,12 +398,12 @@ class Inbox:
             waiter(body)
 
     def _has_left(self, work: StoredCall) -> None:
-        """If it was the last one of its entity that there was room for, have those fetched that were left."""
+        """Wake the poller if this was the last message in memory of an entity whose others were left in storage."""
         if work.shelf.leaves((work.entity_type, work.entity_id)) and not work.resident.mailbox:
             self._wake()
 
     def dropped(self, work: StoredCall) -> None:
-        """It has not run to its end here, or not in our name: storage knows what comes of it."""
+        """Drop a work that did not commit its end here: storage decides whether the message runs again."""
         work.is_open = False
         if work.has_begun and len(self._doubted) < _ENDED_MOST:
             self._doubted.add(work.message_id)
@@ -412,7 +412,7 @@ class Inbox:
             waiter(LOOK)
 
     def refused(self, work: StoredCall, error: CoterieError) -> None:
-        """The host has not run it."""
+        """Handle a work that the host refused to run."""
         if isinstance(error, MailboxFull | RunnerFull):
             self._leave_in_storage(work)
         elif isinstance(error, UnknownEntity):
@@ -425,9 +425,9 @@ class Inbox:
             self.dropped(work)
 
     def failed(self, work: StoredCall, error: BaseException) -> None:
-        """An attempt has failed."""
+        """Handle a failed attempt."""
         work.is_open = False
-        if isinstance(error, NewerVersion):  # not the message's fault: a runner with the newer program will run it
+        if isinstance(error, NewerVersion):  # a runner with the newer program version will run it
             log.error("%s is left in storage: %s", work.target, error)
             self.suspects.clear(work)
             self._leave_in_storage(work)
@@ -436,7 +436,7 @@ class Inbox:
         self._set_back(work, error, again_s=retry.delay_s(work.attempt, self._chance))
 
     def cancel(self, message_id: str) -> bool:
-        """Take a message out of memory, unless it has begun. False: it has."""
+        """Take a message out of memory, unless it has started. Returns False if it has."""
         work = self.inbox.get(message_id)
         if work is not None and work.has_begun:
             return False
@@ -446,7 +446,7 @@ class Inbox:
         return True
 
     def uncancel(self, message_id: str) -> None:
-        """Nobody knows whether it was deleted: if it is still there, it runs."""
+        """Undo `cancel` when it is unknown whether the row was deleted: if it still exists, it runs."""
         for ended in (self._ended, self._ended_before):
             ended.pop(message_id, None)
         self._wake()
@@ -469,18 +469,18 @@ class Inbox:
             self._ended[message_id] = None
 
     def _leave_in_storage(self, work: StoredCall) -> None:
-        """Whoever waits for it goes on waiting here."""
+        """Remove a work from memory and leave its message in storage. Its waiters keep waiting here."""
         work.is_open = False
         self._forget(work)
         work.shelf.blocked.add((work.entity_type, work.entity_id))
 
     def report_unknown(self, entity_type: str) -> None:
-        """Messages of a type, or a method, that this program does not know wait for one that does. Said once."""
+        """Log once that messages of an entity type stay in storage: this program lacks the type or a method of it."""
         if entity_type not in self._unknown:
             self._unknown.add(entity_type)
             log.warning("messages to %s wait: this runner's program does not know all of it", entity_type)
 
-    # Setbacks
+    # Failed attempts
 
     def _set_back(self, work: StoredCall, error: BaseException, *, again_s: float | None) -> None:
         work.is_open = False
@@ -507,7 +507,7 @@ class Inbox:
         self._forget(work)
         shelf = self.shelves.get(work.shelf.tenure.seat)
         if shelf is work.shelf and shelf is not None:
-            # Another work for another attempt: the host is done with this one.
+            # A new work for the next attempt: the host is done with this one.
             following = StoredCall(
                 work.entity_type,
                 work.entity_id,

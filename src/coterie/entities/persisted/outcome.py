@@ -1,4 +1,4 @@
-"""What the sender of a stored message is told: its reply, or which error. Pure."""
+"""The outcome of a persisted message for its sender: its reply, or an error. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import Message, MessageRow, Receipt, Transaction
 
 _DELAY_MOST_S = 36_525 * 86_400.0
-"""A century ahead: not every database can count much further."""
+"""A century: not every database can represent much later instants."""
 
 
 def read_reply(body: bytes, rpc: Rpc) -> Any:
-    """The result that a stored reply holds, or the declared error that it is."""
+    """Decode a stored reply. Returns the result, or raises the declared error."""
     if not body or body[0] != MARK:
         return rpc.result.decode(body, rpc.result_what)
     told = read_marked(body)
@@ -33,19 +33,19 @@ def read_reply(body: bytes, rpc: Rpc) -> Any:
 
 
 def cancelled(message_id: str) -> bytes:
-    """The stored reply of a message that is cancelled."""
+    """The stored reply of a cancelled message."""
     return FAILED + pack_cancelled(message_id)
 
 
 def dead(row: MessageRow) -> MessageDead:
-    """The error of a message that was set aside."""
+    """The error of a dead message."""
     last = row.errors[-1].error.partition("\n")[0] if row.errors else "nobody knows why"
     target = f"{row.entity_type}/{row.entity_id}.{row.method}"
     return MessageDead(message_id=row.id, target=target, attempts=row.attempts, problem=last)
 
 
 def too_late(message: Message, waited_s: float) -> SendTimeout:
-    """The error of a caller whose patience has ended before its message."""
+    """The error of a caller whose timeout passes before its message has ended."""
     target = f"{message.entity_type}/{message.entity_id}.{message.method}"
     hint = f"the message is stored and will run; cluster.result({message.id!r}) waits for it"
     return SendTimeout(target=target, waited_s=waited_s, hint=hint)
@@ -63,7 +63,7 @@ def conflict(call: Call[Any], message: Message, found: str) -> KeyConflict:
 
 
 def refuse_waiting_for_itself(call: Call[Any], entity_type: EntityType[Any], outer: Work) -> None:
-    """Refuse what would wait until its deadline: an entity in the chain of callers runs one call at a time."""
+    """Refuse a call that would wait until its deadline: an entity in the chain of callers runs one call at a time."""
     address = str(call.address)
     chain = outer.onward()
     if entity_type.concurrency == 1 and any(address == each for each, _ in chain):
@@ -71,7 +71,7 @@ def refuse_waiting_for_itself(call: Call[Any], entity_type: EntityType[Any], out
 
 
 def refuse_far_away(call: Call[Any], *, at: datetime | None, delay_s: float) -> None:
-    """Refuse an instant that not every database can hold."""
+    """Refuse an instant that not every database can represent."""
     if delay_s > _DELAY_MOST_S:
         days, most = f"{delay_s / 86_400:,.0f} days", _DELAY_MOST_S / 86_400
         problem = f"a message can wait for {most:,.0f} days"
@@ -81,7 +81,7 @@ def refuse_far_away(call: Call[Any], *, at: datetime | None, delay_s: float) -> 
 
 
 def require_small(data: bytes, *, what: object, most_bytes: int) -> None:
-    """Refuse what is too large to be stored: it would hold up its neighbours. `what` is made text only then."""
+    """Refuse data that is too large to store: it would delay other writes. `what` is formatted only then."""
     if len(data) > most_bytes:
         raise MalformedMessage(
             what=str(what),
@@ -91,9 +91,10 @@ def require_small(data: bytes, *, what: object, most_bytes: int) -> None:
 
 
 def refuse_commit_of_its_own(what: str, *, instead: str = "or after the rpc") -> None:
-    """Refuse what is a commit of its own while the work that runs here has a transaction open [C3].
+    """Refuse an operation with a commit of its own while the running work has a transaction open [C3].
 
-    On SQLite it would wait for the lock that the transaction holds; on PostgreSQL it would stay if that is rolled back.
+    On SQLite it would wait for the transaction's lock; on PostgreSQL it would persist if the transaction is rolled
+    back.
     """
     outer = handling.get()
     if outer is not None:
@@ -102,7 +103,7 @@ def refuse_commit_of_its_own(what: str, *, instead: str = "or after the rpc") ->
 
 
 def transaction_here() -> Transaction | None:
-    """The transaction that the work that runs here has open: an rpc until it ends, a leader or a tick in its block."""
+    """The open transaction of the running work: of an rpc until it ends, of a leader or a tick inside its block."""
     outer = handling.get()
     if outer is not None and outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
         mine: Transaction = outer.ledger.transaction
@@ -112,7 +113,7 @@ def transaction_here() -> Transaction | None:
 
 
 def refuse_inside_transaction(what: str, outer: Work, *, instead: str = "or give it to cluster.send(…)") -> None:
-    """Refuse to wait for another commit while the database's locks are held: on SQLite it needs the same one [C3]."""
+    """Refuse to wait for another commit while the transaction holds locks: on SQLite it needs the same lock [C3]."""
     if outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
         raise RuntimeError(
             f"{what} is awaited while {outer.target} has a transaction open, which holds locks until the rpc ends: "

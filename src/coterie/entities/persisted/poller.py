@@ -1,7 +1,7 @@
-"""Sweeping: what is pending in storage for the shards of this runner, looked at when they are taken and from then on.
+"""Polls storage for the pending messages of this runner's shards, when a shard is taken and regularly from then on.
 
-The question is always "which rows of my shards are pending", never "which came after the last one I saw": a row that
-was committed late, or handed over and lost, is found like any other [M5].
+A sweep always asks "which rows of my shards are pending", never "which came after the last one I saw": a row that was
+committed late, or whose hand-over was lost, is found like any other [M5].
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.entities")
 
 _EVERY_S = 1.0
-"""Between two sweeps when nothing calls for one: what is lost on the way is found within about a second (GAP-09)."""
+"""Between two sweeps when nothing requests one: a lost hand-over is found within about a second (GAP-09)."""
 _SOON_S = 0.02
-"""Between two sweeps at least, whatever calls for one."""
+"""The minimum between two sweeps."""
 _AHEAD_EVERY_S = 20.0
 _PAGE = 200
-"""Messages of one shard that one statement names."""
+"""The maximum of messages of one shard that one statement returns."""
 _PAGES_MOST = 20
-"""Statements of one sweep; the rest of a backlog is for the next one, which goes on where this one stopped."""
+"""The maximum of statements in one sweep; the next sweep continues a backlog where this one stopped."""
 _FETCH = 200
 _AWAY_S = 1.0
 
 
 class Poller:
-    """Sweeps, for one runner, from `start` to `stop`.
+    """Sweeps storage for one runner, from `start` to `stop`.
 
     Args:
-        host: Whose shards.
-        messages: The storage.
-        chance: For the jitter that keeps runners from asking in step.
+        host: Owns the shards.
+        messages: The message store.
+        chance: The jitter that keeps runners from polling in step.
         concurrency: How many messages of an entity run at once, by entity type.
-        supervisor: The one of this process.
+        supervisor: The supervisor of this process.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Poller:
         self.sweeps = 0
 
     def wake(self) -> None:
-        """Look soon."""
+        """Request a sweep soon."""
         self._asked.set()
         if self._task is None:
             self._task = self._tasks.supervise(self._sweep_on, name="sweep messages", supervisor=self._supervisor)
 
     async def poll(self) -> None:
-        """Look now; return when all that was pending when this was asked has been seen (K6)."""
-        # The round of a shard that is under way may have asked before.
+        """Sweep now; return when everything that was pending at the time of this call has been read (K6)."""
+        # The current round of a shard may have read before this call, so wait for the one after it.
         wanted = {seat: (shelf, shelf.rounds + 2) for seat, shelf in self._held().items()}
         while any(self._held().get(seat) is shelf and shelf.rounds < most for seat, (shelf, most) in wanted.items()):
             if len(self._deliveries.inbox) < MEMORY_MOST:
@@ -89,7 +89,7 @@ class Poller:
                 await self._swept.wait()
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop sweeping."""
         await self._tasks.stop()
 
     @property
@@ -102,7 +102,7 @@ class Poller:
         while True:
             asked = self._is_half_way() and (
                 asked or self._asked.is_set()
-            )  # the round may have passed what it is about
+            )  # the round may have passed the requested rows
             self._asked.clear()
             try:
                 behind = await self._sweep()
@@ -118,7 +118,7 @@ class Poller:
                 await self._pause()
 
     def _is_half_way(self) -> bool:
-        """Whether a round of sweeps has not yet come to its end."""
+        """Whether a round of sweeps is not finished."""
         return any(shelf.mark is not None for shelf in self._held().values())
 
     def _held(self) -> dict[str, ShardInbox]:
@@ -134,7 +134,7 @@ class Poller:
     # One sweep
 
     async def _sweep(self) -> bool:
-        """Whether a backlog is left that there was no time for."""
+        """Run one sweep. Returns whether it left a backlog."""
         deliveries = self._deliveries
         shelves = self._held()
         if not shelves:
@@ -160,7 +160,7 @@ class Poller:
         return len(deliveries.inbox) < MEMORY_MOST
 
     async def _suspect(self, shelves: dict[str, ShardInbox]) -> None:
-        """Find what may have killed the holder before, before anything of its shard runs [C5]."""
+        """Mark what may have killed the previous holder, before any message of its shard runs [C5]."""
         for shelf in shelves.values():
             if not shelf.is_suspected:
                 found = await self._messages.suspect(
@@ -177,7 +177,7 @@ class Poller:
         return AHEAD_S
 
     async def _merge(self, rows: Sequence[PendingMessages]) -> None:
-        """Bring what is new into memory, in order, as far as there is room for it."""
+        """Take new messages into memory, in order, while there is room."""
         deliveries = self._deliveries
         for row in rows:
             deliveries.hasten(row)
@@ -190,7 +190,7 @@ class Poller:
                     deliveries.arrived(delivery, swept=True)
 
     def _has_room(self, row: PendingMessages) -> bool:
-        """Whether it is worth fetching; if not, those behind it stay in storage too."""
+        """Whether a message is worth fetching; if not, later messages of its entity stay in storage too."""
         shelf = self._deliveries.shelves.get(row.seat)
         address = (row.entity_type, row.entity_id)
         if shelf is None or address in shelf.blocked:
@@ -203,7 +203,7 @@ class Poller:
     def _follow(
         self, shelves: dict[str, ShardInbox], marks: dict[str, Mark | None], rows: Sequence[PendingMessages]
     ) -> dict[str, Mark | None]:
-        """The seats of which there is more, with the mark to go on from. Those without have been seen whole."""
+        """The seats that have more rows, with the mark to continue from. The others have been read completely."""
         counts: dict[str, int] = dict.fromkeys(marks, 0)
         last: dict[str, Mark] = {}
         for row in rows:

@@ -1,4 +1,4 @@
-"""Handovers: stored messages that senders bring to this runner directly, so that nobody has to look for them."""
+"""Receives persisted messages that senders hand over directly, so that the owner need not poll for them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class HandoverKind(IntEnum):
-    """What a sender wants. A number is never used again for something else."""
+    """What the sender requests. A number is never reused for another kind."""
 
     NEW = 0
     """The message was just stored: run it."""
     AGAIN = 1
-    """It was stored a while ago and may have run: tell its reply, or look in storage."""
+    """It was stored a while ago and may have run: reply, or poll storage."""
     CANCEL = 2
-    """Take it back if it has not begun."""
+    """Cancel it if it has not started."""
     LOOK = 3
-    """Something has changed in storage: look there."""
+    """Something has changed in storage: poll."""
 
 
 class Handover(Struct, array_like=True, gc=False):
-    """A stored message on its way to its owner. Fields are only ever added at the end, with a default.
+    """A persisted message on its way to its owner. Fields are only ever added at the end, with a default.
 
-    The owner takes it as it would take a `Delivery`.
+    The owner handles it like a `Delivery`.
     """
 
     kind: Annotated[int, Meta(ge=0)]
     seat: Name
     epoch: int
-    """At which the sender believes the seat to be held by the receiver; 0: it does not know."""
+    """The epoch at which the sender believes the receiver to hold the seat; 0 if it does not know."""
     id: str = ""
     entity_type: str = ""
     entity_id: str = ""
@@ -53,20 +53,20 @@ class Handover(Struct, array_like=True, gc=False):
     key: str | None = None
     trace_id: str | None = None
     is_immediate: bool = False
-    """Whether it was due when it was stored: then the database's clock is past `due_s`, whatever is believed here."""
+    """Whether it was due when it was stored: then the database's clock is past `due_s`, whatever is estimated here."""
     attempts: ClassVar[int] = 0
-    """That failed: none, as far as its sender knows."""
+    """Failed attempts: none, as far as its sender knows."""
     suspicion: ClassVar[int] = 0
     losses: ClassVar[int] = 0
 
 
 _decode = msgspec.msgpack.Decoder(Handover).decode
-_NEW, _CANCEL = int(HandoverKind.NEW), int(HandoverKind.CANCEL)  # an enum's member costs more to find
+_NEW, _CANCEL = int(HandoverKind.NEW), int(HandoverKind.CANCEL)  # looking up an enum member costs more
 _YES, _NO = encode(True), encode(False)
 
 
 def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
-    """A message for its owner: what a `Handover` would come to, without making one."""
+    """Encode a message for its owner: the same bytes as an encoded `Handover`, without creating one."""
     return encode(
         (
             kind,
@@ -86,7 +86,7 @@ def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
 
 
 def delivery_of(message: Message, due_s: float) -> Delivery:
-    """A message of this process as its owner takes it."""
+    """The `Delivery` of a message that was sent in this process."""
     return Delivery(
         message.id,
         message.seat,
@@ -102,10 +102,10 @@ def delivery_of(message: Message, due_s: float) -> Delivery:
 
 
 class Receiver:
-    """Answers what arrives on the route of messages.
+    """Handles requests and notifications on the message route.
 
     Args:
-        host: Who runs them.
+        host: Runs the messages.
     """
 
     def __init__(self, host: Host) -> None:
@@ -113,7 +113,7 @@ class Receiver:
         self._tasks = Tasks("handovers")
 
     def on_request(self, request: Request) -> None:
-        """A sender that waits for the reply."""
+        """Handle a request: the sender waits for the reply."""
         deliveries = self._host.deliveries
         try:
             handover = _decode(request.body)
@@ -135,7 +135,7 @@ class Receiver:
             )
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """A sender that does not wait."""
+        """Handle a notification: the sender does not wait."""
         del peer, route, headers
         handover, deliveries = _opened(body), self._host.deliveries
         if handover is None or deliveries is None:
@@ -147,13 +147,13 @@ class Receiver:
             deliveries.hand_over(handover, epoch=handover.epoch, again=again, waiter=None, is_due=is_due)
 
     def on_cancel(self, request: Request) -> None:
-        """Whoever waited has left; the message stays."""
+        """The sender no longer waits; the message stays."""
         handover, deliveries = _opened(request.body), self._host.deliveries
         if handover is not None and deliveries is not None:
             deliveries.leave(handover.id, request.reply)
 
     async def stop(self) -> None:
-        """Answer nothing more."""
+        """Stop the cancellations in progress."""
         await self._tasks.stop()
 
     async def _cancel(self, request: Request, handover: Handover) -> None:
@@ -173,5 +173,5 @@ def _opened(body: bytes) -> Handover | None:
 
 
 def read_cancelled(body: bytes) -> bool | None:
-    """What an owner said to a cancellation; None: it is none."""
+    """Decode an owner's answer to a cancellation. Returns None if it is not one."""
     return {_YES: True, _NO: False}.get(body)

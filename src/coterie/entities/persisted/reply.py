@@ -1,6 +1,6 @@
-"""Seeking: what storage knows about messages, asked for by many at once and read together.
+"""Waits for the reply to a persisted call: asks the owner, and reads storage if the owner cannot be reached.
 
-Awaiting: waiting for the reply to a stored message: from its owner, or from storage when that is out of reach.
+Lookups that are requested while a read is in progress share the next read (`ReplyLookup`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TOGETHER = 500
 
 
 class ReplyLookup:
-    """Looks messages up. Those who ask while a read is under way share the next one.
+    """Looks messages up. Requests that arrive while a read is in progress share the next one.
 
     Args:
-        storage: Where they are.
+        storage: Stores the messages.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -43,11 +43,11 @@ class ReplyLookup:
         self._is_stopped = False
 
     async def find(self, message_id: str) -> MessageRow | None:
-        """All that is known about a message; None: there is none of this id, or none any more.
+        """Look a message up. Returns None if no message has this id, or none any more.
 
         Raises:
-            PersistenceError: Storage cannot be asked.
-            ShuttingDown: This process looks no more.
+            PersistenceError: Storage cannot be read.
+            ShuttingDown: This lookup has been stopped.
         """
         if self._is_stopped:
             raise _stopped()
@@ -60,7 +60,7 @@ class ReplyLookup:
         return await asyncio.shield(found)
 
     async def stop(self) -> None:
-        """Look no more. Nobody goes on waiting."""
+        """Stop reading. Pending lookups fail with `ShuttingDown`."""
         self._is_stopped = True
         await self._tasks.stop()
         waiting, self._wanted = self._wanted, {}
@@ -93,7 +93,7 @@ class ReplyLookup:
 def _fail(asked: asyncio.Future[MessageRow | None], error: Exception) -> None:
     if not asked.done():
         asked.set_exception(error)
-        asked.exception()  # whoever asked may have left
+        asked.exception()  # mark it as retrieved: the caller may be gone
 
 
 def _stopped() -> ShuttingDown:
@@ -101,11 +101,11 @@ def _stopped() -> ShuttingDown:
 
 
 SLICE_S = 0.5
-"""How long to wait for an owner before storage is asked: it may have frozen or be cut off, and another one may have
-answered since. Most answers come sooner, and cost no look."""
+"""How long to wait for an owner before storage is read: the owner may be frozen or cut off, and another runner may have
+replied since. Most replies come sooner and cost no read."""
 _MESSAGE = int(Route.MESSAGE)
 _SLICE_MOST_S = 2.0
-"""How long to wait for an owner later, after the first slice."""
+"""The limit of later waits for an owner; each is twice as long as the one before."""
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 
 
@@ -113,8 +113,8 @@ class ReplyWaiter:
     """Waits for replies.
 
     Args:
-        calling: By which owners are found and reached.
-        storage: Where messages are.
+        calling: Finds owners and connects to them.
+        storage: Stores the messages.
     """
 
     def __init__(self, calling: CallClient, storage: Storage) -> None:
@@ -132,22 +132,22 @@ class ReplyWaiter:
         answer: bytes | None = None,
         is_new: bool = False,
     ) -> Any:
-        """The reply, as its caller gets it.
+        """Wait for the reply, and return it as the caller gets it.
 
         Args:
-            rpc: How it is read.
-            message: What was stored, and may have been brought to its owner before.
+            rpc: Decodes the reply.
+            message: The stored message, which may have been handed to its owner before.
             due_s: When it may run.
             until_s: When the caller stops waiting.
-            within_s: How long it was ready to wait, for the error.
-            answer: What its owner has answered, if it was asked: nothing, or `LOOK`.
-            is_new: Whether it was stored just now, and nobody has brought it to its owner yet.
+            within_s: The caller's timeout, for the error.
+            answer: The owner's answer, if it was asked: empty, or `LOOK`.
+            is_new: Whether it was stored just now and not yet handed to its owner.
 
         Raises:
-            SendTimeout: It took too long. The message stays.
-            MessageDead: It was set aside.
+            SendTimeout: The deadline passed. The message stays.
+            MessageDead: The message is dead.
             MessageCancelled: It was cancelled.
-            MessageExpired: It is not there any more: purged.
+            MessageExpired: It no longer exists: it was purged.
         """
         time = self._calling.time
         pause_s, slice_s, kind = _PAUSE_S, SLICE_S, HandoverKind.NEW if is_new else HandoverKind.AGAIN
@@ -162,7 +162,7 @@ class ReplyWaiter:
             slice_s = min(slice_s * 2, _SLICE_MOST_S)
             try:
                 row = await self.seek(message.id, until_s=until_s)
-            except PersistenceError as error:  # of the look, not of the message, which is stored
+            except PersistenceError as error:  # the read failed; the message itself is stored
                 raise too_late(message, within_s) from error
             if row is None:
                 raise MessageExpired(message_id=message.id)
@@ -170,7 +170,7 @@ class ReplyWaiter:
                 return self.read(row, rpc)
             if time() >= until_s:
                 raise too_late(message, within_s)
-            if body:  # the owner was not found, or knows less than storage; otherwise it is still at work
+            if body:  # the owner was not found, or storage knows more; otherwise the owner is still running it
                 await asyncio.sleep(min(pause_s, until_s - time()))
                 pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
@@ -181,7 +181,7 @@ class ReplyWaiter:
         return read_reply(row.reply or b"", rpc)
 
     async def seek(self, message_id: str, *, until_s: float) -> MessageRow | None:
-        """What storage knows; while it is away it is asked again, until the deadline."""
+        """Look a message up; retry until the deadline while storage is unreachable."""
         pause_s = _PAUSE_S
         while True:
             try:
@@ -193,7 +193,7 @@ class ReplyWaiter:
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
     async def request(self, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
-        """What the runner that owns a message answers: nothing if it takes longer, `LOOK` if it is not reached."""
+        """Ask the owner of a message. Returns its answer, empty if it takes longer, `LOOK` if it is not reached."""
         calling = self._calling
         shard = calling.routing.of_seat(message.seat)
         if shard.peer is None or calling.wires is None:
@@ -208,11 +208,11 @@ class ReplyWaiter:
         return bytes(answer)
 
     async def stop(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         await self._seeking.stop()
 
     async def _ask(self, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
-        """What the owner answers, here or elsewhere, as `request` does."""
+        """Ask the owner, in this process or another. Returns the same as `request`."""
         calling = self._calling
         if calling.routing.of_seat(message.seat).is_mine and calling.host is not None:
             if calling.host.deliveries is not None:

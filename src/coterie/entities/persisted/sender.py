@@ -1,17 +1,14 @@
-"""Bringing: a call that was just stored goes to its owner in the turn that learned of it; its caller sleeps on.
-
-stored ──▶ asked of its owner ──▶ the owner's answer, or its failure, wakes the caller
-   └── it stood there already, the owner is here, or not connected ──▶ the caller is woken, and sees to the rest
-
-Posting: persisted calls from the sender's side: stored first, then brought to their owner, answered from either.
+"""Sends persisted calls: stores the message, hands it to its owner, and waits for the reply.
 
     stored ──▶ handed over ──▶ the owner's reply, after its commit
                    │
-                   └── no owner, no answer, "look" ──▶ storage: done, dead, or pending and asked for again
+                   └── no owner, no answer, "look" ──▶ storage: done, dead, or pending: the owner is asked again
+
+A call is handed to a connected owner as soon as its insert commits, without waking the caller (`DirectDelivery`). If
+the key was used before, or the owner is in this process or not connected, the caller is woken and does the rest.
 
 Promise:
-    Once stored, a message runs, whatever becomes of its sender or its owner. A caller that stops waiting changes
-    nothing about it.
+    Once stored, a message runs, even if its sender or its owner fails. A caller that stops waiting does not affect it.
 """
 
 from __future__ import annotations
@@ -70,38 +67,38 @@ _MESSAGE_CODEC, _NEW = int(Route.MESSAGE), int(HandoverKind.NEW)
 
 
 class DirectDelivery(Struct, eq=False, gc=False):
-    """What waits for the insert of a call (`groups.Waiter`): no future, no task."""
+    """Receives the result of a call's insert (a `Waiter` of the group commit), without a future or a task."""
 
     calling: Any
     counted: Any
     message: Any  # a Message
     until_s: float
     answer: Any
-    """The future that its caller waits for: of the owner's answer; of None if it was not asked."""
+    """The future that the caller awaits: the owner's answer, or None if the owner was not asked."""
     receipt: Any = None  # a Receipt, once it is stored
-    asked: Any = None  # of the owner: an inflight.Asked
+    asked: Any = None  # the request to the owner, a `PendingReply`
 
     def set_result(self, receipt: Receipt) -> None:
-        """It is stored."""
+        """The message is stored: ask its owner."""
         self.receipt = receipt
         self.counted.sent.value += receipt.fresh
         if self.answer.done():
-            return  # its caller has left: a sweep finds it
+            return  # its caller no longer waits: a sweep finds the message
         try:
             self.asked = self._ask(self.message, receipt) if receipt.fresh else None
-        except Exception as error:  # noqa: BLE001 whatever it is belongs to the caller, who would wait for ever
+        except Exception as error:  # noqa: BLE001 any error goes to the caller, which would wait for ever
             self.answer.set_exception(error)
         else:
             if self.asked is None:
                 self.answer.set_result(None)
 
     def set_exception(self, error: BaseException) -> None:
-        """It is not, or nobody knows."""
+        """The insert failed, or its outcome is unknown."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
     def leave(self) -> None:
-        """Its caller waits no longer; the message stays."""
+        """Stop waiting for the owner; the message stays."""
         if self.asked is not None:
             self.asked.leave()
 
@@ -120,15 +117,15 @@ _MESSAGE = int(Route.MESSAGE)
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 _LEFT_MOST = 10_000
 _BRING_S = 1.0
-"""How long to try to reach an owner with a message for which nobody waits: then its own sweep has found it."""
+"""How long to try to reach the owner of a message without a waiter: by then the owner's own sweep has found it."""
 
 
 class PersistedSender:
     """Sends the persisted calls of one process.
 
     Args:
-        calling: By which owners are found and reached.
-        storage: Where messages are stored.
+        calling: Finds owners and connects to them.
+        storage: Stores the messages.
     """
 
     def __init__(self, calling: CallClient, storage: Storage) -> None:
@@ -139,7 +136,7 @@ class PersistedSender:
         self._awaiting = ReplyWaiter(calling, storage)
         self._tasks = Tasks("messages/bring")
         self._left: dict[tuple[str, str], None] = {}
-        """Entities of which a message could not be brought: the next one must not overtake it [M5]."""
+        """Entities with a message that could not be handed over: the next one must not overtake it [M5]."""
 
     async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
         """Store a call and wait for its reply."""
@@ -153,9 +150,7 @@ class PersistedSender:
         message = self._message(call, entity_type, outer, derives=True)
         refuse_in_transaction(call)
         if isinstance(outer, StoredCall):
-            outer.deliveries.suspects.acquit(
-                outer
-            )  # it does nothing while it waits, maybe for a suspect behind it [C5]
+            outer.deliveries.suspects.acquit(outer)  # it is idle while it waits, maybe for a suspect behind it [C5]
         answer = calling.create_future()
         bringing = DirectDelivery(calling, call.rpc.counted, message, until_s, answer)
         try:
@@ -186,7 +181,7 @@ class PersistedSender:
     async def send(
         self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
     ) -> MessageId[Any]:
-        """Store a call; inside a handler, together with all that the handler leaves behind, once it has ended well."""
+        """Store a call. Inside a handler, it is stored with the handler's other effects when the handler succeeds."""
         refuse_far_away(call, at=at, delay_s=delay_s)
         outer = handling.get()
         message = self._message(call, entity_type, outer, at=at, delay_s=delay_s)
@@ -206,14 +201,14 @@ class PersistedSender:
         return MessageId(receipt.id)
 
     async def result(self, message_id: str, *, within_s: float, rpc_of: Callable[[str, str], Rpc]) -> Any:
-        """The reply to a message, when it is there.
+        """Wait for the reply to a message.
 
         Args:
-            message_id: Which one.
-            within_s: How long to wait for it.
+            message_id: The id of the message.
+            within_s: How long to wait.
             rpc_of: Finds an rpc by the names of entity type and method.
         """
-        message_id = require_text(str(message_id), what="message id")  # plain: what databases and codecs take
+        message_id = require_text(str(message_id), what="message id")  # a plain str for databases and codecs
         outer = handling.get()
         if outer is not None and outer.ledger is not None and any(each.id == message_id for each in outer.ledger.sends):
             raise RuntimeError(
@@ -228,7 +223,7 @@ class PersistedSender:
         return await self._awaiting.reply(rpc, _named(row), due_s=due_s, until_s=until_s, within_s=within_s)
 
     async def cancel(self, message_id: str) -> bool:
-        """Take a message back, unless it has begun: by its owner; if there is none, out of storage."""
+        """Cancel a message that has not started: through its owner, or in storage if it has no owner."""
         message_id = require_text(str(message_id), what="message id")
         if _taken_out(message_id):
             return True
@@ -247,14 +242,14 @@ class PersistedSender:
             await self._calling.routing.news(within_s=_PAUSE_MOST_S)
 
     def hand_over(self, message: Message) -> None:
-        """Bring a message that a handler sent, and that is stored now, to its owner; nobody waits for the answer."""
+        """Hand a message that a handler sent, and that is stored now, to its owner, without waiting for an answer."""
         now_s = self._storage_now_s()
         due_s = now_s if message.due_at is None else message.due_at.timestamp()
         if due_s - now_s <= AHEAD_S:
             self._bring(message, due_s)
 
     def hint(self, seat: str) -> None:
-        """Have the owner of a seat look in storage."""
+        """Ask the owner of a seat to poll storage."""
         owner = self._calling.here.directory.holder(seat)
         if owner is None:
             return
@@ -265,11 +260,11 @@ class PersistedSender:
             self._calling.wires.notify(peer_of(owner), _MESSAGE, pack(HandoverKind.LOOK, message, epoch=0, due_s=0.0))
 
     async def stop(self) -> None:
-        """Wait for nothing any more."""
+        """Stop all hand-overs and waits."""
         await self._tasks.stop()
         await self._awaiting.stop()
 
-    # Into storage
+    # Storing
 
     def _message(
         self,
@@ -294,7 +289,7 @@ class PersistedSender:
         )
 
     async def _stored(self, call: Call[Any], message: Message, *, until_s: float) -> Receipt:
-        """Store a call's message; while the database is away again and again, under the same id, until the deadline."""
+        """Store a call's message; retry under the same id until the deadline while the database is unreachable."""
         refuse_in_transaction(call)
         try:
             receipt = await self._storage.messages.insert(message)
@@ -304,7 +299,7 @@ class PersistedSender:
         return receipt
 
     async def _hindered(self, bringing: DirectDelivery, error: CoterieError) -> bytes | None:
-        """What its owner has said of a call that could not be stored at first, or not be brought there."""
+        """Handle a call that could not be stored at first or not be handed over. Returns the owner's answer, if any."""
         if bringing.receipt is not None:
             return b"" if isinstance(error, SendTimeout) else LOOK
         if not isinstance(error, PersistenceError):
@@ -314,12 +309,12 @@ class PersistedSender:
         return None
 
     async def _insist(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:
-        """Store a message that could not be stored at first."""
+        """Retry a failed insert until the deadline."""
         pause_s, doubt = _PAUSE_S, None
         while True:
             doubt = error if error.outcome == "unknown" else doubt
             if error.outcome == "refused" or self._calling.time() + pause_s >= until_s:
-                raise doubt or error from None  # an earlier try may have worked, whatever became of this one
+                raise doubt or error from None  # an earlier try may have committed, even if this one failed
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
             try:
@@ -328,9 +323,9 @@ class PersistedSender:
                 error = problem
 
     async def _collect(self, call: Call[Any], message: Message, outer: Work) -> MessageId[Any] | None:
-        """For the handler's commit; None: it has ended meanwhile, and this is something that it left running.
+        """Add a message to the handler's effects. Returns None if the handler has ended: a task it left behind sends.
 
-        A key that is used already is found now: in the commit it would be a conflict [M6].
+        A key that was used before is looked up now: in the commit it would be a conflict [M6].
         """
         ledger = ledger_of(outer)
         sends = ledger.sends
@@ -359,20 +354,20 @@ class PersistedSender:
             raise MessageExpired(message_id=message_id)
         return row
 
-    # To its owner
+    # Handing over
 
     def _bring(self, message: Message, due_s: float) -> None:
         calling = self._calling
         shard = calling.routing.of_seat(message.seat)
         if (shard.peer is None and not shard.is_mine) or calling.time() > calling.routing.fresh_until_s:
-            calling.routing.doubt()  # who only sends is told by nobody that its picture is old
+            calling.routing.doubt()  # a process that only sends gets no replies that would show its routing to be stale
         address = (message.entity_type, message.entity_id)
         kind = HandoverKind.AGAIN if address in self._left else HandoverKind.NEW
         self._left.pop(address, None)
         if shard.peer is not None and calling.wires is not None:
             epoch = calling.here.directory.epoch(message.seat)
             body = pack(kind, message, epoch=epoch, due_s=due_s)
-            if not calling.wires.notify(shard.peer, _MESSAGE, body):  # no connection yet: have one made
+            if not calling.wires.notify(shard.peer, _MESSAGE, body):  # no connection yet: open one
                 self._leave(address)
                 request = self._awaiting.request(message, HandoverKind.AGAIN, due_s=due_s, within_s=_BRING_S)
                 self._tasks.spawn(request, name=f"bring {message.id}")
@@ -383,13 +378,13 @@ class PersistedSender:
             self._leave(address)
 
     def _leave(self, address: tuple[str, str]) -> None:
-        """A sweep will find the message. Who is forgotten here may be overtaken, after so many others."""
+        """Leave a message for a sweep. Beyond the limit the oldest address is forgotten: it may be overtaken."""
         self._left[address] = None
         if len(self._left) > _LEFT_MOST:
             del self._left[next(iter(self._left))]
 
     async def _taken_back(self, row: MessageRow) -> bool | None:
-        """What came of a cancellation; None: whoever should know was not reached, or has just changed."""
+        """Try to cancel a message. Returns None if its owner was not reached, or has just changed."""
         calling = self._calling
         shard = calling.routing.of_seat(row.seat)
         if shard.is_mine and calling.host is not None:
@@ -397,12 +392,12 @@ class PersistedSender:
         if shard.peer is None:
             return (
                 await self._storage.messages.cancel(row.id, None, reply=cancelled(row.id)) or None
-            )  # somebody may hold it by now
+            )  # a runner may have become its owner meanwhile
         answer = await self._awaiting.request(_named(row), HandoverKind.CANCEL, due_s=0.0, within_s=1.0)
         return read_cancelled(answer)
 
     def _storage_now_s(self) -> float:
-        """The database's clock, as well as it is known here."""
+        """The best estimate here of the database's clock."""
         host = self._calling.host
         if host is not None and host.deliveries is not None:
             return host.deliveries.now_s()
@@ -410,7 +405,7 @@ class PersistedSender:
 
 
 def _taken_out(message_id: str) -> bool:
-    """Whether it was a message of the handler that runs here, not stored yet."""
+    """Remove a message that the running handler sent and that is not stored yet. Returns whether there was one."""
     outer = handling.get()
     if outer is None or outer.ledger is None or not outer.ledger.is_open:
         return False
@@ -430,7 +425,7 @@ def _has_same_key(one: Message, other: Message) -> bool:
 
 
 def _named(row: MessageRow) -> Message:
-    """A message that is asked after, not brought."""
+    """A message without its payload, used to ask for its reply or to cancel it."""
     return Message(
         id=row.id,
         seat=row.seat,

@@ -1,4 +1,4 @@
-"""Kept: the state of one resident entity as the database has it, beside the object that handlers change [M7]."""
+"""The last committed state of an active entity, used to detect changes and to roll back [M7]."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from coterie.kernel.serialization.versions import Versioned
 
 PREFIX = "entity-state:"
-"""Under which states of entities are stored."""
+"""The prefix of the keys of entity states."""
 
 
 class CommittedState:
-    """The bytes of a state as it is committed, and the version of its row.
+    """The encoded bytes of the committed state, and the version of its row.
 
     Args:
-        codec: How states of this type are stored.
+        codec: Encodes states of this type.
         key: The key of the row.
-        data: The bytes of the state that was loaded, or of the initial one.
-        version: Of the row, 0 if there is none.
+        data: The bytes of the loaded state, or of the initial one.
+        version: The version of the row, 0 if there is none.
 
     Promise:
-        Changed means: encodes differently. What was committed can always be had back, whatever a handler did to the
+        Changed means: encodes differently. The committed state can always be restored, whatever a handler did to the
         object.
     """
 
@@ -36,26 +36,26 @@ class CommittedState:
         self._version = version
 
     def change(self, state: Any) -> StateChange | None:
-        """What has to be written so that the state is durable; None if it did not change.
+        """The write that makes the state durable. Returns None if the state has not changed.
 
         Raises:
-            MalformedMessage: It does not fit its type.
+            MalformedMessage: The state does not fit its type.
         """
         data = self._codec.encode(state)
         return None if data == self._data else StateChange(self._key, data, self._version)
 
     def removal(self) -> StateChange:
-        """What has to be written so that there is no state any more."""
+        """The write that deletes the state."""
         return StateChange(self._key, None, self._version)
 
     def committed(self, change: StateChange) -> None:
-        """The change is durable."""
+        """Record that a change is durable."""
         if change.value is not None:
             self._data = change.value
             self._version = change.version + 1
 
     def restored(self) -> Any:
-        """The state as it is committed, as a new object."""
+        """The committed state, as a new object."""
         return self._codec.decode(self._data)
 
 

@@ -1,12 +1,12 @@
-"""Suspects: stored messages that may have killed the runner that held their shard before [C5].
+"""Suspects: persisted messages that may have killed the runner that held their shard before [C5].
 
-    suspected ──▶ its turn: "begun alone" is stored ──▶ runs ──▶ ended: no suspect any more
-                                                         │
-                                                         ├─▶ 5 s, or it waits for a call: the next one begins beside it
-                                                         └─▶ the runner is lost: whoever takes over counts a loss
+    suspected ──▶ its turn: "started alone" is stored ──▶ runs ──▶ ended: no longer a suspect
+                                                           │
+                                                           ├─▶ 5 s, or it waits for a call: the next one starts too
+                                                           └─▶ the runner is lost: its successor counts a loss
 
-One at a time: if the runner is lost, too, it is known which one had begun, and the others count nothing. What was begun
-before without an end, or has losses, comes last.
+They run one at a time: if this runner is lost too, it is known which one had started, and no loss is counted for the
+others. Suspects that started before without an end, or that have losses, run last.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.entities")
 
 _ALONE_S = 5.0
-"""How long the next suspect waits for the one before: whatever kills its process does so sooner, mostly."""
+"""How long the next suspect waits for the current one: a message that kills its process usually does so sooner."""
 
 
 class Suspects:
-    """The suspects of one runner, begun one at a time.
+    """The suspects of one runner, started one at a time.
 
     Args:
-        messages: Where it is stored how they are begun.
+        messages: Stores how each was started.
         is_here: Whether a work is still in memory.
         is_done: Whether the end of a work is committed.
-        begin: Gives a work to the host.
+        begin: Delivers a work to the host.
         drop: Takes a work out of memory; a sweep finds it again.
     """
 
@@ -55,7 +55,7 @@ class Suspects:
         drop: Callable[[StoredCall], None],
     ) -> None:
         self.current: StoredCall | None = None
-        """The one that was begun last."""
+        """The suspect that was started last."""
         self._messages = messages
         self._is_here, self._is_done = is_here, is_done
         self._begin, self._drop = begin, drop
@@ -69,7 +69,7 @@ class Suspects:
         self._task: asyncio.Task[Any] | None = None
 
     def add(self, work: StoredCall, delivery: Delivery | Handover) -> None:
-        """Begin a work when its turn comes."""
+        """Queue a work until its turn."""
         place = (delivery.suspicion == Suspicion.BESIDE, delivery.losses, next(self._numbers))
         heapq.heappush(self._waiting, (*place, work))
         self._changed.set()
@@ -77,22 +77,22 @@ class Suspects:
             self._task = self._tasks.spawn(self._run(), name="run")
 
     def ended(self) -> None:
-        """The current one has left memory."""
+        """The current suspect has left memory."""
         self._changed.set()
 
     def clear(self, work: StoredCall) -> None:
-        """This program cannot run a work, and has survived that: it is no suspect any more."""
+        """Clear a work that this program cannot run: refusing it did not kill the runner."""
         if self.current is work:
             self._is_cleared = True
 
     def acquit(self, work: StoredCall) -> None:
-        """The next one need not wait for this one any longer: it may be what this one waits for."""
+        """Let the next suspect start beside this one, which may be waiting for it."""
         if self.current is work:
             self._alone_until_s = 0.0
             self._changed.set()
 
     async def stop(self) -> None:
-        """Begin no more."""
+        """Start no more suspects."""
         await self._tasks.stop()
 
     async def _run(self) -> None:
@@ -128,13 +128,13 @@ class Suspects:
             self._begin(work)
 
     async def _settle(self, work: StoredCall) -> None:
-        """The current one is not in memory any more; without an end of it in storage that must not look begun."""
+        """The current suspect is no longer in memory; unless its end is stored, it must not stay marked as started."""
         if not self._is_done(work):
             is_cleared = work.has_begun or self._is_cleared
             await self._mark(work, Suspicion.NONE if is_cleared else Suspicion.SUSPECT)
 
     async def _wait(self) -> None:
-        """For the current one to leave, for more, or until the next one need not wait any longer."""
+        """Wait until the current suspect leaves memory, another is added, or the next one may start."""
         try:
             async with asyncio.timeout_at(self._alone_until_s if self._waiting else None):
                 await self._changed.wait()

@@ -1,9 +1,9 @@
-"""Transacting: the blocks of `self.transaction()`, all on the one transaction that is committed with the handler's end.
+"""The blocks of `self.transaction()`, which share one transaction that commits with the end of the handler.
 
-async with ──▶ statements ──▶ left: they wait for the end of the handler, which commits them with all the rest
+async with ──▶ statements ──▶ exit: they commit at the end of the handler, with its other effects
                    │
-                   └──▶ left by an exception: they are undone. If an earlier block was left well, the handler can
-                        only fail: what it believes to have written would be missing
+                   └──▶ exit by an exception: they are rolled back. If an earlier block had succeeded, the handler
+                        can only fail: its statements are rolled back too
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 class Transaction(Protocol):
-    """SQL of your own, with `$1`, `$2` … on both engines: what `async with self.transaction()` gives.
+    """Your own SQL, with `$1`, `$2` … on both engines: the value of `async with self.transaction()`.
 
     Raises:
-        PersistenceError: The database refused a statement, or is away. All of the transaction is rolled back.
+            PersistenceError: The database refused a statement, or is unreachable. The whole transaction is rolled back.
         TransactionTimeout: It took longer than `transaction_limit`. All of it is rolled back.
     """
 
     async def execute(self, sql: str, /, *params: Any) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement. Returns the number of rows it changed."""
         ...
 
     async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
-        """Run a statement; its rows, by the names of their columns."""
+        """Run a statement. Returns its rows, by column name."""
         ...
 
 
 class TransactionBlock:
-    """One block, and what the user's code gets in it.
+    """One block, and the object that the user's code gets in it.
 
     Args:
-        work: Whose handler runs it.
-        begin: Opens the handler's transaction, if there was no block before.
+        work: The call whose handler runs it.
+        begin: Opens the handler's transaction, if this is its first block.
     """
 
     def __init__(self, work: Work, begin: Callable[[], messages.Transaction]) -> None:
@@ -75,11 +75,11 @@ class TransactionBlock:
         await transaction.rollback()
 
     async def execute(self, sql: str, /, *params: Any) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement. Returns the number of rows it changed."""
         return await self._opened.execute(sql, *params)
 
     async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
-        """Run a statement; its rows, by the names of their columns."""
+        """Run a statement. Returns its rows, by column name."""
         return await self._opened.fetch(sql, *params)
 
     @property
