@@ -1,6 +1,6 @@
-"""The `coterie` command: one file per noun, each imported only when it is asked for.
+"""The `coterie` command: one module per subcommand, each imported only when needed.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 yes, 1 the answer is no, 2 the question is wrong, 3 nobody
+Data goes to stdout, messages to stderr. Exit codes: 0 yes, 1 the answer is no, 2 wrong usage, 3 no runner or database
 answered, 4 the database file was replaced while it was in use, 130 interrupted.
 """
 
@@ -37,13 +37,13 @@ COMMANDS = {
     "config": "every setting, its value and where it came from",
     "migrate": "bring the database's schema to this version",
 }
-"""Commands with a line each; the module `coterie.cli.commands.<name>` holds each as `command`, but for these."""
+"""Commands with a line of help; `coterie.cli.commands.<name>` holds each as `command`, except those in `_MODULES`."""
 
 _MODULES = {"run": "coterie.cli.run.command", "demo": "coterie.cli.demo"}
 
 
 class _Lazy(click.Group):
-    """Imports a command only when it is run or asked for its own help."""
+    """Imports a command only when it runs or prints its own help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 click's signature
         return sorted(COMMANDS)

@@ -1,4 +1,4 @@
-"""`python -m coterie.cli`: the command, for whoever starts workers with the interpreter that runs him."""
+"""`python -m coterie.cli`: the command, used to start workers with the same interpreter."""
 
 from coterie.cli import main
 

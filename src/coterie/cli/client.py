@@ -1,10 +1,6 @@
-"""Options that every command takes, and the settings that follow from them.
+"""The frame of most commands: connect as a client, read or change something, print the answer, exit with a code.
 
-What most commands do: connect as a client, ask or act, answer, and leave with an exit code.
-
-JSON that people write behind a command.
-
-Looking at the cluster for a command: pages of the read model, and what most views have in common.
+Also the options that every command takes, JSON arguments, and reading and formatting pages of the read model.
 """
 
 from __future__ import annotations
@@ -46,17 +42,17 @@ def settings_for(url: str | None) -> Settings:
 
 
 YES, NO, WRONG, NOBODY, REPLACED = 0, 1, 2, 3, 4
-"""Exit codes: the answer is yes; it is no; the question is wrong; nobody answered; the database file was replaced."""
+"""Exit codes: the answer is yes; it is no; wrong usage; no answer; the database file was replaced."""
 
 
 @dataclass(frozen=True)
 class ClientCommand:
-    """A command at work.
+    """A running command.
 
     Args:
-        cluster: A client of the cluster that is asked.
+        cluster: A client of the cluster.
         screen: Where the answer goes.
-        as_json: Whether it is for a program.
+        as_json: Whether to print JSON for a program.
     """
 
     cluster: Cluster
@@ -64,23 +60,23 @@ class ClientCommand:
     as_json: bool
 
     def answer(self, value: Any, text: str | Callable[[], str]) -> None:
-        """Data, on stdout: one JSON document for a program, text for people."""
+        """Print data on stdout: one JSON document for a program, text for people."""
         tell(as_json(value) if self.as_json else text if isinstance(text, str) else text())
 
     @property
     def here(self) -> Client:
-        """What the client is connected by, for what its public face does not show."""
-        return self.cluster._acting()  # noqa: SLF001 this house's own
+        """The connected client, for what the public API does not offer."""
+        return self.cluster._acting()  # noqa: SLF001 internal to coterie
 
     @property
     def where(self) -> str:
-        """Who answers: the first line of every view."""
+        """The cluster that answers: the first line of every view."""
         settings = self.cluster.settings
         return f"cluster {settings.name} on {redacted_url(settings.url)}"
 
 
 def asks(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., int]:
-    """Have a coroutine be a command: it is given a `ClientCommand`, and what it returns is the exit code.
+    """Make a command of a coroutine function: it is passed a `ClientCommand`, and its result is the exit code.
 
     Takes `--url`, `--json` and `--color`.
     """
@@ -106,7 +102,7 @@ def acts(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @asynccontextmanager
 async def client(url: str | None) -> AsyncIterator[Cluster]:
-    """A cluster to ask, connected. A file that is not there is not made: nobody has begun a cluster in it."""
+    """A connected client of the cluster. A missing database file is not created: there is no cluster in it."""
     cluster = Cluster(settings=settings_for(url))
     file = file_of(cluster.settings)
     if file is not None and not file.exists():
@@ -117,10 +113,10 @@ async def client(url: str | None) -> AsyncIterator[Cluster]:
 
 
 def confirmed(what: str, question: str, *, yes: bool, dry_run: bool) -> bool:
-    """Say what will be done, and ask whether to do it; false: it was only said, or declined.
+    """Print what will be done, and ask for confirmation; False if it was declined, or with `dry_run`.
 
     Raises:
-        click.exceptions.Exit: There is nobody to ask, and no `--yes`.
+        click.exceptions.Exit: There is no terminal to ask on, and no `--yes`.
     """
     tell(safe(what, keep=""), err=True)
     if dry_run:
@@ -134,7 +130,7 @@ def confirmed(what: str, question: str, *, yes: bool, dry_run: bool) -> bool:
 
 
 def refuse(problem: str, *, hint: str = "", code: int = NO) -> NoReturn:
-    """End with an error in two lines, on stderr."""
+    """Exit with an error in two lines, on stderr."""
     tell(f"error: {safe(problem, keep='')}", err=True)
     if hint:
         tell(f"hint:  {safe(hint, keep='')}", err=True)
@@ -142,10 +138,10 @@ def refuse(problem: str, *, hint: str = "", code: int = NO) -> NoReturn:
 
 
 def read_json(text: str, *, what: str, hint: str) -> Any:
-    """The value that a text holds; what is no JSON ends the command.
+    """Decode a JSON argument; invalid JSON ends the command.
 
     Args:
-        text: As it was written.
+        text: The argument as written.
         what: What it is, for the error: `the value`.
         hint: What to write instead.
     """
@@ -157,11 +153,11 @@ def read_json(text: str, *, what: str, hint: str) -> Any:
 
 
 _APART_S = 0.4
-"""Between two looks, to learn what happens in a second."""
+"""Time between two readings, to compute rates per second."""
 
 
 def viewing(asking: ClientCommand) -> ViewReader:
-    """What looks for a command."""
+    """The reader of pages for a command."""
     return ViewReader(asking.here)
 
 
@@ -172,7 +168,7 @@ async def page(asking: ClientCommand, name: str) -> tuple[Any, View]:
 
 
 async def sampled(asking: ClientCommand, name: str) -> tuple[Any, View]:
-    """The same after two looks, so that it knows what happens in a second."""
+    """The same after two readings, so that it has rates per second."""
     look = viewing(asking)
     first = await look.look(["runners"])
     if first.data["runners"]:
@@ -183,7 +179,7 @@ async def sampled(asking: ClientCommand, name: str) -> tuple[Any, View]:
 
 @contextmanager
 def refusing(*, hint: str = "") -> Iterator[None]:
-    """What the cluster does not know is a "no", in two lines."""
+    """Turn "unknown to the cluster" errors into exit code "no", in two lines."""
     try:
         yield
     except ValueError as error:
@@ -191,27 +187,27 @@ def refusing(*, hint: str = "") -> Iterator[None]:
 
 
 def both(at: datetime | None, now: datetime) -> str:
-    """An instant where there is room for it: in full, and how far away."""
+    """An instant in full, and relative to now."""
     return "never" if at is None else f"{instant(at)} ({relative(at, now)})"
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> str:
-    """A thing's properties, a line each; those without a value are left out."""
+    """The properties of a thing, a line each; those without a value are left out."""
     wide = max((len(name) for name, _ in pairs), default=0)
-    further = f"\n{'':<{wide}}  "  # the next line of a value does not look like another property
+    further = f"\n{'':<{wide}}  "  # so that the next line of a value does not look like another property
     shown = ((name, further.join(value.split("\n"))) for name, value in pairs if value)
     return "\n".join(f"{name:<{wide}}  {value}" for name, value in shown)
 
 
 def quick(seconds: float | None) -> str:
-    """`0.8 ms`, `1.2 s`; nothing is a dash."""
+    """`0.8 ms`, `1.2 s`; None is a dash."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def counted(number: float | None) -> str:
-    """`1,204`; what nobody knows is a dash, never 0."""
+    """`1,204`; an unknown number is a dash, never 0."""
     return "-" if number is None else f"{number:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""Nouns: commands with verbs. Alone, or with options only, a noun does the harmless thing."""
+"""Nouns: commands with verbs. Without a verb, a noun runs its default verb, which changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Noun(click.Group):
     """A noun with its verbs.
 
     Args:
-        alone: The verb that is meant when none is given.
+        alone: The default verb.
     """
 
     def __init__(self, *args: Any, alone: str = "list", **options: Any) -> None:
@@ -20,7 +20,7 @@ class Noun(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`coterie cron --json` is `coterie cron list --json`."""
-        if ctx.resilient_parsing:  # a shell completes: it asks for the verbs
+        if ctx.resilient_parsing:  # shell completion: complete the verbs
             return super().parse_args(ctx, args)
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
             args = [self._alone, *args]

@@ -1,8 +1,6 @@
-"""How answers look: tables without boxes, a glyph and a word for how things stand, times that people read.
+"""The output of commands: tables without boxes, a glyph and a word for states, readable times, findings.
 
-For programs there is JSON instead: ids are texts, instants RFC 3339 in UTC, durations seconds.
-
-Findings of a command that examines: what was looked at, whether it is well, and what to do if not.
+Programs get JSON instead: ids are strings, instants RFC 3339 in UTC, durations seconds.
 """
 
 from __future__ import annotations
@@ -49,25 +47,25 @@ _COLOURS = {
 _LARGEST_EXACT = 2**53
 _GAP = "  "
 _HEAD = 75
-"""Where a view's first line says how things stand, in a pipe."""
+"""The column of the state in a view's first line, in a pipe."""
 _HEAD_MOST = 120
-"""No further to the right than that: it belongs to what stands at the left."""
+"""The rightmost column for it, so that it stays near the text at the left."""
 _LEAST = 12
 """No text is cut to less."""
 _ANSI = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 _OURS = re.compile(rf"\x1b\[3[1-6]m[{re.escape(''.join(map(''.join, _GLYPHS.values())))}]\x1b\[0m")
-"""The one thing that may colour: a glyph, and nothing after it."""
+"""The only coloured text allowed: a glyph, and nothing after it."""
 
 
 def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Write to stdout, or stderr: the one way by which text leaves, whoever has written it."""
+    """Write to stdout or stderr: all output goes through here, whatever its source."""
     click.echo(safe(text), err=err, nl=nl)
 
 
 def safe(text: str, *, keep: str = "\n") -> str:
-    """The same, fit for a terminal, see `visible`; our own glyphs keep their colours."""
+    """The text made safe for a terminal, see `visible`; our own glyphs keep their colours."""
     if "\x1b" not in text:
         return visible(text, keep=keep)
     rest = (visible(part, keep=keep) for part in _OURS.split(text))
@@ -75,10 +73,10 @@ def safe(text: str, *, keep: str = "\n") -> str:
 
 
 class Screen:
-    """Where answers go, and what it can show.
+    """The output stream, and what it can show.
 
     Args:
-        colour: Whether to colour; None: where it is a terminal and NO_COLOR is not set.
+        colour: Whether to colour; None: if it is a terminal and NO_COLOR is not set.
     """
 
     def __init__(self, *, colour: bool | None = None) -> None:
@@ -87,17 +85,17 @@ class Screen:
         self.has_colour = (self.is_terminal and not os.environ.get("NO_COLOR")) if colour is None else colour
 
     def glyph(self, how: str) -> str:
-        """One of "good", "warn", "bad", "lead", "owned", "move" and "none". It never stands without its word."""
+        """One of "good", "warn", "bad", "lead", "owned", "move" and "none". Always followed by its word."""
         glyph = _GLYPHS[how][0 if self.is_utf8 else 1]
         return click.style(glyph, fg=_COLOURS[how]) if self.has_colour else glyph
 
     @property
     def columns(self) -> int | None:
-        """How wide a terminal is, just now; None where there is none: then nothing is cut."""
+        """The current width of the terminal; None if there is none: then nothing is cut."""
         return shutil.get_terminal_size().columns if self.is_terminal else None
 
     def headed(self, left: str, right: str) -> str:
-        """A first line: what it is about, and at the right edge how that stands."""
+        """A first line: the subject, and its state at the right edge."""
         left, right = safe(left, keep=""), safe(right, keep="")
         if not right:
             return left
@@ -118,8 +116,8 @@ class Screen:
     ) -> str:
         """Aligned columns, two spaces apart, under their names.
 
-        In a terminal it is as wide as that at most: texts are cut, the longest first, but never the first column,
-        which says what a line is about. For a pipe nothing is cut.
+        In a terminal it is at most as wide as that: texts are cut, the longest first, but never the first column, which
+        names the subject of a line. For a pipe nothing is cut.
 
         Args:
             columns: Their names.
@@ -180,12 +178,12 @@ def instant(at: datetime) -> str:
 
 
 def as_json(value: Any) -> str:
-    """One document."""
+    """One JSON document."""
     return visible_json(json.dumps(plain(value), ensure_ascii=False))
 
 
 def plain(value: Any) -> Any:
-    """What JSON can say of a value; whole numbers that a browser cannot count as far as are texts."""
+    """A value as JSON can represent it; integers beyond what a browser represents exactly are strings."""
     if isinstance(value, bool | str | None):
         return value
     if isinstance(value, int):
@@ -233,7 +231,7 @@ def _fitted(
     while _total(found) > room:
         longest = max(range(len(found)), key=lambda place: (found[place] > least[place], found[place]))
         if found[longest] <= least[longest]:
-            break  # it does not fit: the terminal breaks its lines
+            break  # it does not fit: the terminal wraps its lines
         found[longest] -= 1
     return found
 
@@ -273,10 +271,10 @@ _LINE = 79
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about one thing.
+    """The result of one check.
 
     Args:
-        what: The thing, a word.
+        what: The subject, a word.
         says: What was found, with figures.
         how: Good, something to know, or a problem.
         hint: What to do.
@@ -289,7 +287,7 @@ class Finding:
 
 
 def shown(screen: Screen, findings: Sequence[Finding]) -> str:
-    """A line for each, and what to do about it in the next ones."""
+    """A line for each, with its hint in the lines below."""
     lines: list[str] = []
     for each in findings:
         head = f"{screen.glyph(each.how)} {each.what:<{_WIDE}}"
@@ -309,12 +307,12 @@ def concluded(findings: Sequence[Finding], code: int) -> str:
 
 
 def counts(findings: Sequence[Finding]) -> tuple[int, int]:
-    """How many problems and remarks."""
+    """The numbers of problems and remarks."""
     return len([f for f in findings if f.how == "bad"]), len([f for f in findings if f.how == "warn"])
 
 
 def as_objects(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """For a program."""
+    """The findings as JSON."""
     return [{"check": f.what, "status": _WORDS[f.how], "says": f.says, "hint": f.hint or None} for f in findings]
 
 

@@ -1,7 +1,7 @@
-"""Progress of long work, on stderr: what, how far, how fast, how long still.
+"""Progress of long work, on stderr: what, how far, how fast, and the time left.
 
-Under 0.3 s nothing is said. On a terminal one line redraws, elsewhere there is a line each 5 s and at each phase, and
-for a program (`--json`) the same as objects. At the end one line stays, with the total.
+Nothing is shown within the first 0.3 s. A terminal has one line that is redrawn, other outputs a line each 5 s and at
+each phase, and programs (`--json`) the same as objects. At the end one line stays, with the total.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 QUIET_S = 0.3
-"""Work that is over sooner says nothing."""
+"""Work that ends sooner shows nothing."""
 _REDRAW_S = 0.1
 _SAY_S = 5.0
 _BAR = 10
@@ -29,14 +29,14 @@ _CLEAR = "\r\x1b[K"
 
 
 class ProgressLine:
-    """How far one piece of work is: `with Progress("purging dead messages", total=402) as progress: progress.at(17)`.
+    """The progress of one piece of work: `with ProgressLine("purging dead messages", total=402) as line: line.at(17)`.
 
     Args:
-        what: The work, as the line begins.
-        total: How much there is to do; None: nobody knows, so there is no share and no time left.
-        about: Whether the total is a guess: then it is shown as one, without a bar.
-        note: Stands at the end of the line.
-        json: Whether to say it to a program.
+        what: The work, at the start of the line.
+        total: How much there is to do; None: unknown, so there is no percentage and no time left.
+        about: Whether the total is an estimate: then it is shown as one, without a bar.
+        note: Shown at the end of the line.
+        json: Whether to write JSON for a program.
         now_s: The clock.
     """
 
@@ -61,7 +61,7 @@ class ProgressLine:
         self._next_s = self._began_s + (QUIET_S if self._redraws else _SAY_S)
         self._done = 0
         self._phase = ""
-        self._is_open = False  # whether a line stands that is drawn over
+        self._is_open = False  # whether a line is shown that is redrawn
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +80,7 @@ class ProgressLine:
         return self._done
 
     def at(self, done: int) -> None:
-        """So much is done."""
+        """Set how much is done."""
         self._done = done
         now_s = self._now_s()
         if now_s >= self._next_s:
@@ -89,7 +89,7 @@ class ProgressLine:
 
     @asynccontextmanager
     async def ticking(self) -> AsyncIterator[None]:
-        """Keep the line alive while something is awaited that does not tell how far it is."""
+        """Keep redrawing the line while awaiting something that reports no progress."""
 
         async def tick() -> None:
             while True:
@@ -104,7 +104,7 @@ class ProgressLine:
             await tasks.stop()
 
     def phase(self, name: str) -> None:
-        """Another part of the work begins."""
+        """Begin another part of the work."""
         self._phase = name
         now_s = self._now_s()
         if now_s - self._began_s >= QUIET_S:
@@ -112,7 +112,7 @@ class ProgressLine:
             self._say()
 
     def end(self, text: str) -> None:
-        """It is over: the line that stays. A program has its answer for that."""
+        """End with a line that stays. Not for programs: they get the answer."""
         self._clear()
         if not self._json:
             tell(text, err=True)
@@ -127,7 +127,7 @@ class ProgressLine:
             tell(self.line(), err=True)
 
     def line(self) -> str:
-        """All of it in one line."""
+        """The whole progress in one line."""
         parts = [self._what, self._phase, self._share(), self._rate(), self._left(), self._note]
         return "   ".join(part for part in parts if part)
 
@@ -136,7 +136,7 @@ class ProgressLine:
             return f"{self._done:,}" if self._done else lasting(self.took_s)
         if self._about:
             return f"{self._done:,} of about {self._total:,}"
-        share = min(self._done / self._total, 0.99) if self._total else 0.0  # never all of it before it is over
+        share = min(self._done / self._total, 0.99) if self._total else 0.0  # never 100 % before the end
         full = int(share * _BAR)
         bar = "█" * full + "░" * (_BAR - full) if _is_utf8() else "#" * full + "." * (_BAR - full)
         return f"{bar} {share:.0%}  {self._done:,} of {self._total:,}"

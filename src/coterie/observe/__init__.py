@@ -1,14 +1,14 @@
-"""What can be seen of a cluster: facts, a judgement of them, and their publication.
+"""Observability of a cluster: facts, the health judged from them, and their publication.
 
 `facts`      what one runner knows of itself, and what the database knows of all
 `collect`    collects them: from the database, from this process, from the other runners over the wire
 `health`     healthy, degraded or unhealthy, and why (pure); what `cluster.health()` returns
-`rates`      how much happens in a second, from two moments. Pure
+`rates`      rates per second, from two samples. Pure
 `view`       the read model: the pages that people are shown, field by field
 `failures`   the lines about what failed. Pure
 `pages`      reads the facts and builds the pages
 `gauges`     sets the gauges of `kernel/metrics.py` when they are about to be read
 `prometheus` publishes all metrics to Prometheus
 `otlp`       publishes them to the program's own exporter
-`logs`       how log lines look, where the program has no logging of its own
+`logs`       log formats, for programs without a logging configuration of their own
 """

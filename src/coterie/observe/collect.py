@@ -1,7 +1,4 @@
-"""Asking runners what they know of themselves, and answering those who ask.
-
-Gathering: the facts about a cluster, from the database and from each runner, and what they come to.
-"""
+"""Collects the facts about a cluster, from the database and from each runner over the wire."""
 
 from __future__ import annotations
 
@@ -33,35 +30,39 @@ if TYPE_CHECKING:
 
 
 WITHIN_S = 0.5
-"""How long a runner has to answer: it has everything at hand. One that takes longer is busy with something else."""
+"""Time limit for a runner's reply. It has its facts at hand; one that takes longer is busy with something else."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LocalFacts).decode
 
 
 class FactsServer:
-    """The handler of the route: it tells whoever asks. Needs nobody, so that it answers as long as the loop turns.
+    """Handler of the facts route. It replies with this runner's facts and depends on nothing but a running event loop.
 
     Args:
-        facts: What there is to tell.
+        facts: Returns the facts to send.
     """
 
     def __init__(self, facts: Callable[[], LocalFacts]) -> None:
         self._facts = facts
 
     def on_request(self, request: Request) -> None:
-        """Tell it."""
+        """Reply with the facts."""
         request.reply(_encode(self._facts()))
 
     def on_cancel(self, request: Request) -> None:
-        """It was answered at once."""
+        """Do nothing: requests are answered at once."""
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """There are none on this route."""
+        """Do nothing: this route has no notifications."""
 
 
 async def ask(transport: Transport, runner: RunnerRow, *, within_s: float = WITHIN_S) -> LocalFacts | None:
-    """What a runner says of itself; None: it did not answer in time, or not in words that are known here."""
+    """Request the facts of a runner.
+
+    Returns:
+        None if it did not reply in time, or if the reply could not be decoded.
+    """
     try:
         async with asyncio.timeout(within_s):
             target = f"the facts of {runner.name}"
@@ -75,28 +76,28 @@ async def ask(transport: Transport, runner: RunnerRow, *, within_s: float = WITH
 log = logging.getLogger("coterie")
 
 PROBE_S = 1.0
-"""How long a probe may take, and how old the facts may be that it need not look at anew."""
+"""Time limit of a probe, and the age up to which facts are reused instead of read again."""
 _OVERDUE_MOST = 1_000
 _DEAD_MOST = 10_000
 _ASKED_AT_ONCE = 50
-"""Runners that are asked at the same time: connections of a client that has none yet."""
+"""Runners that are queried at the same time, which bounds the connections that a client opens."""
 
 
 class Recent(NamedTuple):
-    """What was last found out."""
+    """The last facts collected, and their age."""
 
     facts: ClusterFacts | None
-    """None: nothing yet."""
+    """None: nothing was collected yet."""
     age_s: float
 
 
 class Collector:
-    """Gathers the facts for one process, and remembers the last ones.
+    """Collects the facts for one process, and caches the last ones.
 
     Args:
         here: The process: a client or a runner.
         clock: Its clock.
-        bounds: From where on something is wrong.
+        bounds: Thresholds beyond which something is wrong.
     """
 
     def __init__(self, here: Client, clock: Clock, bounds: Bounds = BOUNDS) -> None:
@@ -110,50 +111,51 @@ class Collector:
         self._last_ns = 0
 
     async def health(self) -> Health:
-        """How the cluster stands now.
+        """The health of the cluster now.
 
         Raises:
-            PersistenceError: The database could not be asked.
+            PersistenceError: The database could not be read.
         """
         return judge(await self.look(), self._bounds)
 
     async def readiness(self, *, within_s: float = PROBE_S) -> tuple[Reason, ...]:
-        """Why this runner is not to be relied upon now; empty: it is. Raises nothing, and never takes longer than
-        that: it judges by the last facts that it could get, and by their age."""
+        """The reasons why this runner is not ready; empty if it is. Raises nothing and never takes longer than
+        `within_s`: it judges by the last facts available and by their age.
+        """
         local = self._here.facts()
         assert local is not None, "it is a runner"
         if not local.is_ready or local.is_draining:
             return readiness(local, None, bounds=self._bounds)  # whatever the database says
-        # Without a look that would be in vain.
+        # Skip a read that would fail anyway.
         recent = Recent(self._last, self._age_s()) if local.storage_problem else await self.recent(within_s=within_s)
         return readiness(self._here.facts() or local, recent.facts, age_s=recent.age_s, bounds=self._bounds)
 
     async def recent(self, *, within_s: float = PROBE_S) -> Recent:
-        """Facts that are not older than that if they can be had within that time; else the last ones."""
+        """Facts that are at most `within_s` old if they can be read within that time; otherwise the last ones."""
         if self._last is None or self._age_s() > within_s:
             try:
                 async with asyncio.timeout(within_s):
                     await self.look()
             except (CoterieError, TimeoutError):
-                pass  # their age says it
-            except Exception:  # a probe is answered whatever is found
+                pass  # the age of the facts shows it
+            except Exception:  # a probe is answered whatever happens
                 log.exception("the cluster could not be looked at: what was known before is told, with its age")
         return Recent(self._last, self._age_s())
 
     async def look(self) -> ClusterFacts:
-        """The facts as they are now; whoever asks meanwhile shares one look.
+        """Read the facts now; concurrent callers share one read.
 
         Raises:
-            PersistenceError: The database could not be asked.
+            PersistenceError: The database could not be read.
         """
         if self._looking is None:
             self._looking = self._tasks.spawn(self._look(), name="look", report=False)
-            # All who asked may have given up by the time it fails.
+            # All callers may have given up by the time it fails.
             self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._looking)
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Cancel a read under way."""
         await self._tasks.stop()
 
     def _age_s(self) -> float:
@@ -180,7 +182,7 @@ class Collector:
                 singletons = group.create_task(self._singletons(wanted="singleton" in kinds))
                 crons = group.create_task(self._crons(wanted="cron" in kinds))
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # one is enough to know that the database is away
+            raise errors.exceptions[0] from None  # one error is enough to know that the database cannot be reached
         found = backlog.result()
         return ClusterFacts(
             now=found.now,
@@ -196,7 +198,7 @@ class Collector:
         )
 
     async def _ask_all(self, view: ClusterSnapshot) -> dict[str, LocalFacts | None]:
-        """What each runner says of itself; all of them are asked at once, or nearly."""
+        """Query the facts of all runners, concurrently up to a limit."""
         local, transport, turn = self._here.facts(), self._here.transport, asyncio.Semaphore(_ASKED_AT_ONCE)
         told: dict[str, LocalFacts | None] = {row.id: None for row in view.runners}
 
@@ -236,20 +238,24 @@ class Collector:
 
 
 class Free:
-    """Remembers since when seats have had no holder, as far as this process has looked.
+    """Remembers since when seats have had no holder, as far as this process has observed.
 
     Args:
-        takeover_s: How long that is nothing to speak of.
+        takeover_s: How long a seat may be free during an ordinary takeover.
     """
 
     def __init__(self, takeover_s: float) -> None:
         self._takeover_s = takeover_s
         self._held: set[str] = set()
-        self._since_s: dict[str, tuple[float, bool]] = {}  # and whether it was seen with a holder before
+        self._since_s: dict[str, tuple[float, bool]] = {}  # and whether it was held before
 
     def saw(self, view: ClusterSnapshot, now_s: float) -> Mapping[str, float | None]:
-        """See the seats; for how long each free one is known to be free. None: it was never seen held, and may have
-        been free for long, or for a moment."""
+        """Record the seats.
+
+        Returns:
+            For how long each free seat is known to be free; None if it was never observed to be held, so that the time
+            is unknown.
+        """
         free = [seat.name for seat in view.seats if seat.holder is None]
         self._since_s = {name: self._since_s.get(name, (now_s, name in self._held)) for name in free}
         self._held = {seat.name for seat in view.seats if seat.holder is not None}

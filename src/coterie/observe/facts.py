@@ -1,6 +1,6 @@
-"""Facts: what is known about a cluster at one moment, before anybody judges it.
+"""The facts about a cluster at one moment, before they are judged.
 
-What one runner knows of itself, put together when somebody asks, from what is there anyway.
+Each runner assembles its own facts on request, from data that it has anyway.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 class ExcludedSeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A seat that a runner does not take for a while (`ownership.exclusion`)."""
+    """A seat that a runner does not claim for a while (`ownership.exclusion`)."""
 
     seat: str
     cause: str
     """`resigned`, `failed` or `refused`."""
     times: int = 1
-    """How often in a row."""
+    """Consecutive exclusions."""
     left_s: float | None = None
-    """For how long; None: as long as the runner lives."""
+    """Time until it ends; None: it lasts as long as the runner."""
     error: str = ""
 
 
 class FailingCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of an entity type that failed on a runner, and none succeeded since the first of them."""
+    """Calls of an entity type that failed on a runner, with no success since the first of them."""
 
     calls: int
     error: str
@@ -58,13 +58,13 @@ class FailingCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one runner knows of itself. Crosses the wire by names: later versions may add fields, with defaults."""
+    """What one runner knows of itself. Sent by field names: later versions may add fields, with defaults."""
 
     runner: str
     """Its incarnation."""
     name: str
     version: str = ""
-    """Of the program that it runs."""
+    """Version of the program that it runs."""
     up_s: float = 0.0
     is_ready: bool = False
     missing: str = ""
@@ -72,42 +72,42 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool = False
     seats: int = 0
     excluded: tuple[ExcludedSeat, ...] = ()
-    """Seats that it gave up or failed on, and does not take again yet."""
+    """Seats that it resigned or failed on, and does not claim again yet."""
     entities: dict[str, int] = {}
-    """Resident ones, by type."""
+    """Active entities, by type."""
     failing_entities: dict[str, dict[str, int]] = {}
-    """By type, how many entities could not begin when they were called last, by the type of the error."""
+    """By type, the number of entities whose last activation failed, by the type of the error."""
     failing_calls: dict[str, FailingCalls] = {}
-    """By type, the calls that failed since one succeeded, by errors that no rpc declares."""
+    """By type, the calls that failed since the last success, with errors that no rpc declares."""
     waiting: int = 0
     """Calls in mailboxes."""
     running: int = 0
-    """Handlers at work."""
+    """Running handlers."""
     calls: int = 0
-    """Handled since it started: calls, and stored messages."""
+    """Calls and persisted messages handled since the start."""
     call_times: tuple[int, ...] = ()
-    """Of these, how many took how long: by the bounds of the metric `coterie_call_duration_seconds`."""
+    """Their durations as a histogram, with the buckets of the metric `coterie_call_duration_seconds`."""
     loop_lag_s: float = 0.0
-    """The longest that the loop has made a timer wait in the last seconds."""
+    """The longest delay of a timer by the event loop in the last seconds."""
     storage_s: float | None = None
-    """How long the last answer of the database took; None: there is none, or it does not answer."""
+    """Duration of the last database query; None: there was none, or the database does not respond."""
     storage_problem: str = ""
     clock_offset_s: float | None = None
-    """This machine's clock, compared with the database's."""
+    """The offset of this machine's clock from the database's."""
     lease_left_s: float | None = None
     """How long it may trust its lease; None: it has none."""
     memory_bytes: int = 0
     cpu_s: float = 0.0
     failing: tuple[FailingTask, ...] = ()
-    """Its standing tasks that failed within the last minute."""
+    """Its background tasks that failed within the last minute."""
     failed_over_s: float | None = None
-    """How long ago the database was found to be another server or timeline; None: it was not."""
+    """How long ago the database turned out to be another server or timeline; None: it did not."""
     unreadable: tuple[str, ...] = ()
-    """Rows that it could not read and has left out, the first few."""
+    """Rows that it could not read and has skipped, the first few."""
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is due and waits, or is at work."""
+    """A message that is due and pending, or running."""
 
     id: str
     what: str
@@ -118,25 +118,25 @@ class Overdue(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """What is known about everybody."""
+    """The facts about the whole cluster."""
 
     now: datetime
     """The database's clock."""
     view: ClusterSnapshot
     runners: Mapping[str, LocalFacts | None]
-    """What each runner says of itself, by its incarnation; None: it did not answer."""
+    """The facts of each runner, by its incarnation; None: it did not reply."""
     singletons: tuple[SingletonInfo, ...] = ()
     crons: tuple[CronInfo, ...] = ()
     overdue: tuple[Overdue, ...] = ()
-    """Of each seat the message that has waited longest, those that have waited longest first; not all, if many."""
+    """The longest waiting message of each seat, longest waiting first; not all, if there are many."""
     unpruned: Mapping[str, float] = field(default_factory=dict)
-    """For how many seconds the oldest row of each table should have been pruned; those without one are left out."""
+    """By table, for how many seconds its oldest row is overdue for pruning; tables without such rows are left out."""
     dead: int = 0
-    """Messages that were given up, counted up to a bound."""
+    """Dead messages, counted up to a bound."""
     free_s: Mapping[str, float | None] = field(default_factory=dict)
-    """For how long seats are known to have had no holder; None: they have none, and nobody knows since when."""
+    """For how long seats are known to have had no holder; None: they have none, since an unknown time."""
     staleness: float = 2.0
-    """After how many intervals without progress a singleton is unhealthy: the setting of whoever asks."""
+    """After how many intervals without progress a singleton is unhealthy: the setting of the reading process."""
 
     @property
     def oldest(self) -> Overdue | None:
@@ -145,19 +145,19 @@ class ClusterFacts:
 
 
 _UNREADABLE_MOST = 10
-"""So many rows that cannot be read are told; the log has all of them."""
+"""Number of unreadable rows that are reported; the log has all of them."""
 _version = cache(version)  # it reads a file
 
 
 class Usage(NamedTuple):
-    """What a process has taken of its machine."""
+    """Resources that a process has used."""
 
     memory_bytes: int = 0
     cpu_s: float = 0.0
 
 
 def usage() -> Usage:
-    """Of this process."""
+    """Resource usage of this process."""
     return Usage(_memory_bytes(), time.process_time())
 
 
@@ -174,19 +174,19 @@ def facts_of(
     used: Usage,
     failing: tuple[FailingTask, ...] = (),
 ) -> LocalFacts:
-    """What a runner says of itself.
+    """Assemble the facts of a runner.
 
     Args:
         runner: Its incarnation.
-        name: What people call it.
-        up_s: Since it was started.
+        name: Its display name.
+        up_s: Seconds since it was started.
         missing: What it waits for before it is ready; empty: nothing.
-        is_draining: Whether it stops.
-        seats: How many it holds.
-        host: Of its entities; None: it has no entities.
-        membership: Of its present life; None: it has not begun to live.
-        used: What its process has taken.
-        failing: Its standing tasks that failed within the last minute.
+        is_draining: Whether it is shutting down.
+        seats: The number of seats it holds.
+        host: Host of its entities; None: it has no entities.
+        membership: Its current membership; None: it has not joined yet.
+        used: Resource usage of its process.
+        failing: Its background tasks that failed within the last minute.
     """
     vitals = None if membership is None else membership.vitals
     trust = None if membership is None else membership.trust
@@ -233,7 +233,7 @@ def _failing_calls(host: Host) -> dict[str, FailingCalls]:
 
 
 def _memory_bytes() -> int:
-    """Resident now where the system tells, else at its highest."""
+    """Resident memory now where the system reports it, else its peak."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 a tenth of the cost, for each scrape
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

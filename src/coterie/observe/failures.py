@@ -1,4 +1,4 @@
-"""What failed: messages by their error, crons whose last run failed. Pure."""
+"""Summaries of failures: dead messages by error, crons whose last run failed. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?=:|,|$)")
 
 
 def messages(dead: Iterable[MessageInfo], *, texts: bool) -> tuple[Failure, ...]:
-    """Dead messages, those of one rpc with one error together; the most frequent first."""
+    """Dead messages, grouped by rpc and error; the most frequent first."""
     found: dict[tuple[str, str], list[MessageInfo]] = {}
     for each in dead:
         what = f"{EntityAddress.parse(each.entity).type}.{each.method}"
@@ -57,7 +57,7 @@ def crons(known: Iterable[CronInfo], *, texts: bool) -> tuple[Failure, ...]:
 
 
 def worded(error: str, *, texts: bool) -> str:
-    """The first line of an error; without texts its type only, as what it says may hold anything.
+    """The first line of an error; without `texts` its type only, as the message may contain anything.
 
     >>> worded("attempt 2: ValueError: the secret is 7", texts=False)
     'ValueError'

@@ -1,4 +1,4 @@
-"""Gauges are set when they are about to be read, from facts that are known anyway."""
+"""Sets the gauges when they are about to be read, from facts that are known anyway."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def sample(facts: LocalFacts, health: Health | None = None) -> None:
-    """Set all gauges. What is not known is not published: a figure of yesterday would be taken for today's.
+    """Set all gauges. Unknown values are not published: stale figures would be taken for current ones.
 
     Args:
         facts: What this runner knows of itself.
-        health: How the whole cluster stands; None: nobody knows just now.
+        health: The health of the whole cluster; None: unknown just now.
     """
     _sample_here(facts)
     _sample_cluster(health)
@@ -37,7 +37,7 @@ def _sample_here(facts: LocalFacts) -> None:
     _set(metrics.MEMORY, facts.memory_bytes)
     metrics.CPU.of().value = facts.cpu_s
     for series in list(metrics.ENTITIES.series.values()):
-        series.value = 0  # the last one of a type has left
+        series.value = 0  # the last entity of a type was deactivated
     for name, count in facts.entities.items():
         metrics.ENTITIES.of(name).value = count
 

@@ -1,13 +1,13 @@
-"""Health: what `cluster.health()` tells.
+"""Judges the health of a cluster and the readiness of a runner from the facts of one moment (H1, H2, L4). Pure.
 
-Is a cluster healthy, and may a runner be relied upon? Pure: by facts of one moment (H1, H2, L4).
+`cluster.health()` returns the result:
 
 healthy    nothing is wrong
-degraded   it works, and somebody should look: what is slow, late, silent or without a holder for a while
+degraded   it works, but needs attention: something is slow, late, silent or without a holder for a while
 unhealthy  something that should happen does not happen
 
-The worst reason decides. A runner is ready if it can work and nothing that it hosts is unhealthy; what is merely
-degraded, or wrong elsewhere, does not turn it off. Liveness asks for less: whoever can answer, lives.
+The worst reason decides. A runner is ready if it can work and nothing that it hosts is unhealthy; degraded things, or
+problems elsewhere, do not make it unready. Liveness requires less: a process that can answer is live.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Status = Literal["healthy", "degraded", "unhealthy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a cluster is not healthy, in the words that people see everywhere."""
+    """Why a cluster is not healthy, in the words that the CLI, the web and the logs show."""
 
     status: Status
-    """What it makes of the cluster: `degraded` or `unhealthy`."""
+    """The status that it causes: `degraded` or `unhealthy`."""
     what: str
-    """The thing: `singleton importer`, `runner web-2`, `14 shards`."""
+    """The subject: `singleton importer`, `runner web-2`, `14 shards`."""
     problem: str
     """What is wrong with it, with the figures."""
     hint: str = ""
-    """What helps: a sentence with the command."""
+    """The remedy: a sentence with the command."""
     runner: str | None = None
-    """The name of the runner that hosts it: whose readiness it turns off; None: nobody's."""
+    """The name of the runner that hosts the subject and becomes unready if it is unhealthy; None: no runner does."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.problem}"
@@ -53,7 +53,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How a cluster stands, at one moment of the database's clock."""
+    """The health of a cluster, at one moment of the database's clock."""
 
     status: Status
     reasons: tuple[Reason, ...]
@@ -63,11 +63,11 @@ class Health:
     shards: int
     owned_shards: int
     entities: int | None
-    """Resident on all runners; None: not all of them answered."""
+    """Active on all runners; None: not all of them replied."""
     singletons: int
     crons: int
     facts: ClusterFacts
-    """Everything it was judged by."""
+    """All facts that it was judged by."""
 
     @property
     def is_healthy(self) -> bool:
@@ -80,48 +80,48 @@ _DATABASE_HINT = "coterie doctor checks the database"
 _FAILING_HINT = "its log has the stack; what fails seven times within a minute gives up its seat, or ends the runner"
 _UNREADABLE_HINT = "it is left out, the others are not: mend or delete it with SQL; coterie check lists what is broken"
 _NAMED = 3
-"""So many of the same kind are named; the others are counted."""
+"""Number of things of the same kind that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """From where on something is wrong."""
+    """Thresholds beyond which something is wrong."""
 
     takeover_s: float = 10.0
-    """So long may a seat be without a holder: a runner that is lost is replaced by then (S10)."""
+    """How long a seat may have no holder: a lost runner is replaced by then (S10)."""
     free_s: float = 60.0
-    """Shards that nobody holds for longer are more than a takeover that takes its time."""
+    """Shards that have no holder for longer are more than a slow takeover."""
     start_s: float = 30.0
-    """So long may a runner take to be ready."""
+    """How long a runner may take to become ready."""
     late_s: float = 30.0
     """A message that waits longer is late …"""
     stuck_s: float = 300.0
-    """… and, from here on, nobody works on them fast enough, or at all."""
+    """… and one that waits this long is stuck: the handlers are too slow, or none runs."""
     lag_s: float = 1.0
-    """A loop that makes others wait longer is blocked now and then."""
+    """An event loop that delays timers for longer is blocked now and then."""
     storage_s: float = 1.0
-    """An answer of the database that takes longer is slow."""
+    """A database query that takes longer is slow."""
     failover_s: float = 3600.0
-    """For so long it is said that a failover may have lost work."""
+    """How long health reports that a failover may have lost work."""
     failing_calls: int = 5
-    """A type of which so many calls failed, and none succeeded since, …"""
+    """An entity type with so many failed calls, and no success since, …"""
     failing_s: float = 60.0
     """… for so long, or since its runner started, …"""
     failing_ago_s: float = 300.0
-    """… the last of them not longer ago, fails all its calls."""
+    """… the last of them not longer ago, is reported as failing all its calls."""
     clock_s: float = 1.0
-    """A clock that differs by more is wrong."""
+    """A clock that is off by more is wrong."""
     unpruned_s: float = 600.0
-    """Rows that should be gone for longer are not pruned fast enough, or not at all; it is done each minute."""
+    """Rows overdue for longer are not pruned fast enough, or not at all; pruning runs each minute."""
     age_s: float = 10.0
-    """Facts from the database that are older say nothing about now."""
+    """Facts from the database that are older do not count as current."""
 
 
 BOUNDS = Bounds()
 
 
 def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
-    """How a cluster stands."""
+    """Judge the health of a cluster."""
     reasons = [
         *_runners(facts, bounds),
         *_failovers(facts, bounds),
@@ -133,7 +133,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
         *_messages(facts, facts.overdue, bounds),
         *_pruning(facts, bounds),
     ]
-    reasons.sort(key=lambda reason: -_WORSE.index(reason.status))  # stable: those of a kind stay together
+    reasons.sort(key=lambda reason: -_WORSE.index(reason.status))  # stable: reasons of one status keep their order
     shards = [seat for seat in facts.view.seats if Seat.split(seat.name)[0] == "shard"]
     told = [facts.runners.get(row.id) for row in facts.view.runners]
     entities = [sum(each.entities.values()) for each in told if each is not None]
@@ -155,13 +155,13 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
 def readiness(
     local: LocalFacts, facts: ClusterFacts | None, *, age_s: float = 0.0, bounds: Bounds = BOUNDS
 ) -> tuple[Reason, ...]:
-    """Why a runner is not to be relied upon just now; empty: it is.
+    """The reasons why a runner is not ready; empty if it is.
 
     Args:
         local: What it knows of itself, now.
-        facts: What it last found in the database; None: it has not looked yet, or never in vain.
-        age_s: How old they are.
-        bounds: From where on something is wrong.
+        facts: What it last read from the database; None: it has not read yet, or never successfully.
+        age_s: Their age.
+        bounds: Thresholds beyond which something is wrong.
     """
     what = f"runner {local.name}"
     reasons = [
@@ -169,7 +169,7 @@ def readiness(
         for problem, hint in _unfit(local)
     ]
     if facts is None or age_s > bounds.age_s:
-        # While it starts, or its place is lost, that is said already.
+        # While it starts, or after it lost its lease, a reason for that is already given.
         if not reasons:
             since = "has not been read yet" if facts is None else f"was last read {age_s:.0f}s ago"
             problem = f"the database {since}"
@@ -186,8 +186,9 @@ def readiness(
 
 
 def liveness(local: LocalFacts) -> tuple[Reason, ...]:
-    """What may soon end the process. A loop that does not turn does not come here, a database that is away comes back
-    by itself, and a runner whose own task keeps failing ends its process itself: this only says so before."""
+    """What may soon end the process. A blocked event loop does not get here, a lost database is reconnected to, and a
+    runner whose own task keeps failing ends its process itself: this only reports it beforehand.
+    """
     what = f"runner {local.name}"
     return tuple(
         Reason(status="degraded", what=what, problem=each, hint=_FAILING_HINT, runner=local.name)
@@ -195,11 +196,11 @@ def liveness(local: LocalFacts) -> tuple[Reason, ...]:
     )
 
 
-# A runner by itself
+# One runner
 
 
 def _unfit(local: LocalFacts) -> Iterator[tuple[str, str]]:
-    """What keeps a runner from its work, each with what helps."""
+    """What keeps a runner from working, each with its remedy."""
     if local.is_draining:
         yield "it is draining", ""
     elif not local.is_ready:
@@ -212,7 +213,7 @@ def _unfit(local: LocalFacts) -> Iterator[tuple[str, str]]:
 
 
 def _failing_tasks(local: LocalFacts) -> Iterator[str]:
-    """The runner's own tasks that keep failing: it ends if that goes on."""
+    """The runner's own tasks that keep failing: it exits if that goes on."""
     for task in local.failing:
         if task.keeps_failing and not task.seat:
             yield f"its task {task} keeps failing, {task.failures} times within a minute: {task.error}"
@@ -224,7 +225,7 @@ def _is_healthy(told: LocalFacts | None, bounds: Bounds) -> bool:
     return told.lease_left_s is not None and told.lease_left_s > 0 and told.loop_lag_s <= bounds.lag_s
 
 
-# Everybody
+# The whole cluster
 
 
 def _runners(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
@@ -266,7 +267,7 @@ def _troubles(told: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status,
 
 
 def _failovers(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
-    """Said once for all runners that have noticed it."""
+    """One reason for all runners that have noticed it."""
     ago_s = [
         told.failed_over_s for told in facts.runners.values() if told is not None and told.failed_over_s is not None
     ]
@@ -277,9 +278,9 @@ def _failovers(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
 
 
 def _shards(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
-    """Of each group those that nobody holds. A takeover under way is none of them, where that can be known."""
+    """The shards of each group that have no holder, except those in a takeover, where that can be known."""
     if not facts.view.runners:
-        return  # it is said that there are none
+        return  # the missing runners are already reported
     all_of: dict[str, list[SeatRow]] = defaultdict(list)
     for seat in facts.view.seats:
         if Seat.split(seat.name)[0] == "shard":
@@ -307,7 +308,7 @@ def _free(group: str, free: Sequence[SeatRow], *, is_all: bool, facts: ClusterFa
 
 
 def _is_moving(seat: str, facts: ClusterFacts, bounds: Bounds) -> bool:
-    """Whether it lost its holder just now, so that somebody is about to take it."""
+    """Whether the seat lost its holder just now, so that a takeover is expected."""
     for_s = facts.free_s.get(seat)
     return for_s is not None and for_s <= bounds.takeover_s
 
@@ -319,7 +320,7 @@ _ACTIVATION_HINTS = {
 
 
 def _entities(facts: ClusterFacts) -> Iterator[Reason]:
-    """Types with entities that cannot begin: every call of such an entity fails."""
+    """Types with entities that cannot activate: every call of such an entity fails."""
     found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in facts.view.runners:
         told = facts.runners.get(row.id)
@@ -339,7 +340,7 @@ def _entities(facts: ClusterFacts) -> Iterator[Reason]:
 
 
 def _calls(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
-    """Types of which all calls fail, by errors of the program's own."""
+    """Types whose calls all fail, with errors of the program's own."""
     found: dict[tuple[str, str], dict[str, FailingCalls]] = defaultdict(dict)
     for row in facts.view.runners:
         told = facts.runners.get(row.id)
@@ -359,7 +360,7 @@ def _calls(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
 
 
 def _fails_all(failing: FailingCalls, bounds: Bounds) -> bool:
-    """Whether so many failures without a success are more than a bad moment, and not long over."""
+    """Whether so many failures without a success are more than a transient problem, and recent."""
     if failing.calls < bounds.failing_calls or failing.ago_s > bounds.failing_ago_s:
         return False
     return failing.is_first or failing.for_s >= bounds.failing_s
@@ -372,7 +373,7 @@ def _singletons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reas
     for info in facts.singletons:
         seat, what = Seat.singleton(info.name), f"singleton {info.name}"
         if info.leader is None:
-            # A takeover is no progress: what was silent for too long stays so while it is under way.
+            # A takeover is not progress: a singleton that was silent for too long stays so during one.
             silent = _silent(info, facts)
             if not silent and _is_moving(seat, facts, bounds) and not _is_left_alone(seat, info.group, facts):
                 continue
@@ -391,7 +392,7 @@ def _singletons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reas
 
 
 def _silent(info: SingletonInfo, facts: ClusterFacts) -> str:
-    """How long a singleton without a leader has made no progress, if that is too long."""
+    """How long a singleton without a leader has made no progress; empty if that is not too long."""
     if info.expected_interval is None or info.last_heartbeat_at is None:
         return ""
     expected_s, silent_s = info.expected_interval.total_seconds(), (facts.now - info.last_heartbeat_at).total_seconds()
@@ -427,7 +428,7 @@ def _crons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reason]]:
 
 
 def _is_held_up(info: CronInfo, now: datetime, bounds: Bounds) -> bool:
-    """Whether a run goes on, and two ticks have passed since it or another one began or gave a sign (H1)."""
+    """Whether a run is active, and two ticks have passed since it or another one began or sent a heartbeat (H1)."""
     signs = [at for at in (info.last_run_at, info.last_heartbeat_at) if at is not None]
     if not info.running or not signs or not info.schedule:
         return False
@@ -450,7 +451,7 @@ def _held_up(info: CronInfo, what: str, ran: str) -> Reason:
 
 
 def _unheld(seat: str, what: str, group: str, problem: str, facts: ClusterFacts) -> Reason:
-    """Something that runs nowhere. What no program knows any more may have been removed on purpose."""
+    """A singleton or cron without a holder. One that no program defines may have been removed on purpose."""
     known = [row for row in facts.view.runners if seat in row.knows]
     if not known:
         hint = "no runner's program defines it: deploy one that does, unless it was removed on purpose"
@@ -466,21 +467,21 @@ def _unheld(seat: str, what: str, group: str, problem: str, facts: ClusterFacts)
 
 
 def _exclusions(seat: str, facts: ClusterFacts) -> dict[str, ExcludedSeat]:
-    """By the runner's incarnation, why it does not take a seat."""
+    """Why runners do not claim a seat, by the runner's incarnation."""
     told = {row.id: facts.runners.get(row.id) for row in facts.view.runners}
     found = ((runner, each) for runner, local in told.items() if local is not None for each in local.excluded)
     return {runner: each for runner, each in found if each.seat == seat}
 
 
 def _is_left_alone(seat: str, group: str, facts: ClusterFacts) -> bool:
-    """Whether every runner that may take a seat has failed on it and leaves it alone: no takeover is under way."""
+    """Whether every runner that may claim a seat has failed on it and is excluded: no takeover is under way."""
     able = {row.id for row in facts.view.runners if seat in row.knows and group in row.groups and not row.leaving}
     failed = {runner for runner, each in _exclusions(seat, facts).items() if each.cause != "resigned"}
     return bool(able) and able <= failed
 
 
 def excluded(seat: str, facts: ClusterFacts) -> str:
-    """Which runners do not take a seat just now, why, and for how long; empty: none. Without texts of the program."""
+    """Which runners do not claim a seat just now, why, and for how long; empty: none. Without texts of the program."""
     names, found = {row.id: row.name for row in facts.view.runners}, _exclusions(seat, facts)
     return _named([_excluded(names[runner], each) for runner, each in found.items()], between="; ")
 
@@ -496,7 +497,7 @@ def _excluded(name: str, each: ExcludedSeat) -> str:
 
 
 def _messages(facts: ClusterFacts, waiting: Iterable[Overdue], bounds: Bounds) -> Iterator[Reason]:
-    """The one that has waited longest, if for too long; how many seats have such."""
+    """The message that has waited longest, if for too long, and the number of seats with such messages."""
     late = [each for each in waiting if each.late_s > bounds.late_s]
     if not late:
         return
@@ -515,7 +516,7 @@ def _messages(facts: ClusterFacts, waiting: Iterable[Overdue], bounds: Bounds) -
 
 
 def _pruning(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
-    """Tables whose oldest rows should be gone for long."""
+    """Tables whose oldest rows are long overdue for pruning."""
     for table, late_s in sorted(facts.unpruned.items()):
         if late_s > bounds.unpruned_s:
             yield Reason(
@@ -526,11 +527,11 @@ def _pruning(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
             )
 
 
-# Small things
+# Helpers
 
 
 def _named(names: Sequence[str], *, between: str = ", ") -> str:
-    """The first of some names, and how many more there are."""
+    """The first few names, and the number of the others."""
     more = len(names) - _NAMED
     return between.join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,6 +1,6 @@
-"""Logs: one event, one line, with the fields of errors; equal warnings are counted, not repeated.
+"""Log formatting: one event, one line, with the fields of errors; equal warnings are counted, not repeated.
 
-For the handler that coterie installs where a program has no logging of its own. Whoever has some gets plain records.
+Used by the handler that coterie installs if a program has no logging configuration. Other programs get plain records.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     Key = tuple[str, int, str, type[BaseException] | None, str]
 
 _WINDOW_S: Final = 60
-"""Of equal warnings the first one is shown at once, and how many more there were at most so often."""
+"""The first of equal warnings is written at once, and the number of repetitions at most once in this time."""
 _KEYS_MOST: Final = 256
-"""How many different ones are remembered: whoever is forgotten is shown again."""
+"""Distinct warnings that are remembered; a forgotten one is written again."""
 _PLAIN = re.compile(r"[\w./:@+-]+")
 _OURS: Final = "coterie"
 _OWN = ("time", "level", "logger", "msg", "runner", "service.name", "trace_id", "exc")
 
 
 def handler(*, as_json: bool, runner: str, clock: Clock | None = None, stream: TextIO | None = None) -> LogHandler:
-    """Coterie's own handler.
+    """Create coterie's own handler.
 
     Args:
         as_json: Whether each line is a JSON object.
         runner: The name of this process's runner.
-        clock: By which equal warnings are counted.
-        stream: Where lines go; stderr if left out.
+        clock: The clock for counting equal warnings.
+        stream: Where lines are written; stderr if left out.
     """
     made = LogHandler(stream)
     made.setFormatter(JsonLine(runner) if as_json else TextLine())
@@ -50,7 +50,7 @@ def handler(*, as_json: bool, runner: str, clock: Clock | None = None, stream: T
 
 
 class LogHandler(logging.StreamHandler["TextIO"]):
-    """Writes lines; the last counts when it is closed."""
+    """Writes lines, and the remaining counts when it is closed."""
 
     def close(self) -> None:
         for each in self.filters:
@@ -60,15 +60,15 @@ class LogHandler(logging.StreamHandler["TextIO"]):
 
 
 class TextLine(logging.Formatter):
-    """When, how grave, the sentence; then what is known, as `key=value`; then, indented, what was raised.
+    """Time, level and message; then the fields as `key=value`; then the traceback, indented.
 
     Args:
         form: The line, in logging's own terms.
-        fields: Whether to say what is known besides the sentence.
+        fields: Whether to write the fields after the message.
 
     Promise:
-        A record is one line, and those of its traceback begin with a space: whatever they quote neither looks like
-        another event nor acts on a terminal.
+        A record is one line, and those of its traceback begin with a space: quoted text neither looks like another
+        event nor acts on a terminal.
     """
 
     def __init__(self, form: str = "%(asctime)s %(levelname)s %(message)s", *, fields: bool = True) -> None:
@@ -95,7 +95,7 @@ class JsonLine(logging.Formatter):
     """The same as one JSON object.
 
     Args:
-        runner: Who says it.
+        runner: The name of the runner that logs.
     """
 
     def __init__(self, runner: str) -> None:
@@ -121,18 +121,18 @@ class JsonLine(logging.Formatter):
 
 
 class Repeats(logging.Filter):
-    """Counts what repeats itself.
+    """Counts repeated records.
 
-    A warning is equal to another one of the same sentence about the same things; only its figures may differ. An
-    error is only if it says the same, since each of them is somebody's. What tells `extra={"about": …}` is about that.
-    What is less than a warning is never counted, nor what the program says itself.
+    Two warnings are equal if they have the same message about the same things; only their figures may differ. Two
+    errors are equal only if their texts are, since each may concern a different caller. Records with `extra={"about":
+    …}` are about that. Records below warning, and those of the program itself, are never counted.
 
     Args:
-        out: The handler that it belongs to, by which counts are said.
-        clock: Says when.
+        out: The handler that it belongs to, which writes the counts.
+        clock: Measures the time.
 
     Not promised:
-        That a count is said as soon as its time is over: it waits for the next line of any kind, or for the end.
+        That a count is written as soon as its window ends: it waits for the next line of any kind, or for the end.
     """
 
     def __init__(self, out: logging.Handler, clock: Clock) -> None:
@@ -142,15 +142,15 @@ class Repeats(logging.Filter):
         self._known: OrderedDict[Key | None, Repeated] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is shown."""
-        self._out.acquire()  # which may be taken twice: counts are said in here
+        """Whether a record is written."""
+        self._out.acquire()  # reentrant: counts are written in here
         try:
             return self._is_new(record)
         finally:
             self._out.release()
 
     def flush(self) -> None:
-        """Say all counts."""
+        """Write all counts."""
         while self._known:
             self._say(self._known.popitem(last=False)[1], self._now_s())
 
@@ -168,7 +168,7 @@ class Repeats(logging.Filter):
         return True
 
     def _say_due(self, now_s: float) -> None:
-        """They are in the order in which their time is over."""
+        """Entries are in the order in which their windows end."""
         while self._known:
             key, oldest = next(iter(self._known.items()))
             if now_s - oldest.since_s < _WINDOW_S:
@@ -188,7 +188,7 @@ class Repeats(logging.Filter):
 
 
 class Repeated:
-    """Something that was shown, and how often more it came. Texts only: records keep alive what their errors hold."""
+    """A record that was written, and its repetitions. Holds texts only: records keep alive what their errors hold."""
 
     __slots__ = ("_place", "_said", "more", "since_s")
 
@@ -199,23 +199,23 @@ class Repeated:
         self.since_s = now_s
 
     def count(self, record: logging.LogRecord) -> None:
-        """Once more."""
+        """Count a repetition."""
         self._said = record.getMessage()
         self.more += 1
 
     def summary(self, now_s: float) -> logging.LogRecord:
-        """What the last one said, and how many there were. A traceback was in the first one."""
+        """The text of the last one and the number of repetitions. The traceback was in the first one."""
         said = f"{self._said} … {self.more} more in {now_s - self.since_s:.0f}s"
         return logging.LogRecord(*self._place, said, None, None)
 
 
 def _key(record: logging.LogRecord) -> Key | None:
-    """By what it is equal to others; None: it is not to be counted."""
-    if record.levelno < logging.WARNING or record.name.partition(".")[0] != _OURS:  # a program's own are its own affair
+    """The key by which records are equal; None if it is not to be counted."""
+    if record.levelno < logging.WARNING or record.name.partition(".")[0] != _OURS:  # not for the program
         return None
     try:
         said = record.getMessage()
-    except Exception:  # noqa: BLE001 what it is about cannot be told: the handler says so
+    except Exception:  # noqa: BLE001 unformattable: the handler reports it
         return None
     if record.levelno == logging.WARNING and isinstance(record.args, tuple):
         things = (str(each) for each in record.args if not isinstance(each, int | float))
@@ -225,7 +225,7 @@ def _key(record: logging.LogRecord) -> Key | None:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Code and facts of the error that a record is about: the one that was raised, or one that it mentions."""
+    """Code and fields of the error that a record is about: the one that was raised, or one among its arguments."""
     args = record.args if isinstance(record.args, tuple) else ()
     raised = record.exc_info[1] if record.exc_info else None
     error = next((each for each in (raised, *args) if isinstance(each, CoterieError)), None)
@@ -235,7 +235,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _service() -> dict[str, str]:
-    """The singleton, cron or workflow whose work logs, under the name that collectors know."""
+    """The singleton, cron or workflow that logs, under the field name that log collectors use."""
     with contextlib.suppress(Exception):
         work = work_here()
         if work is not None and work.name is not None:
@@ -244,7 +244,7 @@ def _service() -> dict[str, str]:
 
 
 def _trace_id() -> str | None:
-    """The trace to which whoever logs belongs. A log line is written whatever else goes wrong."""
+    """The current trace. Never raises: a log line is written whatever else fails."""
     with contextlib.suppress(Exception):
         return spans.id_of((spans.on and spans.here()) or trace_here())
     return None

@@ -1,8 +1,8 @@
 """OpenTelemetry: the meters as observable instruments, read when the program's own exporter collects.
 
-Nothing is imported, and nothing costs anything, unless the program itself uses OpenTelemetry's metrics: whoever wants
-them sets a MeterProvider before the cluster starts. Since there is no observable histogram, each is published as it is
-in Prometheus: `…_bucket` with `le`, `…_sum` and `…_count`, three counters.
+Nothing is imported and nothing costs time unless the program itself uses OpenTelemetry's metrics: to publish them, it
+sets a MeterProvider before the cluster starts. Since there is no observable histogram, each is published as it is in
+Prometheus: `…_bucket` with `le`, `…_sum` and `…_count`, three counters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Points = Iterator[tuple[float, dict[str, str]]]
 
 _providers: WeakSet[Any] = WeakSet()
-_refreshed: WeakSet[Refreshed] = WeakSet()  # weak: what runs under simulation dies without a word
+_refreshed: WeakSet[Refreshed] = WeakSet()  # weak: runners in a simulation end without withdrawing
 
 
 class Refreshed(Protocol):
@@ -45,10 +45,10 @@ class Gauges:
     """Sets the gauges of one runner when an exporter collects.
 
     Args:
-        facts: What the runner knows of itself.
-        gathering: Finds out how the cluster stands.
-        loop: The runner's.
-        tasks: For that.
+        facts: Returns what the runner knows of itself.
+        gathering: Determines the health of the cluster.
+        loop: The runner's event loop.
+        tasks: Runs the health check.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Gauges:
         self._health: Health | None = None
 
     def refresh(self) -> None:
-        """Set them. An exporter's thread waits for nobody: the cluster's are as they were when it collected before."""
+        """Set them. The exporter's thread does not wait: the cluster's values are those of the previous collection."""
         sample(self._facts(), self._health)
         self._loop.call_soon_threadsafe(self._look)
 
@@ -79,12 +79,12 @@ def publish(gauges: Refreshed, *, provider: MeterProvider | None = None) -> None
     """Publish all meters, if the program uses OpenTelemetry.
 
     Args:
-        gauges: Refreshed on the exporter's thread before they are read, until they are withdrawn or gone.
-        provider: Where to; None: the one that the program has set, or sets later.
+        gauges: Refreshed on the exporter's thread before they are read, until they are withdrawn or deleted.
+        provider: The provider to use; None: the one that the program has set, or sets later.
     """
     if provider is None and "opentelemetry.metrics" not in sys.modules:
         return
-    known: object = provider or _Global  # of which there is one, though its object changes when it is set
+    known: object = provider or _Global  # one key, though the global provider object changes when it is set
     if known not in _providers:
         from opentelemetry.metrics import get_meter_provider
 
@@ -94,7 +94,7 @@ def publish(gauges: Refreshed, *, provider: MeterProvider | None = None) -> None
 
 
 def withdraw(gauges: Refreshed) -> None:
-    """Refresh them no more."""
+    """Stop refreshing them."""
     _refreshed.discard(gauges)
 
 
@@ -125,7 +125,7 @@ def _observed(
 
 
 def _values(meter: Meter) -> Points:
-    for values, series in list(meter.series.items()):  # a copy: this is another thread than the one that counts
+    for values, series in list(meter.series.items()):  # a copy: the meters change on another thread
         yield series.value, dict(zip(meter.labels, values, strict=True))
 
 
@@ -147,7 +147,7 @@ def _counts(meter: Meter) -> Points:
 
 def _refresh() -> None:
     for gauges in list(_refreshed):
-        with contextlib.suppress(RuntimeError):  # something grew while it was counted: the last figures stay
+        with contextlib.suppress(RuntimeError):  # a meter grew during the iteration: the last figures stay
             gauges.refresh()
 
 
@@ -156,4 +156,4 @@ class _Global:
 
 
 def _nothing() -> None:
-    """There is nobody to tell."""
+    """Do nothing."""

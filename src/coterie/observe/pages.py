@@ -1,7 +1,4 @@
-"""The lines of the read model: each from what is known about one thing. Pure.
-
-Viewing: the pages of the read model, built from one look at the cluster.
-"""
+"""Builds the pages of the read model from one reading of the cluster. Pure, except for `ViewReader`."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ def runner(row: RunnerRow, facts: ClusterFacts, happening: Rate | None) -> Runne
 
 
 def _said(line: RunnerLine, told: LocalFacts, happening: Rate) -> RunnerLine:
-    """With what the runner says of itself."""
+    """The line with the runner's own facts added."""
     return msgspec.structs.replace(
         line,
         version=told.version,
@@ -188,7 +185,7 @@ def cron(info: CronInfo, facts: ClusterFacts, *, texts: bool = True) -> CronLine
 
 
 def _missed(info: CronInfo, now: datetime) -> int:
-    """How many ticks have passed since the one that is overdue, with it."""
+    """The number of ticks since the overdue one, including it."""
     from coterie.cron.schedule import Schedule  # zones and calendars: only where there are crons
 
     assert info.next_at is not None, "it is overdue"
@@ -197,7 +194,7 @@ def _missed(info: CronInfo, now: datetime) -> int:
 
 
 def _why(info: CronInfo, facts: ClusterFacts) -> str:
-    """Why it is overdue, or nobody holds it."""
+    """Why it is overdue, or has no holder."""
     view = facts.view
     if info.runner is not None:
         return f"{info.runner} holds it"
@@ -212,7 +209,7 @@ def _why(info: CronInfo, facts: ClusterFacts) -> str:
 
 
 def entities(facts: ClusterFacts) -> tuple[EntityLine, ...]:
-    """Types of entities, by name."""
+    """Entity types, by name."""
     told = {row.name: facts.runners.get(row.id) for row in facts.view.runners}
     types = sorted({name for each in told.values() if each is not None for name in each.entities})
     is_complete = None not in told.values()
@@ -243,21 +240,21 @@ def workflow(info: WorkflowInfo) -> WorkflowLine:
 
 
 def without_text(line: WorkflowLine) -> WorkflowLine:
-    """The same without what its error says."""
+    """The same without its error's message."""
     return line if line.error is None else msgspec.structs.replace(line, error=worded(line.error, texts=False))
 
 
 _DEAD_MOST = 200
-"""Dead messages that are looked at: enough to tell why they died."""
+"""Dead messages that are read: enough to show why they died."""
 _OVERDUE_MOST = 20
 _WORKFLOWS_MOST = 100
 
 
 class ViewReader:
-    """Looks at a cluster for those who show it, and remembers the look before, for what happens in a second.
+    """Reads a cluster for display, and keeps the previous reading to compute rates.
 
     Args:
-        here: The process that looks: a runner or a client.
+        here: The process that reads: a runner or a client.
     """
 
     def __init__(self, here: Client) -> None:
@@ -267,15 +264,15 @@ class ViewReader:
         self._rates: dict[str, Rate] = {}
 
     async def look(self, pages: Collection[str] = PAGES, *, within_s: float = 0.0, texts: bool = True) -> View:
-        """See pages, all from one gathering.
+        """Read pages, all from one collection of facts.
 
         Args:
             pages: Which ones.
-            within_s: How old the facts may be: those who look at once share one look.
-            texts: Whether to show what the program itself said: notes, and what errors say besides their type.
+            within_s: How old the facts may be: concurrent callers share one read.
+            texts: Whether to include texts of the program: notes, and error messages besides their type.
 
         Raises:
-            PersistenceError: The database could not be asked.
+            PersistenceError: The database could not be read.
         """
         assert set(pages) <= set(PAGES), f"there are {PAGES}"
         facts = await self._fresh(within_s)
@@ -316,14 +313,14 @@ class ViewReader:
 
 
 class Pages:
-    """The pages, from what was found. Pure.
+    """The pages, built from collected data. Pure.
 
     Args:
-        health: How the cluster stands, with the facts.
-        happening: What happens on each runner, by its incarnation.
-        dead: Messages that were given up, some of them.
+        health: The health of the cluster, with the facts.
+        happening: The rates of each runner, by its incarnation.
+        dead: Dead messages, some of them.
         workflows: Runs of workflows.
-        texts: Whether to show what the program itself said.
+        texts: Whether to include texts of the program.
     """
 
     def __init__(
@@ -343,7 +340,7 @@ class Pages:
         self._texts = texts
 
     def overview(self) -> Overview:
-        """Is it healthy, who leads, what runs next, what failed."""
+        """Health, leaders, next cron runs, failures."""
         health, all_of = self._health, together(self._happening.values())
         return Overview(
             status=health.status,
@@ -369,28 +366,28 @@ class Pages:
         )
 
     def runners(self) -> Any:
-        """Who takes part, by name."""
+        """The runners, by name."""
         rows = sorted(self._facts.view.runners, key=lambda row: (row.name, row.id))
         return tuple(runner(row, self._facts, self._happening.get(row.id)) for row in rows)
 
     def shards(self) -> Any:
-        """Who holds what."""
+        """The shards and their holders."""
         return shards(self._facts.view)
 
     def singletons(self) -> Any:
-        """Who leads what."""
+        """The singletons and their leaders."""
         return tuple(singleton(each, self._facts, texts=self._texts) for each in self._facts.singletons)
 
     def cron(self) -> Any:
-        """What runs when."""
+        """The crons and their ticks."""
         return tuple(cron(each, self._facts, texts=self._texts) for each in self._facts.crons)
 
     def entities(self) -> Any:
-        """What lives where."""
+        """The entity types and where their entities are active."""
         return entities(self._facts)
 
     def messages(self) -> MessagesPage:
-        """What waits, and what was given up."""
+        """Pending and dead messages."""
         overdue = self._facts.overdue[:_OVERDUE_MOST]
         return MessagesPage(
             waiting=self._sum("waiting"),
@@ -408,7 +405,7 @@ class Pages:
         return self._workflows if self._texts else tuple(without_text(each) for each in self._workflows)
 
     def _sum(self, field: str) -> int | None:
-        """Of all runners; None: not all of them answered."""
+        """The sum over all runners; None if not all of them replied."""
         told = [self._facts.runners.get(row.id) for row in self._facts.view.runners]
         known = [getattr(each, field) for each in told if each is not None]
         return sum(known) if len(known) == len(told) else None

@@ -1,4 +1,4 @@
-"""Prometheus: the meters as text, read when somebody scrapes.
+"""Prometheus: the meters as text, read on each scrape.
 
 `Meters` can be registered with any registry of `prometheus_client`, so that a program that publishes its own metrics
 has these beside them: `REGISTRY.register(Meters())`.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def text(accept: str = "") -> tuple[bytes, str]:
-    """What a scrape is answered with, and its content type: OpenMetrics, if the scraper accepts it.
+    """The body of a scrape response and its content type: OpenMetrics, if the scraper accepts it.
 
     Args:
         accept: The request's header of that name.
@@ -34,31 +34,31 @@ def text(accept: str = "") -> tuple[bytes, str]:
 
 
 class Meters(Collector):
-    """Reads the meters, whenever a registry asks. Those that nothing was counted in yet are left out.
+    """Reads the meters whenever a registry collects. Meters without values are left out.
 
     Args:
-        read: Which ones.
+        read: The meters to read.
     """
 
     def __init__(self, read: Sequence[Meter] = metrics.ALL) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each."""
+        """One metric family for each meter."""
         for meter in self._read:
             family = _family(meter)
             if family.samples:
                 yield family
 
     def describe(self) -> Iterable[Metric]:
-        """Their names, so that a registry refuses a second metric of one of them."""
+        """The names of the meters, so that a registry refuses a second metric with one of them."""
         return [_family(meter) for meter in self._read]
 
 
 def _family(meter: Meter) -> Metric:
     if meter.kind == "histogram":
         histogram = HistogramMetricFamily(meter.name, meter.help, labels=meter.labels)
-        for values, spread in list(meter.spreads.items()):  # a copy: they grow on another thread, perhaps
+        for values, spread in list(meter.spreads.items()):  # a copy: they may grow on another thread
             histogram.add_metric(values, spread.cumulative(), spread.total)
         return histogram
     family = (CounterMetricFamily if meter.kind == "counter" else GaugeMetricFamily)(

@@ -1,4 +1,4 @@
-"""Rates: how much happens in a second and how long it takes, from what runners have counted up to two moments. Pure."""
+"""Rates per second, durations and CPU use, computed from two samples of a runner's counters. Pure."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ if TYPE_CHECKING:
     from coterie.observe.facts import LocalFacts
 
 _SHORTEST_S = 0.05
-"""Two moments that are closer tell nothing: what was counted since the start is taken instead."""
+"""Two samples that are closer together say nothing: the counts since the start are used instead."""
 
 
 class Rate(NamedTuple):
-    """What happens on a runner, or on all of them."""
+    """The rates of a runner, or of all of them."""
 
     calls_s: float
-    """Calls and messages that were handled, per second."""
+    """Calls and messages handled per second."""
     times: tuple[int, ...]
-    """How many took how long, by the bounds of the metric; of those since the start, if there was none meanwhile."""
+    """Histogram of their durations, with the metric's buckets; since the start, if there was none in between."""
     cpu: float
-    """How much of one core it takes: 1.0 is all of it."""
+    """Share of one core that it uses: 1.0 is all of it."""
 
     @property
     def p50_s(self) -> float | None:
-        """Half of them took no longer; None: there was none."""
+        """The median duration; None: there was no call."""
         return percentile(self.times, 0.5)
 
     @property
     def p99_s(self) -> float | None:
-        """99 of 100 took no longer; None: there was none."""
+        """The 99th percentile of the durations; None: there was no call."""
         return percentile(self.times, 0.99)
 
 
 def rate(before: LocalFacts | None, after: LocalFacts) -> Rate:
-    """What happened on a runner between two moments; since its start, if it was not asked before."""
+    """The rates of a runner between two samples; since its start, if there is no earlier sample."""
     length_s = after.up_s if before is None else after.up_s - before.up_s
     if before is not None and length_s < _SHORTEST_S:
         return rate(None, after)
     if before is None:
-        whole_s = max(length_s, 1.0)  # one that has just started has not done a thousand a second
+        whole_s = max(length_s, 1.0)  # a runner that has just started would show absurd rates
         return Rate(after.calls / whole_s, after.call_times, min(after.cpu_s / whole_s, 1.0))
     times = _between(before.call_times, after.call_times)
     return Rate(
@@ -54,12 +54,12 @@ def rate(before: LocalFacts | None, after: LocalFacts) -> Rate:
 
 
 def rates(before: Mapping[str, LocalFacts | None], after: Mapping[str, LocalFacts | None]) -> dict[str, Rate]:
-    """What happens on each runner that has answered, by its incarnation."""
+    """The rates of each runner that replied, by its incarnation."""
     return {runner: rate(before.get(runner), told) for runner, told in after.items() if told is not None}
 
 
 def together(each: Iterable[Rate]) -> Rate | None:
-    """What happens on all of them; None: on none."""
+    """The rates of all of them together; None: there are none."""
     all_of = list(each)
     if not all_of:
         return None
@@ -70,18 +70,18 @@ def together(each: Iterable[Rate]) -> Rate | None:
 
 
 def percentile(times: Sequence[int], share: float) -> float | None:
-    """How long that share of them took at most, as exactly as the bounds tell; None: nobody knows.
+    """The duration that this share of calls did not exceed, as exactly as the buckets tell; None: unknown.
 
     >>> percentile([0, 10, *[0] * 15], 0.5)  # all took 0.5 to 1 ms
     0.00075
     """
     bounds = CALL_DURATION.bounds
     total = sum(times)
-    if not total or len(times) != len(bounds) + 1:  # a later version may have other bounds
+    if not total or len(times) != len(bounds) + 1:  # a later version may have other buckets
         return None
     wanted = total * share
     sums = [0, *accumulate(times)]
-    edges = [0.0, *bounds, bounds[-1]]  # beyond the last bound nothing is known but that
+    edges = [0.0, *bounds, bounds[-1]]  # beyond the last bound nothing more is known
     for place, (low, high) in enumerate(pairwise(sums)):
         if high >= wanted and high > low:
             within = (wanted - low) / (high - low)

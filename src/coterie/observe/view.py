@@ -1,15 +1,15 @@
-"""The read model: what is shown of a cluster, as plain data, the same for the command line, the page and scripts.
+"""The read model: what is shown of a cluster, as plain data, the same for the command line, the web page and scripts.
 
-A `View` has the pages that were asked for. In JSON ids are texts, instants are RFC 3339 in UTC, what ends in `_s` is in
-seconds. What nobody knows is null, never 0. Names of fields stay; later versions may add some.
+A `View` has the requested pages. In JSON, ids are strings, instants are RFC 3339 in UTC, fields that end in `_s` are in
+seconds. Unknown values are null, never 0. Names of fields stay; later versions may add some.
 
-overview    `Overview`: is it healthy, who leads, what runs next, what failed
+overview    `Overview`: health, leaders, next cron runs, failures
 runners     a list of `RunnerLine`
 shards      `Shards`: groups, and every shard
 singletons  a list of `SingletonLine`
 cron        a list of `CronLine`
 entities    a list of `EntityLine`
-messages    `MessagesPage`: what waits, and what was given up
+messages    `MessagesPage`: pending and dead messages
 workflows   a list of `WorkflowLine`, those that changed last first
 """
 
@@ -28,12 +28,12 @@ PAGES = ("overview", "runners", "shards", "singletons", "cron", "entities", "mes
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages, all of one moment."""
+    """Pages, all read at one moment."""
 
     revision: int
-    """Rises with each look of the process that answers."""
+    """Increases with each reading by the process that answers."""
     at: datetime
-    """The moment, by the database's clock."""
+    """The time of reading, by the database's clock."""
     runner: str | None
     """The name of the runner that answers; None: a client."""
     data: dict[str, Any]
@@ -41,7 +41,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunnerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A runner. From `version` on it is what it says itself: all of it is None if it did not answer."""
+    """A runner. The fields from `version` on are its own facts: all of them are None if it did not reply."""
 
     id: str
     name: str
@@ -54,22 +54,22 @@ class RunnerLine(msgspec.Struct, frozen=True, kw_only=True):
     """What it waits for before it is ready."""
     shards: int
     leads: tuple[str, ...]
-    """Singletons."""
+    """Singletons that it leads."""
     crons: tuple[str, ...]
     version: str | None = None
     up_s: float | None = None
     entities: int | None = None
-    """Resident ones."""
+    """Active entities."""
     waiting: int | None = None
     """Calls in mailboxes."""
     running: int | None = None
-    """Handlers at work."""
+    """Running handlers."""
     calls_s: float | None = None
-    """Calls and messages that it handles, per second."""
+    """Calls and messages handled per second."""
     p50_s: float | None = None
     p99_s: float | None = None
     cpu: float | None = None
-    """How much of one core it takes: 1.0 is all of it."""
+    """Share of one core that it uses: 1.0 is all of it."""
     memory_bytes: int | None = None
     loop_lag_s: float | None = None
     storage_s: float | None = None
@@ -89,7 +89,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     state: Literal["owned", "moving", "no owner"]
     target: str | None
-    """Who should hold it; None: no runner serves its group."""
+    """The runner that should hold it; None: no runner serves its group."""
 
 
 class ShardGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,9 +100,9 @@ class ShardGroup(msgspec.Struct, frozen=True, kw_only=True):
     owned: int
     moving: int
     runners: dict[str, int]
-    """How many each runner of the group holds, by its name."""
+    """The number that each runner of the group holds, by its name."""
     balance: float | None
-    """The largest number on a runner divided by the least, by their weights; None: one has none."""
+    """The largest number on a runner divided by the smallest, by their weights; None: a runner has none."""
     oldest_epoch: int
     newest_epoch: int
 
@@ -124,12 +124,12 @@ class SingletonLine(msgspec.Struct, frozen=True, kw_only=True):
     since_at: datetime | None
     """When this leadership began."""
     alive_at: datetime | None
-    """The last sign of life."""
+    """The last heartbeat."""
     progress_at: datetime | None
     last_run_at: datetime | None
     runs: int
     note: str
-    """What its body said last, with `done` of `total`."""
+    """The last progress note of its body, with `done` of `total`."""
     done: int | None
     total: int | None
     error: str | None
@@ -154,16 +154,16 @@ class CronLine(msgspec.Struct, frozen=True, kw_only=True):
     overdue_s: float | None
     """For how long its next tick has been due, if that is too long."""
     missed: int
-    """How many ticks have passed since then."""
+    """The number of ticks since then."""
     paused_at: datetime | None
     last_run_at: datetime | None
     took_s: float | None
     outcome: str | None
-    """Of the last one that ran or failed."""
+    """Outcome of the last tick that ran or failed."""
     error: str | None
-    """Of that one, if it failed."""
+    """Error of that tick, if it failed."""
     failures: int
-    """In a row, up to now."""
+    """Consecutive failures, up to now."""
     running: int
     runs: int
     problem: str
@@ -171,18 +171,18 @@ class CronLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntityLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of entities."""
+    """An entity type."""
 
     type: str
     resident: int
     runners: dict[str, int]
-    """How many live where, by the runner's name."""
+    """The number of active entities by the runner's name."""
     is_complete: bool
-    """Whether all runners have answered."""
+    """Whether all runners have replied."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What failed: messages that were given up for one reason, or the last run of a cron."""
+    """A failure: messages that died for one reason, or the last run of a cron."""
 
     kind: Literal["messages", "cron"]
     what: str
@@ -192,11 +192,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     first_at: datetime | None
     last_at: datetime | None
     id: str | None
-    """Of the last such message."""
+    """Id of the last such message."""
 
 
 class OverdueLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The message of a shard that has been due longest."""
+    """The message of a shard that has been overdue longest."""
 
     id: str
     what: str
@@ -209,13 +209,13 @@ class MessagesPage(msgspec.Struct, frozen=True, kw_only=True):
     """Messages."""
 
     waiting: int | None
-    """Calls in mailboxes of all runners; None: not all have answered."""
+    """Calls in mailboxes of all runners; None: not all have replied."""
     running: int | None
     dead: int
     """Counted up to a bound."""
     overdue: tuple[OverdueLine, ...]
     failures: tuple[Failure, ...]
-    """Dead ones by what failed, as far as they were looked at."""
+    """Dead messages by failure, as far as they were read."""
 
 
 class WorkflowLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,14 +245,14 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     owned_shards: int
     entities: int | None
     calls_s: float | None
-    """Calls and messages that are handled, per second, by the runners that have answered."""
+    """Calls and messages handled per second, by the runners that have replied."""
     p50_s: float | None
     p99_s: float | None
     waiting: int | None
     running: int | None
     dead: int
     overdue_s: float
-    """For how long the message has been due that has been due longest."""
+    """For how long the most overdue message has been due."""
     singletons: tuple[SingletonLine, ...]
     crons: tuple[CronLine, ...]
     failures: tuple[Failure, ...]

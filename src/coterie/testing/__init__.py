@@ -7,9 +7,9 @@ Promise:
 
 In which order to read: `simulation` and `runner` (the verbs) with `lease_thread`, `database`, `witness` and `faults`;
 `run` (one seed, one run); `loop/` (virtual time, tasks, the order that a seed decides, the end of a run); `network/`;
-`chaos`; `plugin` for pytest. `probe` is for one entity, without any of this.
+`chaos`; `plugin` for pytest. `probe` tests one entity, without any of this.
 
-Real processes have the same verbs: `processes` with `proxy`; `postgres` for a server of one's own.
+Real processes have the same verbs: `processes` with `proxy`; `postgres` for a PostgreSQL server of the test's own.
 """
 
 from coterie.testing.faults import (

@@ -1,4 +1,4 @@
-"""Chaos by seed: what happens at the chaos points of the product, and which of them were reached."""
+"""Seeded chaos: what happens at the chaos points of the product, and which of them were reached."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-_ENABLED = 0.4  # of the points in one run: with all of them at once, runs would be alike
+_ENABLED = 0.4  # share of the points in one run: with all of them at once, runs would be alike
 _DELAY, _FLIP = 0.1, 0.05
 _SHORT_S, _LONG_S = 0.01, 3.0
 _ERRORS: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, AssertionError, RuntimeError)
-"""What an unexpected error may be: of the machine, of data, of the program."""
+"""Types of unexpected errors: of the machine, of data, of the program."""
 _TEST = "test"
-"""The node of the client for which the test acts, which never fails."""
+"""The node of the test's client, which never fails."""
 _SPARED_S = 10.0
-"""After a failure a task is left alone for so long: seven within a minute would give it up."""
+"""After a failure a task is spared for so long: it would be given up after seven within a minute."""
 _POINT = re.compile(r"""chaos\.(?:point|flip)\(\s*["']([^"']+)["']""")
 
 
 class SeededChaos:
-    """A source of chaos that a seed repeats. Each run enables some of the points only.
+    """A source of chaos that a seed repeats. Each run enables only some of the points.
 
     `hits` counts how often each point was reached, `taken` how often it did something.
     """
@@ -37,9 +37,9 @@ class SeededChaos:
         self.taken: Counter[str] = Counter()
         self.quiet = False
         self.failures = 0.0
-        """How probable it is that a standing task raises where it goes on."""
+        """The probability that a background task raises at a point where it resumes."""
         self.on_work: Callable[[str, str], object] = lambda _what, _name: None
-        """Called with what of the program runs now, for the report."""
+        """Called with the kind and name of the program's code that runs now, for the report."""
         self._spared_until_s: dict[str, float] = {}
         self._seed = seed
         self._chance = stream(seed, "chaos")
@@ -81,7 +81,7 @@ class SeededChaos:
         return self._enabled[name]
 
     def _delay_s(self) -> float:
-        """Mostly a mere yield or a moment, sometimes long enough for a lease to end."""
+        """Mostly a mere yield or a short delay, sometimes long enough for a lease to expire."""
         draw = self._chance.random()
         if draw < 0.5:
             return 0.0

@@ -3,11 +3,11 @@
     a runner's executor ──request──▶ waits its turn ──▶ executed ──▶ reply ──▶ the runner's future
                           latency                      (at once)    latency
 
-The database is a node of its own: work that was sent is executed even if the sender has died meanwhile, and a
-reply to a dead sender is lost. Faults: slow links, errors before the work and *after its commit* (the outcome is
-unknown to the caller), links cut in one direction or both, restarts that break all connections, and requests
-that were stuck in a cut link and arrive after their sender has given up. A runner's session for ownership is lost
-with a restart, and its sign of life with it: it must be opened anew.
+The database is a node of its own: work that was sent is executed even if the sender has died meanwhile, and a reply to
+a dead sender is lost. Faults: slow links, errors before the work and *after its commit* (the outcome is unknown to the
+caller), links cut in one direction or both, restarts that break all connections, and requests that were stuck in a cut
+link and arrive after their sender has given up. A restart ends a runner's ownership session, and its liveness lock with
+it: the session must be opened anew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 Way = Literal["requests", "replies"]
 GIVE_UP_NS = 5_000_000_000
-"""When a caller whose request or reply is lost stops waiting, as a driver's own deadline makes it."""
+"""When a caller whose request or reply is lost stops waiting, as a driver's own deadline would make it."""
 
 
 @dataclass(slots=True)
@@ -49,15 +49,15 @@ class Weather:
     latency_ns: int = 200_000
     jitter_ns: int = 400_000
     slow: float = 0.002
-    """How often a request or reply takes up to a second."""
+    """The probability that a request or reply takes up to a second."""
     error_before: float = 0.0
     error_after: float = 0.0
     late: float = 0.3
-    """How often a request that was stuck in a cut link is executed once the link is whole again."""
+    """The probability that a request that was stuck in a cut link is executed after the link has healed."""
 
 
 class SimulatedDatabase:
-    """What all runners of a simulation share. `executors(host)` and `witness` are what an engine needs to use it."""
+    """The database that all runners of a simulation share. Engines use its `executors(host)` and `witness`."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.weather = Weather()
@@ -80,12 +80,12 @@ class SimulatedDatabase:
         self._up_ns = 0
 
     def close(self) -> None:
-        """Let go of everything, functions of a test's own too, which the collector does not see through SQLite."""
+        """Release everything, functions of the test too, which the garbage collector does not see through SQLite."""
         self.main.close()
         self.leases.close()
 
     def executors(self, host: str) -> Callable[[Role, Any], SimulatedExecutor]:
-        """Makes the executors of one host's storage: connections to this database."""
+        """A factory for the executors of one host's storage: connections to this database."""
 
         def make(role: Role, _: Any) -> SimulatedExecutor:
             return SimulatedExecutor(self, host, is_session=role == "ownership")
@@ -95,7 +95,7 @@ class SimulatedDatabase:
     # Verbs
 
     def cut(self, host: str, *ways: Way) -> None:
-        """Lose what goes between a host and the database: requests, replies, or (by default) both."""
+        """Lose what is sent between a host and the database: requests, replies, or (by default) both."""
         self._cut.setdefault(host, set()).update(ways or ("requests", "replies"))
         self._note("cut", host=host, ways="+".join(sorted(self._cut[host])))
 
@@ -126,16 +126,16 @@ class SimulatedDatabase:
 
     @property
     def is_well(self) -> bool:
-        """Whether it is up, reached by everybody, and no slower than usual."""
+        """Whether it is up, reachable from all hosts, and no slower than usual."""
         weather, usual = self.weather, Weather()
         return not self._down and not self._cut and not self._stuck and weather == usual
 
-    # The way of a request
+    # The path of a request
 
     def send(
         self, executor: SimulatedExecutor, work: Callable[[SqliteConnections], T], done: asyncio.Future[T]
     ) -> None:
-        """Put a request on its way."""
+        """Send a request."""
         request = _Request(executor, work, done, self._restarts)
         if self._down:
             request.fail("the server refuses connections", "unreachable")
@@ -148,7 +148,7 @@ class SimulatedDatabase:
 
     def _arrive(self, request: _Request) -> None:
         if request.restarts != self._restarts:
-            request.fail("the connection was reset", "unknown")  # what the sender knows: it was sent
+            request.fail("the connection was reset", "unknown")  # all that the sender knows is that it was sent
             return
         if self._random.random() < self.weather.error_before:
             request.fail("a simulated error before the work", "refused")
@@ -211,13 +211,13 @@ class SimulatedExecutor:
         self._reply_ns = 0
 
     async def start(self) -> None:
-        """Open a session; otherwise there is nothing to open."""
+        """Open a session, if this is one."""
         if self._is_session:
             self._restarts = self._database._restarts
             await self.run(lambda _: None)
 
     async def stop(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     async def run(self, work: Callable[[SqliteConnections], T]) -> T:
         """The result of `work`, executed at some later instant."""
@@ -231,12 +231,12 @@ class SimulatedExecutor:
         return await done
 
     def next_arrival(self, at_ns: int) -> int:
-        """When the next request arrives: not before the one before it."""
+        """When the next request arrives: not before the previous one."""
         self._arrival_ns = max(self._arrival_ns, at_ns)
         return self._arrival_ns
 
     def next_reply(self, at_ns: int) -> int:
-        """When the next reply arrives: not before the one before it."""
+        """When the next reply arrives: not before the previous one."""
         self._reply_ns = max(self._reply_ns, at_ns)
         return self._reply_ns
 

@@ -1,4 +1,4 @@
-"""Faults that strike by themselves, when and whom the seed decides."""
+"""Faults that strike by themselves; the seed decides when and which runner."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 _FAILING_MOST = 0.05
-"""How probable a failure is at each place where a standing task goes on: a few errors in some seconds."""
+"""The probability of a failure at each point where a background task resumes: a few errors in some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong now and then.
+    """Something that breaks now and then.
 
     Args:
         every_s: The mean time between two strikes, in seconds.
@@ -36,7 +36,7 @@ class Fault:
     lasting_s: float = 15.0
 
     async def strike(self, simulation: Simulation, random: Stream) -> None:
-        """Break something, wait, and mend it."""
+        """Break something, wait, and repair it."""
         raise NotImplementedError
 
     async def _last(self, random: Stream) -> None:
@@ -55,7 +55,7 @@ class Kills(Fault):
 
 
 class Blackouts(Fault):
-    """All runners are killed at once, as by a loss of power; some come back at once, the others later."""
+    """All runners are killed at once, as by a loss of power; some restart at once, the others later."""
 
     async def strike(self, simulation: Simulation, random: Stream) -> None:
         """Kill all, start some again, wait, start the rest."""
@@ -73,7 +73,7 @@ class Blackouts(Fault):
 
 
 class Stops(Fault):
-    """A runner leaves in good order and comes back."""
+    """A runner is stopped gracefully and started again."""
 
     async def strike(self, simulation: Simulation, random: Stream) -> None:
         """Stop one, wait, start it again."""
@@ -84,7 +84,7 @@ class Stops(Fault):
 
 
 class Freezes(Fault):
-    """A runner stands still for a while: SIGSTOP, a suspended machine, a long pause."""
+    """A runner is frozen for a while: SIGSTOP, a suspended machine, a long pause."""
 
     async def strike(self, simulation: Simulation, random: Stream) -> None:
         """Freeze one, wait, thaw it."""
@@ -95,7 +95,7 @@ class Freezes(Fault):
 
 
 class Blocks(Fault):
-    """A runner's event loop is blocked for a while, as by a long computation; its lease keeper goes on."""
+    """A runner's event loop is blocked for a while, as by a long computation; its lease thread goes on."""
 
     async def strike(self, simulation: Simulation, random: Stream) -> None:
         """Block one and wait."""
@@ -174,10 +174,10 @@ class StorageClockSteps(Fault):
 
 
 class TaskFailures(Fault):
-    """For a while standing tasks of coterie raise errors that nobody expected, wherever they are."""
+    """For a while background tasks of coterie raise unexpected errors at any point."""
 
     async def strike(self, simulation: Simulation, random: Stream) -> None:
-        """Let them fail now and then, wait, and let them be."""
+        """Let them fail now and then, wait, and stop it."""
         del simulation
         source = chaos.source()
         if isinstance(source, SeededChaos):
@@ -201,11 +201,11 @@ EVERYTHING: tuple[Fault, ...] = (
     Blackouts(every_s=120),
     TaskFailures(every_s=30, lasting_s=10),
 )
-"""All faults, at rates at which a cluster is rarely whole and never dead for long."""
+"""All faults, at rates at which a cluster is rarely intact and never down for long."""
 
 
 class Nemesis:
-    """Lets faults strike, each in a task of its own."""
+    """Runs faults, each in a task of its own."""
 
     def __init__(self, simulation: Simulation, faults: Sequence[Fault]) -> None:
         self._simulation = simulation
@@ -213,13 +213,13 @@ class Nemesis:
         self._tasks = Tasks("nemesis")
 
     def start(self) -> None:
-        """Begin."""
+        """Start all faults."""
         for number, fault in enumerate(self._faults):
             random = stream(self._simulation.seed, f"fault {number}")
             self._tasks.spawn(self._haunt(fault, random), name=type(fault).__name__)
 
     async def stop(self) -> None:
-        """No strike after this."""
+        """Stop: no fault strikes after this."""
         await self._tasks.stop()
 
     async def _haunt(self, fault: Fault, random: Stream) -> None:

@@ -1,4 +1,4 @@
-"""The place beside a simulated runner's loop: a thread of its node, which goes on while the node is blocked."""
+"""The lease thread of a simulated runner: a thread of its node, which goes on while the node is blocked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SimSideLoop(Service):
-    """Runs coroutines on a thread of a node. Fulfils `ownership.aside.Aside`."""
+    """Runs coroutines on a thread of a node. Implements `ownership.lease_thread.SideLoop`."""
 
     def __init__(self, loop: SimLoop, node: Node) -> None:
         super().__init__(what="lease keeper's thread")
@@ -28,12 +28,12 @@ class SimSideLoop(Service):
         self._works: dict[asyncio.Task[Any], None] = {}
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work`. As between real threads, whoever is cancelled does not wait for its end."""
+        """The result of `work`. As between real threads, a cancelled caller does not wait for its end."""
         self.require_running()
         done: asyncio.Future[T] = self._loop.create_future()
         task = self._loop.spawn(self._thread, work(), name=f"{self._thread.name}/work")
         self._works[task] = None
-        task.add_done_callback(partial(self._hand_over, done))  # in the context, and so on the node, of who asks
+        task.add_done_callback(partial(self._hand_over, done))  # in the caller's context, and so on its node
         done.add_done_callback(partial(_cancel_too, task))
         return await done
 
@@ -42,7 +42,7 @@ class SimSideLoop(Service):
         self._loop.call_soon(callback, *args, context=self._here)
 
     def stack(self) -> str:
-        """Nothing is executed at an instant: unknown."""
+        """Unknown: no step takes virtual time."""
         return ""
 
     async def _start(self) -> None:

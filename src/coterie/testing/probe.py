@@ -1,4 +1,4 @@
-"""One entity without a cluster: `probe` gives what `cluster.ref` would, and its calls run in the test's own loop."""
+"""One entity without a cluster: `probe` returns what `cluster.ref` would; calls run in the test's own loop."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _FOR_EVER_NS = 2**62
 
 @asynccontextmanager
 async def probe(entity: type[E], id: str = "probe", *, state: Any = None) -> AsyncIterator[E]:
-    """One entity, no cluster: for tests of its own code.
+    """One entity without a cluster, for tests of its own code.
 
-    Calls take the way that they take on a runner: arguments, results and errors are encoded and decoded,
-    `on_activate` runs before the first, one runs at a time, a defect is a `RemoteError` and drops the instance.
-    `on_deactivate` runs and resources are closed when the block ends.
+    Calls take the same path as on a runner: arguments, results and errors are encoded and decoded, `on_activate` runs
+    before the first, one runs at a time, an unexpected error is a `RemoteError` and drops the instance. `on_deactivate`
+    runs and resources are closed when the block ends.
 
     Example:
         ```python
@@ -58,11 +58,11 @@ async def probe(entity: type[E], id: str = "probe", *, state: Any = None) -> Asy
     Args:
         entity: The class. It need not belong to a cluster, and has the default options of one.
         id: Its id.
-        state: With what it begins, instead of its `initial_state`.
+        state: Its first state, instead of its `initial_state`.
 
     Not promised:
-        Nothing is stored: an instance that was dropped begins again with `state`. `self.cluster` raises, since
-        there is none: `simulate` has one.
+        Nothing is stored: an instance that was dropped starts again with `state`. `self.cluster` raises, since there is
+        none: `simulate` has one.
     """
     entity_type = _with_state(define(entity), state)
     clock = _clock(asyncio.get_running_loop())
@@ -74,7 +74,7 @@ async def probe(entity: type[E], id: str = "probe", *, state: Any = None) -> Asy
         chance=Random(0),
         name="probe",
     )
-    # An empty context: handlers see nothing of what is set where the probe is made (ROUTE-06).
+    # An empty context: handlers see no context variables of the code that creates the probe (ROUTE-06).
     Context().run(host.occupy, _tenure(entity_type.group, clock))
     try:
         yield entity_type.ref(id, _Sender(host))
@@ -83,7 +83,7 @@ async def probe(entity: type[E], id: str = "probe", *, state: Any = None) -> Asy
 
 
 class _Sender:
-    """Sends the calls of one reference into a host, and reads the answers (`entities.calls.Sender`)."""
+    """Sends the calls of one reference to a host, and reads the replies (`entities.reference.Sender`)."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

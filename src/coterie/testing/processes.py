@@ -1,14 +1,11 @@
-"""Real processes that do not outlive the test run: whoever starts one here may be killed itself.
-
-One real process of a cluster under test, with the verbs that break it.
-
-A cluster of real processes, with the verbs of the simulator: slower, in real time, and with nothing left out.
+"""A cluster of real processes, with the verbs of the simulator: slower, in real time, and with nothing simulated.
 
     async with processes("app.py", runners=3, url=server.url(database)) as cluster:
         cluster.runners[0].freeze()
         await cluster.wait_until(lambda: …)
 
-Every verb acts at once; what it returns may be awaited and need not be.
+Every verb acts at once; what it returns may be awaited and need not be. No process outlives the test run, even if that
+is killed.
 """
 
 from __future__ import annotations
@@ -39,11 +36,11 @@ if TYPE_CHECKING:
 
 
 GONE_S = 20.0
-"""How long a process may take to go; then it is killed."""
+"""How long a process may take to exit; then it is killed."""
 
-# Drops root, asks the kernel for a signal when the test run dies, and becomes the program. A process of its own
-# instead of preexec_fn, which forks one that may have threads. PDEATHSIG follows setuid, as a change of
-# credentials clears it; it means the *thread* that starts us, so that must be a lasting one.
+# Drops root, has the kernel send a signal when the test run dies, and executes the program. A process of its own
+# instead of preexec_fn, which is unsafe in a process with threads. PDEATHSIG follows setuid, as a change of credentials
+# clears it; it applies to the *thread* that starts us, so that must be a lasting one.
 _BECOME = """
 import ctypes, os, sys
 parent, death, uid, gid, *command = sys.argv[1:]
@@ -69,9 +66,9 @@ def launch(
     """Start a program with a session of its own; call it from the main thread.
 
     Args:
-        death: What the kernel sends it when the thread that calls this ends (Linux).
+        death: The signal that the kernel sends it when the calling thread ends (Linux).
         output: Where stdout and stderr go.
-        user: Whom to run it as; needs root.
+        user: The user to run it as; needs root.
     """
     uid, gid = (os.geteuid(), os.getegid()) if user is None else (user.pw_uid, user.pw_gid)
     become = [sys.executable, "-I", "-S", "-c", _BECOME, *map(str, (os.getpid(), int(death), uid, gid))]
@@ -82,12 +79,12 @@ def launch(
         stderr=subprocess.STDOUT,
         env=dict(env),
         cwd=cwd,
-        start_new_session=True,  # a Ctrl-C in the terminal is for the test run, which then ends us
+        start_new_session=True,  # a Ctrl-C in the terminal is for the test run, which then ends its processes
     )
 
 
 def end(process: subprocess.Popen[bytes], how: signal.Signals) -> int:
-    """Send a signal and wait until the process is gone, killing it if it takes too long; its exit code."""
+    """Send a signal and wait until the process has exited, killing it if it takes too long; returns its exit code."""
     process.send_signal(how)
     try:
         return process.wait(timeout=GONE_S)
@@ -97,12 +94,12 @@ def end(process: subprocess.Popen[bytes], how: signal.Signals) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that still run (Linux)."""
+    """The running child processes of a process (Linux)."""
     return [other for other, fields in _processes() if int(fields[1]) == pid]
 
 
 def left_behind(session: int, *, folder: Path) -> list[int]:
-    """The processes of a session that we started, told from later ones of that number by where they work (Linux)."""
+    """The processes of a session that we started, not of a later one with its number: by working directory (Linux)."""
     found = []
     for pid, fields in _processes():
         with suppress(OSError):
@@ -122,7 +119,7 @@ def halt(pid: int, *, within_s: float = 10.0) -> None:
 
 
 def _processes(place: str = "/proc") -> Iterator[tuple[int, list[str]]]:
-    """The processes, or threads, with what /proc says of each: state, parent, group, session …"""
+    """The processes, or threads, with the fields of /proc for each: state, parent, group, session …"""
     for stat in Path(place).glob("[0-9]*/stat"):
         with suppress(OSError):  # gone meanwhile
             yield int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
@@ -138,8 +135,8 @@ class Process:
     """One process of the program. It may die and start again under the same name.
 
     Attributes:
-        name: What it is called, as COTERIE_RUNNER_NAME tells it too.
-        link: The network between it and PostgreSQL; None on SQLite, or if no proxy was asked for.
+        name: Its name, also in COTERIE_RUNNER_NAME.
+        link: The network between it and PostgreSQL; None on SQLite, or without a proxy.
     """
 
     def __init__(self, cluster: Processes, name: str, env: Mapping[str, str]) -> None:
@@ -149,7 +146,7 @@ class Process:
         self._env = env
         self._log = cluster.directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._sessions: list[int] = []  # of all its lives: each may have left children behind
+        self._sessions: list[int] = []  # of all its starts: each may have left children behind
         self._frozen = False
 
     @property
@@ -169,16 +166,16 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, negative by a signal; None while it runs, or before."""
+        """Its exit code, negative if ended by a signal; None while it runs, or before."""
         return None if self._process is None else self._process.poll()
 
     @property
     def log(self) -> list[str]:
-        """What it has written to stdout and stderr so far, in all its lives."""
+        """What it has written to stdout and stderr so far, in all its starts."""
         return self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
 
     def start(self) -> Awaitable[None]:
-        """Start it, or start it again; done when it is ready."""
+        """Start or restart it; done when it is ready."""
         assert not self.alive, f"{self.name} runs already"
         if self.link is None:
             self.link = self._cluster.new_link()
@@ -197,12 +194,12 @@ class Process:
         return _done()
 
     def stop(self, *, within: Duration = "30s") -> Awaitable[int]:
-        """Ask it by SIGTERM to leave in good order; its exit code when it is gone."""
+        """Ask it by SIGTERM to stop gracefully; returns its exit code when it has exited."""
         self.send(signal.SIGTERM)
         return self._cluster.spawn(self._gone(to_seconds(within, what="within")), name=f"stop of {self.name}")
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing if it is gone."""
+        """Send a signal; does nothing if it has exited."""
         if self.alive:
             self._started.send_signal(number)
 
@@ -214,20 +211,20 @@ class Process:
         return _done()
 
     def thaw(self) -> Awaitable[None]:
-        """Let it go on, by SIGCONT."""
+        """Resume it by SIGCONT."""
         self.send(signal.SIGCONT)
         self._frozen = False
         return _done()
 
     def cut(self, peer: Literal["storage"], *ways: Way) -> Awaitable[None]:
-        """Cut it off from storage, silently; with `ways` only one direction. `link` has more to offer."""
+        """Cut it off from storage, silently; with `ways` only one direction. `link` has more verbs."""
         assert peer == "storage", "there is no network of ours between processes"
         assert self.link is not None, f"no proxy stands between {self.name} and its storage"
         self.link.cut(*ways)
         return _done()
 
     def heal(self) -> Awaitable[None]:
-        """Mend everything that was cut."""
+        """Heal everything that was cut."""
         if self.link is not None:
             self.link.heal()
         return _done()
@@ -271,19 +268,19 @@ class Process:
 
 
 def _done() -> Awaitable[None]:
-    """What a verb returns that has acted already."""
+    """What a verb returns that has already acted."""
     done = asyncio.get_running_loop().create_future()
     done.set_result(None)
     return done
 
 
 class Processes:
-    """What `processes` gives: the processes of one cluster and the verbs of the whole.
+    """What `processes` returns: the processes of one cluster and the verbs for all of them.
 
     Attributes:
         runners: All processes, dead ones too.
-        url: The database, past all proxies: for the test's own eyes.
-        directory: Where the processes work and their logs are.
+        url: The database, bypassing all proxies: for the test itself.
+        directory: The working directory of the processes, with their logs.
     """
 
     def __init__(
@@ -306,14 +303,14 @@ class Processes:
         self._tasks = Tasks("processes")
 
     def start(self, n: int = 1, *, env: Mapping[str, str] | None = None) -> Awaitable[Any]:
-        """Start `n` more processes, with variables of their own if so wished; done when they are ready."""
+        """Start `n` more processes, optionally with environment variables of their own; done when they are ready."""
         names = [f"runner-{len(self.runners) + number}" for number in range(1, n + 1)]
         new = [Process(self, name, env or {}) for name in names]
         self.runners += new
         return asyncio.gather(*(process.start() for process in new))
 
     async def wait_until(self, condition: Callable[[], object], *, within: Duration = "30s") -> None:
-        """Wait until a condition (a plain or a coroutine function) holds, for so long at most."""
+        """Wait until a condition (a plain or a coroutine function) holds, at most `within`."""
         limit_s = to_seconds(within, what="within")
         deadline = time.monotonic() + limit_s
         while not await holds(condition):
@@ -323,10 +320,10 @@ class Processes:
 
     def spawn(self, work: Any, *, name: str) -> Awaitable[Any]:
         """A task that ends with the cluster."""
-        return self._tasks.spawn(work, name=name, report=False)  # asyncio itself reports errors nobody asked for
+        return self._tasks.spawn(work, name=name, report=False)  # asyncio reports unretrieved errors
 
     def environment(self, name: str, link: Proxy | None) -> dict[str, str]:
-        """The variables of a process: those of the test run, but only our settings."""
+        """The environment of a process: that of the test run, but only our settings."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
         ours = {
             "COTERIE_URL": self.url if link is None else _through(self.url, link.port),
@@ -338,7 +335,7 @@ class Processes:
         return kept | ours | dict(self._env)
 
     def new_link(self) -> Proxy | None:
-        """A network for one process, working."""
+        """A working network for one process; None without a proxy."""
         if not self._proxied:
             return None
         place = urlsplit(self.url)
@@ -353,7 +350,7 @@ class Processes:
         )
 
     async def close(self) -> None:
-        """End everything, whatever fails on the way."""
+        """End everything, even if some of it fails."""
         with ExitStack() as last:  # without awaiting anything before: we may be cancelled
             for process in self.runners:
                 last.callback(process.close)
@@ -379,12 +376,12 @@ async def processes(
         url: The database; a SQLite file in `directory` if left out.
         env: More variables for the program.
         ready: Whether a process is up, as far as the test cares.
-        directory: Where the processes work and their logs go; a temporary one if left out.
+        directory: The working directory of the processes, where their logs go; a temporary one if left out.
         proxied: Whether a proxy stands between each process and PostgreSQL, so that `cut` works.
 
     Promise:
-        Whatever the test does, no process that was started here runs when the block is left; on Linux not even
-        when the test run itself is killed.
+        Whatever the test does, no process that was started here runs after the block; on Linux not even when the test
+        run itself is killed.
     """
     with tempfile.TemporaryDirectory(prefix="coterie-processes-", ignore_cleanup_errors=True) as temporary:
         folder = directory or Path(temporary)

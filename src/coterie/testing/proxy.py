@@ -1,7 +1,7 @@
-"""A network between a process and its database that can be broken: silent, one-way, slow, refusing.
+"""A breakable network between a process and its database: silent, one-way, slow, refusing.
 
-What is held back is not lost: TCP would send it again, so it arrives late when the network heals. That goes for the end
-of a connection too: a server does not learn that a process died behind a cut.
+What is held back is not lost: TCP would retransmit it, so it arrives late when the network heals. That includes the end
+of a connection: a server does not notice that a process died behind a cut.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from coterie.testing.database import Way
 
 _WAYS: tuple[Way, ...] = ("requests", "replies")
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: closing sends RST instead of FIN
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0: closing sends RST instead of FIN
 _CHUNK_BYTES = 65536
 _VERB_S = 10.0
 
 
 class Proxy:
-    """Passes bytes on between whoever connects and one server, until it is told otherwise.
+    """Forwards bytes between its clients and one server, until a verb changes that.
 
-    It lives in a thread of its own, so that a test that blocks does not slow it. Verbs have acted when they return.
+    It runs in a thread of its own, so that a test that blocks does not slow it. Verbs have acted when they return.
 
     Args:
-        host: Where the server is.
-        port: Its port.
+        host: The server's host.
+        port: The server's port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -48,7 +48,7 @@ class Proxy:
         self.port = 0
 
     def start(self) -> None:
-        """Return when it takes connections, on `port`."""
+        """Start it; return when it accepts connections, on `port`."""
         self._thread.start()
         self._do(self._listen())
 
@@ -70,7 +70,7 @@ class Proxy:
         self._do(self._cut(ways or _WAYS, session))
 
     def reset(self) -> None:
-        """Break all connections at once; new ones are welcome."""
+        """Break all connections at once; new ones are accepted."""
         self._do(self._reset())
 
     def refuse(self) -> None:
@@ -78,11 +78,11 @@ class Proxy:
         self._do(self._refuse())
 
     def delay(self, seconds: float) -> None:
-        """Let everything take so much longer in each direction; 0 for no delay."""
+        """Delay everything by so much in each direction; 0 for no delay."""
         self._delay_s = seconds
 
     def heal(self) -> None:
-        """Pass everything on again, what was held back too."""
+        """Forward everything again, including what was held back."""
         self._do(self._heal())
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -155,7 +155,7 @@ class _Link:
         return None if self._server is None else self._server[1].get_extra_info("sockname")[1]
 
     def hold(self, ways: tuple[Way, ...]) -> None:
-        """Hold back these directions and let the others pass."""
+        """Hold back these directions and release the others."""
         for way, gate in self.open.items():
             if way in ways:
                 gate.clear()
@@ -166,7 +166,7 @@ class _Link:
         self._server = await asyncio.open_connection(host, port)
 
     async def pump(self, way: Way, *, delay_s: Callable[[], float]) -> None:
-        """Pass on one direction until its end, which travels as the data does."""
+        """Forward one direction until its end, which travels as the data does."""
         assert self._server is not None
         here, there = (self._client, self._server) if way == "requests" else (self._server, self._client)
         reader, writer = here[0], there[1]

@@ -1,4 +1,4 @@
-"""Running code on the simulator's loop: one seed, one run, nothing left of it."""
+"""Runs code on the simulator's loop: one seed, one run, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_simulation(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int | No
     """Run `main()` in virtual time, in an order that the seed decides, and return its result.
 
     Args:
-        main: Made and awaited on the simulator's loop.
+        main: Called and awaited on the simulator's loop.
         seed: Repeats a run. Without one a random seed is drawn, and named in the error if the run fails.
 
     Example:
@@ -44,8 +44,8 @@ def run_simulation(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int | No
         3600.0
 
     Promise:
-        The same seed and the same code give the same run. Nothing of it goes on when this returns: what still
-        waits is thrown away without running its `finally` blocks. Errors that nobody handled fail the run.
+        The same seed and the same code give the same run. Nothing of it goes on when this returns: what is still
+        pending is discarded without running its `finally` blocks. Unhandled errors fail the run.
 
     Raises:
         RuntimeError: Called inside a running loop.
@@ -84,10 +84,10 @@ def unwatched(_: SeedRun) -> contextlib.AbstractContextManager[None]:
 
 
 class SeedRun:
-    """One run of one seed. Called once, with what to run.
+    """One run of one seed. Called once, with the coroutine function to run.
 
     Args:
-        watch: Entered while it runs, to limit it. Nothing is thrown away yet when it is left.
+        watch: Entered while it runs, to limit it. Nothing is discarded yet when it is left.
     """
 
     def __init__(self, seed: int, *, watch: Watch = unwatched) -> None:
@@ -117,7 +117,7 @@ class SeedRun:
             _collect(self.loop.steps)
 
     def report(self) -> str:
-        """What a failed run tells: its seed, how far it came, and the last events."""
+        """The report of a failed run: its seed, how far it came, and the last events."""
         loop = self.loop
         head = (
             f"seed {self.seed} failed at {moment(loop.now_ns)} after {loop.steps:,} steps, "
@@ -127,7 +127,7 @@ class SeedRun:
         return "\n".join(part for part in parts if part).rstrip()
 
     def faultless(self) -> str:
-        """That faults were wanted and none has struck; empty if one has, or none was wanted."""
+        """A message that faults were requested and none has struck; empty if one has, or none was requested."""
         loop = self.loop
         if not loop.faults or loop.strikes:
             return ""
@@ -149,7 +149,7 @@ _steps_since = 0
 
 
 def _collect(steps: int) -> None:
-    """Collect garbage between runs, now and then: during a run it would come at moments that do not repeat."""
+    """Collect garbage between runs, now and then: during a run it would happen at moments that do not repeat."""
     global _steps_since
     _steps_since += steps + 1_000
     if _steps_since >= _COLLECT_STEPS and gc.isenabled():

@@ -1,4 +1,4 @@
-"""One runner under simulation: the real one behind simulated doors, with the verbs that break it.
+"""One simulated runner: the real one with simulated I/O, and the verbs that break it.
 
 Every verb acts at once; what it returns may be awaited and need not be.
 """
@@ -35,12 +35,12 @@ Peer = Literal["storage", "peers"]
 
 
 class Runner:
-    """One runner under simulation. It may die and start again under the same name, as another incarnation.
+    """One simulated runner. It may die and start again under the same name, as another incarnation.
 
     Attributes:
-        name: What it is called, in all its lives.
-        settings: How it runs; a change counts from its next start on.
-        definitions: What its program knows besides shards; a change counts from its next start on, as a deploy does.
+        name: Its name, the same for all incarnations.
+        settings: Its settings; a change applies from its next start on.
+        definitions: What its program defines besides shards; a change applies from its next start on, as a deploy does.
     """
 
     def __init__(self, simulation: Simulation, settings: Settings, time: LocalTime) -> None:
@@ -69,7 +69,7 @@ class Runner:
 
     @property
     def is_well(self) -> bool:
-        """Whether it runs and has joined, and nothing that a simulation can do to it is done."""
+        """Whether it runs and has joined, and no fault or verb of the simulation affects it."""
         node = self._node
         if not self.alive or node.frozen or node.blocked or node.held:
             return False
@@ -77,7 +77,7 @@ class Runner:
 
     @property
     def membership(self) -> Membership | None:
-        """Of its present life; None: it has not begun to live."""
+        """Membership of its current incarnation; None: it has not joined yet."""
         life = self.real._life
         return None if life is None else life.membership
 
@@ -88,18 +88,18 @@ class Runner:
 
     @property
     def real(self) -> runner.Runner:
-        """The runner itself, as a real process has it."""
+        """The wrapped runner, as a real process has it."""
         assert self._real is not None, f"{self.name} was never started"
         return self._real
 
     @property
     def incarnation(self) -> str:
-        """The identity of its present life."""
+        """The id of its current incarnation."""
         return self.real.incarnation
 
     @property
     def storage(self) -> SqliteStorage:
-        """Its storage, for bodies that stand in for what is not built yet."""
+        """Its storage, for test bodies that access it directly."""
         storage = self.real.storage
         assert isinstance(storage, SqliteStorage)
         return storage
@@ -120,7 +120,7 @@ class Runner:
         """
         assert not self.alive, f"{self.name} runs already"
         if self._node_used:
-            self._crash()  # what a stopped one has left behind
+            self._crash()  # remains of a stopped one
             self._node = self._loop.nodes.add(self.name)
             self._death = self._loop.create_future()
         self._node_used, self._stopped, self._blocked_until_ns = True, False, 0
@@ -129,7 +129,7 @@ class Runner:
         return self._or_death(self._begin(), name="start")
 
     def stop(self) -> Awaitable[None]:
-        """Let it leave in good order; done when it is gone, be it killed."""
+        """Stop it gracefully; done when it is gone, even if killed."""
         self._stopped = True
         self._note("stop")
         return self._or_death(self.real.stop(), name="stop")
@@ -146,12 +146,12 @@ class Runner:
         return done(self._loop)
 
     def thaw(self) -> Awaitable[None]:
-        """Let a frozen runner go on, as SIGCONT does."""
+        """Resume a frozen runner, as SIGCONT does."""
         self._loop.nodes.thaw(self._node)
         return done(self._loop)
 
     def block(self, duration: Duration) -> Awaitable[None]:
-        """Block its event loop, as a long computation does; its lease keeper's thread goes on. Done afterwards."""
+        """Block its event loop, as a long computation does; its lease thread goes on. Done afterwards."""
         over: asyncio.Future[None] = self._loop.create_future()
         until_ns = self._loop.now_ns + round(to_seconds(duration, what="duration") * 1e9)
         self._blocked_until_ns = max(self._blocked_until_ns, until_ns)
@@ -161,7 +161,7 @@ class Runner:
         return over
 
     def step_clock(self, by_s: float) -> Awaitable[None]:
-        """Set its wall clock forward, or back; what measures spans does not notice."""
+        """Set its wall clock forward, or back; its steady clock is not affected."""
         self._loop.trace.note("clock step", of=self.name, by_s=by_s)
         self._node.time.wall_offset_ns += round(by_s * 1e9)
         return done(self._loop)
@@ -182,7 +182,7 @@ class Runner:
         return done(self._loop)
 
     def heal(self) -> Awaitable[None]:
-        """Mend everything that was cut."""
+        """Heal everything that was cut."""
         self._simulation.database.heal(self.name)
         for other in self._others():
             self._simulation.network.heal(self.name, other)
@@ -201,12 +201,12 @@ class Runner:
             if self._stopped:
                 return
             self._real = self._simulation.new_runner(self, self._node)
-            acting.set((self._simulation.cluster, self._real))  # this task's, and so that of all that it begins
+            acting.set((self._simulation.cluster, self._real))  # for this task, and so for all tasks that it starts
         if self._simulation.body is not None:
             self._spawn(self._simulation.body(self), name="body")
 
     async def _started(self) -> bool:
-        """One try. A process that cannot start ends, and its supervisor starts it again."""
+        """One attempt. A process that cannot start exits, and its supervisor starts it again."""
         try:
             await self.real.start()
         except PersistenceError as error:
@@ -223,7 +223,7 @@ class Runner:
             self._death.set_result(None)
 
     def _or_death(self, work: Coroutine[Any, Any, None], *, name: str) -> Awaitable[None]:
-        """Spawn what others wait for: they must not wait for the dead, in a world that faults keep busy for ever."""
+        """Spawn work that others wait for; the death of the runner ends their wait, which would last for ever."""
         task = self._spawn(work, name=name)
         return self._loop.spawn(self._loop.test, _first(task, self._death), name=f"{name} of {self.name}")
 
@@ -252,7 +252,7 @@ async def _first(work: asyncio.Task[None], death: asyncio.Future[None]) -> None:
 
 
 def done(loop: SimLoop) -> Awaitable[None]:
-    """What a verb returns that has acted already."""
+    """What a verb returns that has already acted."""
     future = loop.create_future()
     future.set_result(None)
     return future

@@ -1,4 +1,4 @@
-"""A cluster under simulation: several runners that share one `Cluster`, in virtual time, with verbs to break things.
+"""A simulated cluster: several runners that share one `Cluster`, in virtual time, with verbs to break things.
 
     async with simulate(cluster, runners=3) as sim:
         sim.runners[0].freeze()
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["NobodyHolds", "Runner", "Simulation", "simulate"]
 
 STOP_S = 30.0
-"""What the end of a simulation may take beyond the drain. A runner that has not left by then hangs [L1]."""
+"""How long the end of a simulation may take beyond the drain. A runner that has not stopped by then hangs [L1]."""
 
 
 class NobodyHolds(LookupError):
@@ -64,15 +64,15 @@ class NobodyHolds(LookupError):
 
 
 class Simulation:
-    """What `simulate` gives: the runners of one cluster, their database, and the verbs of the whole.
+    """What `simulate` returns: the runners of one cluster, their database, and the verbs for the whole cluster.
 
     Attributes:
-        seed: What decides this run.
+        seed: The seed that decides this run.
         cluster: The cluster; outside of runners its methods act for a client that never fails.
         runners: All runners, dead ones too.
         body: A coroutine function that each runner executes once it is up; set it before `start`.
-        occupy: Who sits on the seats of runners that start from now on, as long as no room does.
-        definitions: What the programs of new runners know besides shards and what the cluster defines.
+        occupy: Makes the occupants of seats, for runners that start from now on, where no package of coterie does.
+        definitions: What the programs of new runners define besides shards and what the cluster defines.
         strikes: How often each fault has struck, by the name of its class.
     """
 
@@ -87,13 +87,13 @@ class Simulation:
         self.definitions: Sequence[Definition] = ()
         self.database = SimulatedDatabase(loop)
         self.network = Network(loop)
-        number = "" if loop.simulations == 1 else f" {loop.simulations}"  # the first one keeps the seeds that are known
+        number = "" if loop.simulations == 1 else f" {loop.simulations}"  # known seeds keep their streams
         self._random = stream(loop.seed, f"simulation{number}")
         self._nemesis = Nemesis(self, faults)
         self._settings = replace(cluster.settings, url="sqlite://")
 
     def start(self, n: int = 1, **overrides: Unpack[SettingsOverrides]) -> Awaitable[Any]:
-        """Start `n` more runners, with settings of their own if so wished; done when they are registered, or killed."""
+        """Start `n` more runners, optionally with settings of their own; done when they are registered, or killed."""
         first = len(self.runners) + 1
         for number in range(first, first + n):
             given: dict[str, Any] = {"runner_name": f"runner-{number}", **overrides}
@@ -101,13 +101,13 @@ class Simulation:
         return asyncio.gather(*(runner.start() for runner in self.runners[first - 1 :]))
 
     def owner(self, seat: str | ShardId | Entity[Any]) -> Runner:
-        """The runner that holds a seat, or the shard of an entity, as the database has it, alive or not.
+        """The runner that holds a seat, or the shard of an entity, according to the database, alive or not.
 
         Args:
             seat: Its name, a shard, or a reference to an entity.
 
         Raises:
-            NobodyHolds: Nobody does, or a runner that has started anew since.
+            NobodyHolds: The seat has no holder, or its holder has been restarted since.
         """
         if not isinstance(seat, str | ShardId):
             address = address_of(seat)
@@ -132,9 +132,9 @@ class Simulation:
         await asyncio.sleep(to_seconds(by, what="by"))
 
     async def wait_until(self, condition: Callable[[], object], *, within: Duration = "60s") -> None:
-        """Wait until a condition (a plain or a coroutine function) holds, for so much virtual time at most.
+        """Wait until a condition (a plain or a coroutine function) holds, at most `within` of virtual time.
 
-        As long as it raises `NobodyHolds` it does not hold.
+        A condition that raises `NobodyHolds` does not hold.
         """
         limit = to_timedelta(within, what="within")
         until_ns = self.loop.now_ns + round(limit.total_seconds() * 1e9)
@@ -149,7 +149,7 @@ class Simulation:
         return done(self.loop)
 
     async def calm(self) -> None:
-        """Stop all faults, mend everything, thaw and restart everybody: what must happen, happens from here on."""
+        """Stop all faults, heal all cuts, thaw and restart all runners: from here on the cluster must recover."""
         await self._nemesis.stop()
         self.database.weather.error_before = self.database.weather.error_after = 0.0
         for runner in self.runners:
@@ -161,7 +161,7 @@ class Simulation:
         self.loop.trace.note("calm")
 
     def new_runner(self, runner: Runner, node: Node) -> real.Runner:
-        """The runner itself, as a process makes it that runs on a node."""
+        """The wrapped runner, as a process would create it, on a node."""
         return self.cluster._new_runner(
             self._doors(node), settings=runner.settings, definitions=runner.definitions, occupy=self.occupy
         )
@@ -220,7 +220,7 @@ class Simulation:
         self._nemesis.start()
 
     async def _end(self) -> None:
-        """Let everybody who can leave in good order; the others are killed."""
+        """Stop all runners gracefully where possible; kill the others."""
         self.database.weather.error_before = self.database.weather.error_after = 0.0
         for runner in self.runners:
             runner.heal()
@@ -248,22 +248,22 @@ async def simulate(
     occupy: Occupants = nobody,
     definitions: Sequence[Definition] = (),
 ) -> AsyncIterator[Simulation]:
-    """Run a cluster under simulation: `runners` runners on one simulated database, which leave when the block ends.
+    """Run a simulated cluster: `runners` runners on one simulated database, which stop when the block ends.
 
     Args:
         cluster: Its definitions and settings; the url is replaced by a database in memory.
         seed: Only to check that the loop runs with this one; the loop's seed decides everything.
-        start_at: What the clock says at the beginning.
-        faults: What breaks by itself, as the seed decides; none by default, the verbs are yours.
+        start_at: The time at the start of the run.
+        faults: Faults that strike by themselves, as the seed decides; none by default: the test uses the verbs.
         without: What is left out, by name: faults of `faults` by their class ("Kills"), singletons and crons of the
             program by theirs ("pulse").
-        skip_idle: Whether idle time passes at once, an hour of it in milliseconds, or second by second.
+        skip_idle: Whether idle time is skipped, an hour of it in milliseconds, or passes second by second.
         body: Executed by each runner once it is up, and again after each restart.
-        occupy: Who sits on the seats of a runner; nobody by default.
-        definitions: Seats besides shards that each runner's program knows, and the cluster does not define.
+        occupy: Makes the occupants of a runner's seats; none by default.
+        definitions: Seats besides shards that each runner's program defines, and the cluster does not.
 
     Raises:
-        ValueError: There is nothing of a name in `without`.
+        ValueError: A name in `without` does not exist.
         RuntimeError: Another loop runs; or the block of another simulation on this loop has not ended.
     """
     loop = current_loop()
@@ -303,7 +303,7 @@ def _alone(loop: SimLoop) -> Iterator[None]:
 
 @contextmanager
 def _left_out(cluster: Cluster, faults: Sequence[Fault], without: Sequence[str]) -> Iterator[Sequence[Fault]]:
-    """The faults that are wanted; meanwhile the cluster does not know the singletons and crons that are not."""
+    """The remaining faults; meanwhile the cluster lacks the singletons and crons in `without`."""
     rooms: list[dict[str, Any]] = [cluster._singletons.known]
     rooms += [cluster._cron_room.known] if "_cron_room" in vars(cluster) else []
     names = {type(fault).__name__ for fault in faults}
@@ -326,7 +326,7 @@ def _left_out(cluster: Cluster, faults: Sequence[Fault], without: Sequence[str])
 
 
 async def holds(condition: Callable[[], object]) -> bool:
-    """Whether a condition, a plain or a coroutine function, holds; not while nobody holds what it asks about."""
+    """Whether a condition, a plain or a coroutine function, holds; it does not while it raises `NobodyHolds`."""
     try:
         found = condition()
         return bool(await found if inspect.isawaitable(found) else found)
@@ -335,5 +335,5 @@ async def holds(condition: Callable[[], object]) -> bool:
 
 
 def name_of(condition: Callable[[], object]) -> str:
-    """What to call a condition in an error."""
+    """The name of a condition, for errors."""
     return getattr(condition, "__name__", "the condition").replace("<lambda>", "the condition")

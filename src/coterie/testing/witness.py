@@ -1,4 +1,4 @@
-"""The first witness under simulation: it knows which nodes live, and forgets everybody when the server restarts."""
+"""The first liveness witness of a simulation: knows which nodes live, until the server restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedWitness:
-    """Signs of life as a server keeps them: until the process is gone that gave them, or the server restarts [M2]."""
+    """Liveness locks as a server keeps them: until the process that took them is gone, or the server restarts [M2]."""
 
     is_proof = False
 
@@ -27,7 +27,7 @@ class SimulatedWitness:
 
     @property
     def server(self) -> str:
-        """Which start of the server it is."""
+        """The id of the server's current start."""
         return f"start {self._restarts()}"
 
     @property
@@ -37,7 +37,7 @@ class SimulatedWitness:
 
     @asynccontextmanager
     async def taken(self, incarnation: str) -> AsyncIterator[bool]:
-        """Give a sign of life in the name of the process that calls."""
+        """Take a liveness lock in the name of the calling process."""
         sign = incarnation, current_node.get(self._loop.test).process, self.server
         self._signs.append(sign)
         try:
@@ -46,14 +46,14 @@ class SimulatedWitness:
             self._signs.remove(sign)
 
     def held(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Whose signs of life are there now."""
+        """The incarnations whose liveness locks are held now."""
         there = {who for who, process, server in self._signs if process.alive and server == self.server}
         return frozenset(incarnations) & there
 
     def gone(self, incarnations: Iterable[str]) -> frozenset[str]:
-        """Nobody's: a session that is lost proves nothing."""
+        """Always empty: a lost session proves nothing."""
         del incarnations
         return frozenset()
 
     def remove(self, incarnation: str) -> None:
-        """There is nothing to remove."""
+        """Do nothing: there is nothing to remove."""

@@ -1,17 +1,17 @@
-"""Probes, health, metrics and the read model over HTTP, by Starlette and uvicorn.
+"""Probes, health, metrics and the read model over HTTP, with Starlette and uvicorn.
 
-Only what serves loads it: it costs some 200 ms.
+Imported only by processes that serve HTTP: it costs some 200 ms.
 
-Promises: probes ask nobody and answer at once; from other machines nothing but their words is seen without the token;
-nothing is changed over HTTP; no secret and no payload is in any answer; a connection costs little, however slow or
-mischievous its other end, and never delays a drain.
+Promises: probes of liveness and startup do no I/O, and all probes answer at once; clients on other machines see nothing
+but their status words without the token; nothing is changed over HTTP; no response has a secret or a payload; a
+connection costs little, however slow or malicious the client, and never delays a drain.
 
-`application`  the routes, and who may see what
-`responses`    what is answered, as JSON. Pure
-`openapi`      the same, described for machines
-`cluster_view` what is looked at in a cluster
+`application`  the routes, and the access check
+`responses`    response bodies, as JSON. Pure
+`openapi`      their description for machines
+`cluster_view` what is read of a cluster
 `limits`       what one connection may cost
-`server`       uvicorn in our loop, and where it listens
+`server`       uvicorn in our event loop, and its socket
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def app(cluster: Cluster) -> Starlette:
         ```
 
     Promise:
-        Where it is mounted the same rules hold: from other machines, and everywhere if `http_token` is set, nothing but
-        the words of the probes is seen without it.
+        The same access rules hold where it is mounted: from other machines, and everywhere if `http_token` is set,
+        nothing but the status words of the probes is visible without the token.
     """
-    return build(ClusterView(cluster.settings, cluster._present))  # noqa: SLF001 this house's own
+    return build(ClusterView(cluster.settings, cluster._present))  # noqa: SLF001 internal to coterie

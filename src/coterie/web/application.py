@@ -1,12 +1,12 @@
-"""Who may see what: decided by where a request comes from, to whom it is addressed, and its token. Pure.
+"""The ASGI application: its routes, and the access check before them.
+
+Access is decided by where a request comes from, its Host header, and its token (pure):
 
 on loopback     everything without `http_token`, if the Host header names this machine: a page of another site whose
-                name was made to lead here (DNS rebinding) names that site
-with http_token the words of the probes; everything else with it in the Authorization header, on loopback too, where a
-                proxy that adds no header looks like this machine
-elsewhere       the words of the probes
-
-The application: its routes, and the guard before them.
+                name resolves to this machine (DNS rebinding) names that site
+with http_token the status words of the probes; everything else with the token in the Authorization header, on loopback
+                too, where a proxy that adds no header looks like this machine
+elsewhere       the status words of the probes
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 Access = Literal["all", "words", "none"]
-"""All there is to see; the words of the probes only; nothing, since the request is not meant for us."""
+"""Everything; the status words of the probes only; nothing, since the request is addressed to another host."""
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
-"""What proxies add: then whoever asks is elsewhere, though the proxy is on this machine."""
+"""Headers that proxies add: the client is then on another machine, even if the proxy is on this one."""
 _SCHEME = b"bearer "
 
 
@@ -53,7 +53,7 @@ def access(scope: Mapping[str, Any], token: Secret | None) -> Access:
 
     Args:
         scope: The request as ASGI describes it.
-        token: The setting `http_token`; None: nobody elsewhere sees details.
+        token: The setting `http_token`; None: other machines see no details.
     """
     headers: list[tuple[bytes, bytes]] = list(scope["headers"])
     if _is_local(scope, headers):
@@ -65,7 +65,7 @@ def access(scope: Mapping[str, Any], token: Secret | None) -> Access:
 
 
 def _is_local(scope: Mapping[str, Any], headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether both ends of the connection are on loopback, and nobody forwards for others."""
+    """Whether both ends of the connection are on loopback, and no proxy forwards the request."""
     ends = (scope.get("client"), scope.get("server"))
     if not all(end is not None and is_loopback(str(end[0])) for end in ends):
         return False
@@ -95,10 +95,10 @@ def _has_token(headers: list[tuple[bytes, bytes]], token: Secret) -> bool:
 log = logging.getLogger("coterie")
 
 LOOKED_WITHIN_S = 3.0
-"""What it may take to find out how the whole cluster stands: less than those wait who scrape and watch."""
+"""Time limit for determining the health of the cluster: less than the timeouts of scrapers and monitors."""
 
 TOLD_EVERY_S = 60.0
-"""At most one line about wrong tokens in this time, with their number."""
+"""Wrong tokens are logged at most once in this time, with their number."""
 
 _HEADERS = [
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'"),
@@ -113,7 +113,7 @@ _HOST_HINT = "on this machine the Host header has to be localhost, 127.0.0.1, [:
 
 
 def build(sight: WebView) -> Starlette:
-    """The application over what can be seen of a cluster."""
+    """The application for a `WebView`."""
     pages = Endpoints(sight)
     made = Starlette(
         routes=[
@@ -128,18 +128,18 @@ def build(sight: WebView) -> Starlette:
         middleware=[Middleware(RequestGuard, token=sight.token)],
         exception_handlers={HTTPException: _refused},
     )
-    made.router.redirect_slashes = False  # it would send people wherever their Host header says
+    made.router.redirect_slashes = False  # redirects would follow the Host header of the request
     return made
 
 
 class Endpoints:
-    """What is answered at each path."""
+    """The handler of each path."""
 
     def __init__(self, sight: WebView) -> None:
         self._sight = sight
 
     async def live(self, request: Request) -> Response:
-        """The loop turns: else nobody would answer."""
+        """200 whenever the event loop runs."""
         reasons = self._sight.failing()
         if not reasons:
             return JSONResponse(responses.probe("live"))
@@ -147,17 +147,17 @@ class Endpoints:
         return JSONResponse(responses.probe("degraded", told))
 
     async def ready(self, request: Request) -> Response:
-        """By what is known here, and how old that is."""
+        """Judged by the facts of this process and their age."""
         reasons = await self._sight.unready()
         return _probed(request, "unready" if reasons else "ready", reasons)
 
     async def startup(self, request: Request) -> Response:
-        """Whether it has started, once and for all."""
+        """Whether the runner has started; never reverts."""
         reasons = self._sight.unstarted()
         return _probed(request, "starting" if reasons else "started", reasons)
 
     async def health(self, request: Request) -> Response:
-        """How the whole cluster stands."""
+        """The health of the whole cluster."""
         _require_all(request)
         try:
             async with asyncio.timeout(LOOKED_WITHIN_S):
@@ -185,23 +185,23 @@ class Endpoints:
         return JSONResponse(responses.view(seen))
 
     async def metrics(self, request: Request) -> Response:
-        """What was counted in this process."""
+        """The metrics of this process."""
         _require_all(request)
         text, kind = await self._sight.metrics(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
     async def openapi(self, request: Request) -> Response:
-        """What is served."""
+        """The OpenAPI document."""
         _require_all(request)
         return JSONResponse(document(self._sight.version))
 
 
 class RequestGuard:
-    """Lets in who may come in, and puts on every answer the headers that keep browsers from mischief.
+    """Refuses requests without access, and adds security headers to every response.
 
     Args:
-        app: What it guards.
-        token: What others than this machine need.
+        app: The application that it guards.
+        token: The token that clients on other machines need.
     """
 
     def __init__(self, app: ASGIApp, *, token: Secret | None) -> None:
@@ -234,14 +234,14 @@ class RequestGuard:
 
 
 class _Wrong:
-    """Tells of the first wrong token at once, and of those that follow in one line per while."""
+    """Logs the first wrong token at once, and later ones in one line per `TOLD_EVERY_S`."""
 
     def __init__(self) -> None:
         self._count = 0
         self._next_s = 0.0
 
     def tell(self, client: tuple[str, int] | None) -> None:
-        """Somebody has tried one."""
+        """Count a request with a wrong token."""
         now_s = asyncio.get_running_loop().time()
         self._count += 1
         if now_s >= self._next_s:
@@ -251,7 +251,7 @@ class _Wrong:
 
 
 class _Sender:
-    """Sends an answer, with our headers."""
+    """Sends a response, with the security headers."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -275,7 +275,7 @@ def _require_all(request: Request) -> None:
 
 
 def _pages(request: Request) -> tuple[str, ...]:
-    """What `?pages=overview,cron` names."""
+    """The pages that `?pages=overview,cron` names."""
     named = request.query_params.get("pages")
     pages = PAGES if named is None else tuple(dict.fromkeys(named.split(",")))
     if not set(pages) <= set(PAGES):

@@ -1,4 +1,4 @@
-"""What the web shows of a cluster: the one place of this room that looks into one."""
+"""What the web application shows of a cluster; the only module of this package that accesses the cluster."""
 
 from __future__ import annotations
 
@@ -20,57 +20,56 @@ if TYPE_CHECKING:
     from coterie.settings.secret import Secret
 
 PROBED_S = 0.5
-"""How long a probe may look at the database, and how old the facts may be that it need not look at anew. Kubernetes
-waits for a second by default: whoever looks that long is late."""
+"""Time limit of a probe's database read, and the age up to which facts are reused. Kubernetes waits only a second."""
 
 FRESH_S = 1.0
-"""The same for whoever looks at the whole: a dozen who look at once do not ask a dozen times."""
+"""The same for readers of the whole cluster: a dozen concurrent requests cause one read."""
 
 
 class WebView(Protocol):
-    """What the application needs to know."""
+    """What the application needs from a cluster."""
 
     @property
     def token(self) -> Secret | None:
-        """What others than this machine need; None: they see no details."""
+        """The token that clients on other machines need; None: they see no details."""
         ...
 
     @property
     def version(self) -> str:
-        """Of this library."""
+        """The version of this library."""
         ...
 
     def unstarted(self) -> tuple[Reason, ...]:
-        """Why it has not started yet; empty: it has. Asks nobody."""
+        """Why it has not started yet; empty if it has. Does no I/O."""
         ...
 
     def failing(self) -> tuple[Reason, ...]:
-        """What may soon end this process; empty: nothing. Asks nobody."""
+        """What may soon end this process; empty: nothing. Does no I/O."""
         ...
 
     async def unready(self) -> tuple[Reason, ...]:
-        """Why no work is to be sent here; empty: it may. Raises nothing, and takes no longer than `PROBED_S`."""
+        """Why no work should be sent here; empty if it is ready. Raises nothing; takes no longer than `PROBED_S`."""
         ...
 
     async def health(self) -> Health:
-        """How the whole cluster stands, at most a moment ago."""
+        """The health of the whole cluster, at most `FRESH_S` old."""
         ...
 
     async def view(self, pages: Collection[str]) -> View:
-        """Pages of the read model, at most a moment old, without texts of the program."""
+        """Pages of the read model, at most `FRESH_S` old, without texts of the program."""
         ...
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """What was counted in this process, as text, and what kind of text."""
+        """The metrics of this process as text, and its content type."""
         ...
 
 
 class ClusterView:
-    """What is seen of a cluster through the runner or client of this process.
+    """A cluster as seen by the runner or client of this process.
 
     Args:
-        settings: Of the cluster.
-        present: What it acts through just now, or has until it stopped; None: it was not started.
+        settings: Settings of the cluster.
+        present: Returns the client or runner in use, or last used before it stopped; None: it was not started.
     """
 
     def __init__(self, settings: Settings, present: Callable[[], Client | None]) -> None:
@@ -85,24 +84,24 @@ class ClusterView:
 
     @property
     def version(self) -> str:
-        """Of this library."""
+        """The version of this library."""
         return version("coterie")
 
     def unstarted(self) -> tuple[Reason, ...]:
-        """Until it is registered. It stays started while it drains: a start that ends is no start that hangs."""
+        """Unstarted until it is registered. It stays started while it drains: a drain is not a hanging start."""
         here = self._present()
         if here is None or here.state in (State.NEW, State.STARTING):
             return (self._not_yet(here),)
         return ()
 
     def failing(self) -> tuple[Reason, ...]:
-        """Standing tasks of a runner that keep failing."""
+        """Background tasks of a runner that keep failing."""
         here = self._present()
         local = None if here is None else here.facts()
         return () if local is None else liveness(local)
 
     async def unready(self) -> tuple[Reason, ...]:
-        """By what this process knows of itself, and what it last found in the database."""
+        """Judged by what this process knows of itself, and what it last read from the database."""
         here = self._present()
         if here is None or here.state in (State.NEW, State.STARTING):
             return (self._not_yet(here),)
@@ -111,15 +110,15 @@ class ClusterView:
         return await here.gathering.readiness(within_s=PROBED_S)
 
     async def health(self) -> Health:
-        """As `cluster.health()`, but for many who ask at once."""
+        """As `cluster.health()`, but concurrent requests share one read."""
         gathering = self._here().gathering
         recent = await gathering.recent(within_s=FRESH_S)
         fresh = recent.facts is not None and recent.age_s <= FRESH_S
         return judge(recent.facts) if fresh and recent.facts is not None else await gathering.health()
 
     async def view(self, pages: Collection[str]) -> View:
-        """For many who ask at once, too: they share one gathering."""
-        from coterie.observe.pages import ViewReader  # for those who look
+        """Concurrent requests share one read."""
+        from coterie.observe.pages import ViewReader  # imported on first use
 
         here = self._here()
         if self._viewing is None or self._viewing[0] is not here:
@@ -127,9 +126,9 @@ class ClusterView:
         return await self._viewing[1].look(pages, within_s=FRESH_S, texts=False)
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """Gauges are set now, counters stand as they are."""
+        """Gauges are set now; counters are reported as they are."""
         from coterie.observe.gauges import sample
-        from coterie.observe.prometheus import text  # 70 ms, for those who scrape
+        from coterie.observe.prometheus import text  # takes 70 ms: imported when first scraped
 
         here = self._present()
         local = None if here is None else here.facts()
@@ -138,7 +137,7 @@ class ClusterView:
         return text(accept)
 
     async def _known(self, here: Client) -> Health | None:
-        """How the cluster stands, unless that is not known just now: a scrape does not wait for it."""
+        """The health of the cluster, or None if it is not known just now: a scrape does not wait for it."""
         if here.state is not State.RUNNING:
             return None
         recent = await here.gathering.recent(within_s=FRESH_S)

@@ -1,4 +1,4 @@
-"""What one request may cost: connections that say nothing, say it slowly, or come by the thousand are closed."""
+"""Limits on what one connection may cost: silent, slow or too many connections are closed."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ if TYPE_CHECKING:
     from coterie.transport.listener import Refusals
 
 ASKED_WITHIN_S = 5.0
-"""From the first byte, or none, to the end of a request; nothing prolongs it."""
+"""Time from the start of a connection or a request to the end of the request; nothing extends it."""
 
 READ_WITHIN_S = 10.0
-"""How long the other end may let an answer wait that it asked for."""
+"""How long a client may leave a response unread."""
 
 KEPT_S = 15
-"""How long a connection may wait for its next request: scrapers and kubelets come each ten seconds."""
+"""How long an idle connection may wait for its next request: scrapers and kubelets come every ten seconds."""
 
 CONNECTIONS_MOST = 64
-"""Open at once. A newcomer pushes out somebody else, see `superfluous`: a probe always gets in."""
+"""Open connections. A new one evicts another, see `superfluous`: a probe always gets in."""
 
 ADDRESS_MOST = 32
-"""Of one address. Loopback may have all: there may be a proxy, for many."""
+"""Connections of one address. Loopback may use all: it may be a proxy for many clients."""
 
 HEAD_MOST_BYTES = 16 * 1024
-"""Of a request before its body, which nobody reads."""
+"""Size of a request before its body, which is never read."""
 
-_MUTE = logging.Logger("uvicorn.error", logging.CRITICAL + 1)  # noqa: LOG001 outside of everybody's settings
-"""What uvicorn has to say is about strangers, in a line or a traceback for each: `Refusals` counts them. What our own
-application raises is in our log."""
+_MUTE = logging.Logger("uvicorn.error", logging.CRITICAL + 1)  # noqa: LOG001 outside the logging hierarchy
+"""uvicorn logs each malformed request: `Refusals` counts them instead. Errors of our application are in our log."""
 
 _numbers = itertools.count(1)
 
 
 class Bounded(H11Protocol):
-    """uvicorn's protocol, which has a limit for idle connections between two requests, and none before the first.
+    """uvicorn's protocol with limits; uvicorn itself limits idle connections only after their first request.
 
     Args:
-        refusals: Who is told of what is no request.
-        given: What uvicorn gives to its protocols.
+        refusals: Counts malformed requests.
+        given: What uvicorn passes to its protocols.
     """
 
     number = 0
-    """Later ones are larger."""
+    """Increases with each connection."""
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
 
@@ -64,33 +63,33 @@ class Bounded(H11Protocol):
         self._refusals = refusals
 
     def connection_made(self, transport: Any) -> None:
-        """Make room for it if there are too many; then it has to ask soon."""
+        """Evict a connection if there are too many; then start the time limit for the request."""
         super().connection_made(transport)
         self.number = next(_numbers)
-        # What is closing is counted until the loop has told it so, which may be after many more have come.
+        # A closing connection is counted until `connection_lost` is called, which may be after many more were opened.
         left = [each for each in self.connections if isinstance(each, Bounded) and not each.transport.is_closing()]
         if (out := superfluous(self, left)) is not None:
             out.transport.abort()
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Part of a request, or the rest of it."""
+        """Receive part of a request."""
         if self._deadline is None and self._is_open:
             self._expect()
         try:
             super().data_received(data)
-        except Exception as error:  # noqa: BLE001 whatever a stranger's bytes do to those who read them
+        except Exception as error:  # noqa: BLE001 untrusted bytes may raise anything
             self._refusals.tell(self._peer, f"its bytes cannot be read ({type(error).__name__})")
             self.transport.abort()
         if not self._is_open:
             self._forget()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, also while what came before it is being answered."""
+        """Refuse a malformed request, also while an earlier one is being answered."""
         self._refusals.tell(self._peer, "it is no HTTP request, or its head is too large")
         cycle: Any = self.cycle  # None before the first request
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # whatever is on its way to it is dropped
+            cycle.disconnected = True  # drops the rest of the response
             cycle.message_event.set()
             if cycle.response_started:
                 self.transport.abort()
@@ -98,34 +97,34 @@ class Bounded(H11Protocol):
         super().send_400_response(msg)
 
     def pause_writing(self) -> None:
-        """The other end does not read what it asked for."""
+        """Start the time limit for unread responses."""
         super().pause_writing()
         self._patience = asyncio.get_running_loop().call_later(READ_WITHIN_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """The client has read its responses."""
         super().resume_writing()
         self._calm_down()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody asks any more."""
+        """Cancel the time limits."""
         self._forget()
         self._calm_down()
         super().connection_lost(exc)
 
     @property
     def origin(self) -> str:
-        """Whose it is: an address, or what one customer of a provider has of them."""
+        """The client's address, or its network for IPv6: see `origin_of`."""
         return origin_of(self._peer)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the other end leaves unread what was answered."""
+        """Whether the client leaves responses unread."""
         return self.transport.get_write_buffer_size() > 0
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is being answered on it."""
+        """Whether no request is being answered on it."""
         cycle: Any = self.cycle  # None before the first request
         return cycle is None or cycle.response_complete
 
@@ -153,14 +152,14 @@ class Bounded(H11Protocol):
 
 
 class BoundedHead(h11.Connection):
-    """h11 counts the bytes of a head only while it is incomplete: one that comes at once may be of any size."""
+    """h11 checks the size of a head only while it is incomplete; this also limits a head that arrives at once."""
 
     def __init__(self, our_role: type[h11.SERVER], most_bytes: int) -> None:
         super().__init__(our_role, most_bytes)
         self._most_bytes = most_bytes
 
     def next_event(self) -> Any:
-        """What came next; a head that is too large is no request."""
+        """The next event; a head that is too large is a protocol error."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             headers = sum(len(name) + len(value) for name, value in event.headers)
@@ -170,15 +169,15 @@ class BoundedHead(h11.Connection):
 
 
 def superfluous(newcomer: Bounded, open_ones: Sequence[Bounded]) -> Bounded | None:
-    """Whom to close now that somebody has come; None: there is room. Pure.
+    """The connection to close now that a new one was opened; None if there is room. Pure.
 
-    Of the address that has too many, else of those with the most connections: first one whose answers are not read,
-    then the one that has waited longest without being answered, then the oldest. Never the newcomer: it may be a probe,
-    and connections that pipeline requests without reading look busy until the buffers of the kernel are full.
+    Of the address that has too many, else of those with the most connections: first one whose responses are not read,
+    then the one that has been idle longest, then the oldest. Never the new one: it may be a probe, and connections that
+    pipeline requests without reading look busy until the buffers of the kernel are full.
 
     Args:
-        newcomer: Whoever has come.
-        open_ones: All that are open, the newcomer too.
+        newcomer: The new connection.
+        open_ones: All open connections, the new one included.
     """
     counts = Counter(each.origin for each in open_ones)
     if counts[newcomer.origin] > ADDRESS_MOST and not is_loopback(newcomer.origin):

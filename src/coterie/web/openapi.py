@@ -1,4 +1,4 @@
-"""/openapi.json: what is served, for machines."""
+"""The OpenAPI document at /openapi.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATUS = {"enum": ["healthy", "degraded", "unhealthy"]}
 
 
 def document(version: str) -> dict[str, Any]:
-    """The whole of it."""
+    """The whole document."""
     return {
         "openapi": "3.1.0",
         "info": {

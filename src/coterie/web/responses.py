@@ -1,4 +1,4 @@
-"""What is answered, as JSON: ids are texts, instants are RFC 3339 in UTC, durations are seconds. Pure."""
+"""Response bodies as JSON: ids are strings, instants are RFC 3339 in UTC, durations are seconds. Pure."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def instant(at: datetime | None) -> str | None:
-    """An instant; None stays None: it never was."""
+    """An instant; None stays None."""
     return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def probe(word: str, reasons: Iterable[Reason] | None = None) -> dict[str, Any]:
-    """What a probe says: a word, and to those who may see it, why."""
+    """The body of a probe: a status word, and the reasons for clients that may see them."""
     return {"status": word} | ({} if reasons is None else {"reasons": [reason(each) for each in reasons]})
 
 
 def reason(why: Reason) -> dict[str, Any]:
-    """One thing that is wrong."""
+    """One reason."""
     told = {"status": why.status, "what": why.what, "problem": why.problem, "hint": why.hint}
     return told | ({} if why.runner is None else {"runner": why.runner})
 
 
 def refusal(problem: str, hint: str = "") -> dict[str, Any]:
-    """What whoever asked for something else gets."""
+    """The body of an error response."""
     return {"error": problem} | ({"hint": hint} if hint else {})
 
 
@@ -61,7 +61,7 @@ def view(seen: View) -> dict[str, Any]:
 
 
 def unknown(*reasons: Reason) -> dict[str, Any]:
-    """The same when it could not be found out: why, what is known here, and no figures."""
+    """The body of `health` when the health could not be determined: why, what is known here, and no figures."""
     return {"status": "unhealthy", "at": None, "reasons": [reason(each) for each in reasons]}
 
 
@@ -75,7 +75,7 @@ def _runners(facts: ClusterFacts) -> list[dict[str, Any]]:
 
 
 def _said(said: LocalFacts | None) -> dict[str, Any]:
-    """What a runner says of itself: nothing, if it did not answer. Never zeros in its stead."""
+    """The facts of a runner; empty if it did not reply. Missing figures are never reported as zeros."""
     if said is None:
         return {}
     return {
@@ -96,7 +96,7 @@ def _said(said: LocalFacts | None) -> dict[str, Any]:
 
 
 def _singleton(info: SingletonInfo) -> dict[str, Any]:
-    """Without what its body said and raised: those are the program's own texts."""
+    """A singleton, without the progress and error texts of its body: those belong to the program."""
     interval = info.expected_interval
     return {
         "name": info.name,

@@ -1,8 +1,8 @@
-"""Where to listen: the address of `http_listen`, or the next free port if nobody has chosen one.
+"""The HTTP server of a runner: uvicorn as a task of our event loop, from before the runner starts until after it
+stopped.
 
-The HTTP server of a runner: uvicorn as a task of our loop, from before the runner starts until after it left.
-
-`cluster.run` owns the signals, so uvicorn gets none; it neither configures logging nor writes a line per request.
+It listens on the address of `http_listen`, or on the next free port if that is the default. `cluster.run` owns the
+signals, so uvicorn handles none; it neither configures logging nor logs requests.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
 
 
 TRIED_MOST = 100
-"""Ports that are tried, the default one and those after it: more runners on one machine choose their own."""
+"""Ports to try, from the default one upwards; with more runners on one machine, `http_listen` must be set."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundSocket:
-    """A socket that listens on its port; nobody accepts yet."""
+    """A listening socket; connections are not accepted yet."""
 
     socket: socket.socket
     host: str
     port: int
     wanted: int
-    """The port that was asked for."""
+    """The requested port."""
 
     @property
     def url(self) -> str:
-        """Where to find it."""
+        """The URL of the server."""
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     @property
     def was_taken(self) -> bool:
-        """Whether the port that was asked for was somebody else's."""
+        """Whether the requested port was in use."""
         return self.wanted not in (0, self.port)
 
 
 def bind(settings: Settings, *, number: int = 1) -> BoundSocket:
-    """Take the port of `http_listen`, or the next free one if nobody has chosen it.
+    """Bind the port of `http_listen`, or the next free one if that is the default.
 
     Args:
-        settings: They say which.
-        number: Which one it is of several processes of these settings. The first one takes the port itself; the others
-            look for a free one from their own place after it on, so that they never take the first one's.
+        settings: The settings with `http_listen`.
+        number: Number of this process among several with these settings. The first one binds the port itself; the
+            others search for a free port from their own offset on, so that they never take the first one's.
 
     Raises:
-        ConfigurationError: It was chosen and is taken, or cannot be had at all.
+        ConfigurationError: The port was set and is in use, or it cannot be bound at all.
     """
     assert settings.http_listen is not None, "off serves nothing"
     host, wanted = split_address(settings.http_listen)
@@ -89,7 +89,7 @@ def bind(settings: Settings, *, number: int = 1) -> BoundSocket:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    # A name that leads to several addresses gets one listener, at the first of them.
+    # A name that resolves to several addresses gets one listener, on the first of them.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     opened = socket.socket(family, kind, protocol)
@@ -97,7 +97,7 @@ def _bind(host: str, port: int) -> socket.socket:
         opened.setblocking(False)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
-        opened.listen()  # else two could bind it, and the second one would only learn when it listens
+        opened.listen()  # else two processes could bind it, and the second would fail only when it listens
     except BaseException:
         opened.close()
         raise
@@ -114,7 +114,7 @@ def _refusal(settings: Settings, problem: str) -> ConfigurationError:
 log = logging.getLogger("coterie")
 
 CLOSED_WITHIN_S = 1
-"""What answers may take when the server closes, streams too: the runner has left by then, and the process waits."""
+"""Time limit for open responses, streams too, when the server closes: the runner has stopped, the process waits."""
 _SPARE_S = 1
 
 
@@ -122,13 +122,13 @@ class HttpServer(Service):
     """Serves an application at `http_listen`.
 
     Args:
-        app: What to serve.
-        settings: Where.
-        number: Which one it is of several processes of these settings: see `bind`.
+        app: The application.
+        settings: The settings with `http_listen`.
+        number: Number of this process among several with these settings: see `bind`.
         supervisor: The one of this process.
 
     Promise:
-        Stopping it takes `CLOSED_WITHIN_S` and a moment, whoever is connected.
+        Stopping it takes little more than `CLOSED_WITHIN_S`, whatever is connected.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class HttpServer(Service):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                proxy_headers=False,  # whoever forwards is not believed: see `access`
+                proxy_headers=False,  # forwarding headers are not trusted: see `access`
                 server_header=False,
                 h11_max_incomplete_event_size=limits.HEAD_MOST_BYTES,
                 timeout_keep_alive=limits.KEPT_S,
@@ -154,26 +154,26 @@ class HttpServer(Service):
             ),
             supervisor or Supervisor(),
         )
-        self._apart = Tasks(self.what)  # `stop` cancels the service's own tasks at once, and this one ends in order
+        self._apart = Tasks(self.what)  # `stop` cancels the service's own tasks at once; this one has to end in order
         self._bound: BoundSocket | None = None
         self._plug: Plug | None = None
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """The URL of the server."""
         assert self._bound is not None, "it is started"
         return self._bound.url
 
     @property
     def moved_from(self) -> int | None:
-        """The port that was asked for, if it was somebody else's."""
+        """The requested port, if it was in use."""
         assert self._bound is not None, "it is started"
         return self._bound.wanted if self._bound.was_taken else None
 
     @property
     def announcement(self) -> str:
-        """One line for whoever started the process."""
+        """One line for the person who started the process."""
         assert self._bound is not None, "it is started"
         taken = f" (port {self._bound.wanted} is taken)" if self._bound.was_taken else ""
         return f"probes and metrics at {self.url}{taken}"
@@ -186,7 +186,7 @@ class HttpServer(Service):
         self._serving = self._apart.spawn(self._serve(self._bound.socket), name="serve")
         await self._server.began.wait()
         if self._serving.done():
-            await self._serving  # raises what kept it from serving
+            await self._serving  # raises the error that kept it from serving
 
     def _exposed(self) -> str:
         if self._settings.http_token is not None:
@@ -200,7 +200,7 @@ class HttpServer(Service):
         try:
             await self._server.serve([listener])
         finally:
-            self._server.began.set()  # whoever waits for it learns that it will not come
+            self._server.began.set()  # wakes the waiters, which see that it did not start
 
     async def _stop(self) -> None:
         self._server.ask_to_end()
@@ -218,7 +218,7 @@ class HttpServer(Service):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, without its handlers of signals and without looking ten times a second whether it is to end."""
+    """uvicorn without its signal handlers, and without polling ten times a second whether to exit."""
 
     def __init__(self, config: uvicorn.Config, supervisor: Supervisor) -> None:
         super().__init__(config)
@@ -228,29 +228,29 @@ class _Server(uvicorn.Server):
         self._asked = asyncio.Event()
 
     def ask_to_end(self) -> None:
-        """Have it close, or not even open."""
+        """Have it close, or not even start."""
         self.should_exit = True
         self._asked.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none: those of the process are `cluster.run`'s."""
+        """Capture none: `cluster.run` handles the signals of the process."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve."""
+        """Start serving."""
         await super().startup(sockets)
         self.began.set()
 
     async def main_loop(self) -> None:
-        """Until it is asked to end. Connections are served beside it."""
+        """Wait until it is asked to end. Connections are served meanwhile."""
         try:
             await self._ticking.supervise(self._tick, name="serve HTTP", supervisor=self._supervisor)
         finally:
             await self._ticking.stop()
 
     async def _tick(self) -> None:
-        """Each second a new Date header."""
+        """Update the Date header each second."""
         while not self.should_exit:
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
@@ -258,7 +258,7 @@ class _Server(uvicorn.Server):
                     await self._asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close; whoever is not through within the limit is cut off, which also ends what streams to it."""
+        """Close; connections still open at the limit are cut off, which also ends responses that stream."""
         cut = asyncio.get_running_loop().call_later(CLOSED_WITHIN_S, self._cut)
         try:
             await super().shutdown(sockets)

@@ -1,6 +1,5 @@
-"""What `coterie bench` measures: a cluster of its own name, which no other cluster of the same database notices.
-
-`coterie bench`: numbers for this machine, and for its database.
+"""`coterie bench`: measures this machine and its database, in a cluster with a name of its own, apart from the other
+clusters of the database.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 NAME = "coterie-bench"
 TOGETHER = 100
-"""Callers at once, for what can be done in a second."""
+"""Concurrent callers, for the throughput."""
 _SHARDS = 12
 _ENTITIES = 100
 _BODY = b"b" * 100
@@ -54,31 +53,31 @@ SCENARIOS = {
 
 
 class Echo(Entity):
-    """The trivial handler."""
+    """An entity with trivial handlers."""
 
     @rpc
     async def echo(self, data: bytes) -> bytes:
-        """The same."""
+        """Return the data."""
         return data
 
     @rpc(persisted=True)
     async def keep(self, data: bytes) -> int:
-        """The same, persisted."""
+        """The same as a persisted call; returns its length."""
         return len(data)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured of one scenario."""
+    """The measurements of one scenario."""
 
     scenario: str
     what: str
     p50_s: float
-    """Of one at a time."""
+    """Of one call at a time."""
     p99_s: float
     callers: int
     per_s: float
-    """Of so many at once."""
+    """Of so many concurrent callers."""
 
 
 def program(url: str | None = None) -> Cluster:
@@ -89,13 +88,13 @@ def program(url: str | None = None) -> Cluster:
 
 
 async def measure(url: str, chosen: list[str], *, seconds: float, begins: Callable[[str], None]) -> list[Figures]:
-    """The figures of some scenarios, in the order of `SCENARIOS`.
+    """Measure some scenarios, in the order of `SCENARIOS`.
 
     Args:
         url: The database.
-        chosen: Which ones.
+        chosen: The scenarios.
         seconds: How long each takes.
-        begins: Told the name of each before it begins.
+        begins: Called with the name of each before it begins.
     """
     found = []
     near = [name for name in SCENARIOS if name in chosen and name in ("commit", "kv", "local")]
@@ -112,7 +111,7 @@ async def measure(url: str, chosen: list[str], *, seconds: float, begins: Callab
 
 
 async def _figures(name: str, work: Work, *, callers: int, seconds: float) -> Figures:
-    """One at a time first, then all at once; neither counts until it has warmed up."""
+    """First one caller, then all concurrently; both are warmed up before they count."""
     await _taken(work, callers=callers, seconds=seconds / 10)
     alone = sorted(await _taken(work, callers=1, seconds=seconds / 2))
     began_s = _now_s()
@@ -123,7 +122,7 @@ async def _figures(name: str, work: Work, *, callers: int, seconds: float) -> Fi
 
 
 async def _taken(work: Work, *, callers: int, seconds: float) -> list[float]:
-    """How long each took, of callers that begin anew at once; each does it once at least."""
+    """The durations of calls by concurrent callers, each of which calls again at once; each calls at least once."""
     until_s = _now_s() + seconds
     taken: list[float] = []
 
@@ -141,15 +140,15 @@ async def _taken(work: Work, *, callers: int, seconds: float) -> list[float]:
             for _ in range(callers):
                 group.create_task(caller())
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # they all say the same
+        raise errors.exceptions[0] from None  # they are all alike
     return taken
 
 
 def _work(cluster: Cluster, name: str) -> Work:
     numbers: Iterator[int] = itertools.count()
     if name == "commit":
-        kv = cluster._acting().storage.kv  # noqa: SLF001 this house's own
-        stamps = itertools.count(SystemClock().wall_ns())  # none is used twice, not by the next run either
+        kv = cluster._acting().storage.kv  # noqa: SLF001 internal to coterie
+        stamps = itertools.count(SystemClock().wall_ns())  # never used twice, not by the next run either
         return lambda: kv.put(KvPut(f"{_KEYS}{next(numbers) % _ENTITIES}", _BODY, stamp=next(stamps)))
     if name == "kv":
         return lambda: cluster.kv.set(f"{_KEYS}{next(numbers) % _ENTITIES}", _BODY)
@@ -161,7 +160,7 @@ def _work(cluster: Cluster, name: str) -> Work:
 
 @asynccontextmanager
 async def _here(url: str) -> AsyncIterator[Cluster]:
-    """A runner in this process, which holds everything."""
+    """A runner in this process, which holds all seats."""
     cluster = program(url)
     async with cluster:
         await cluster.ready(timeout=f"{_START_S:g}s")
@@ -200,8 +199,8 @@ async def _joined(worker: Worker, living: asyncio.Task[int]) -> None:
 
 
 async def _clean(cluster: Cluster) -> None:
-    """Leave nothing that fills the database."""
-    storage = cluster._acting().storage  # noqa: SLF001 this house's own
+    """Delete what would fill the database."""
+    storage = cluster._acting().storage  # noqa: SLF001 internal to coterie
     await storage.kv.clear(_KEYS)
     while await storage.messages.remove(MessageFilter(), most=_REMOVED_AT_ONCE) == _REMOVED_AT_ONCE:
         pass
@@ -248,7 +247,7 @@ def command(scenario: str | None, seconds: float, url: str | None, is_json: bool
 
 @contextmanager
 def _database(url: str | None) -> Iterator[tuple[str, str]]:
-    """Where to measure, and how to call it."""
+    """The database to measure, and its display name."""
     if url is not None:
         yield url, redacted_url(settings_for(url).url)
         return

@@ -1,4 +1,4 @@
-"""What the other process of `coterie bench` runs. Its database is that of COTERIE_URL."""
+"""The program of the other process of `coterie bench`. Its database is that of COTERIE_URL."""
 
 from coterie.cli.commands.bench import program
 

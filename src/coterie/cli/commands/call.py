@@ -1,4 +1,4 @@
-"""`coterie call`: a call of an entity by name. A runner that has its class checks the arguments and makes the call."""
+"""`coterie call`: calls an entity by name. A runner that has its class checks the arguments and makes the call."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ async def command(
 
 @contextmanager
 def _answered(*, method: str) -> Iterator[None]:
-    """That nobody answers is not a "no"."""
+    """Distinguish "no runner answered" from "no" in the exit code."""
     try:
         yield
     except (RunnerUnavailable, SendTimeout, EntityNotAssigned) as error:
         problem = error.message
-        if isinstance(error, RunnerUnavailable) and not error.runner:  # there was none to be asked
+        if isinstance(error, RunnerUnavailable) and not error.runner:  # there was no runner to call
             problem = f"nobody answers {method}: {error.problem}"
         refuse(problem, hint=error.hint, code=NOBODY)
 

@@ -1,9 +1,7 @@
-"""What `coterie check` makes of rows: the promises that they can break. Streaming, and without any I/O.
+"""`coterie check`: history checkers over what a live cluster has stored. They stream rows and do no I/O themselves.
 
-A promise is judged by what is stored: the audit in the order of its numbers, states with their histories, ticks,
-messages that have ended. What callers were told stands in no table, so nothing is said about that.
-
-`coterie check`: the history checkers over what a live cluster has stored.
+A promise is judged by what is stored: the audit in the order of its numbers, states with their histories, ticks, ended
+messages. Replies as callers received them are in no table, so they are not checked.
 """
 
 from __future__ import annotations
@@ -34,18 +32,18 @@ if TYPE_CHECKING:
 
 
 _SET_BACK = timedelta(seconds=1)
-"""From here on the database's clock was set back: instants on both sides of that cannot be compared."""
+"""From here on the database's clock was set back: instants before and after cannot be compared."""
 
 
 @dataclass
 class Check:
-    """Sees rows, and remembers what they break: by promise, in words."""
+    """Reads rows, and records which promises they break and how."""
 
     broken: list[tuple[str, str]] = field(default_factory=list)
     rows: int = 0
 
     def say(self, promise: str, problem: str) -> None:
-        """A promise is broken."""
+        """Record a broken promise."""
         self.broken.append((promise, problem))
 
 
@@ -60,7 +58,7 @@ class Audit(Check):
     _last_at: datetime | None = None
 
     def see(self, rows: Sequence[AuditRow]) -> None:
-        """The next rows, in order."""
+        """Check the next rows, in order."""
         self.rows += len(rows)
         for row in rows:
             self.kinds[row.kind] += 1
@@ -72,11 +70,11 @@ class Audit(Check):
 
     @property
     def seats(self) -> int:
-        """How many were granted."""
+        """The number of seats that were granted."""
         return len(self._grants)
 
     def overtaken(self, seat: str, epoch: int, at: datetime) -> int | None:
-        """The newer epoch that had been granted when something was written in the name of this one, if there was."""
+        """The newer epoch that had been granted when something was written with this one, if there was."""
         grants = self._grants.get(seat, [])
         place = bisect_right(grants, epoch, key=lambda grant: grant[0])
         if self.is_dated and place < len(grants) and grants[place][1] < at:
@@ -84,7 +82,7 @@ class Audit(Check):
         return None
 
     def compare(self, view: ClusterSnapshot) -> None:
-        """The seats as they are now, read after the audit: nobody has moved on without a grant."""
+        """Compare with the current seats, read after the audit: no seat has changed without a grant."""
         for seat in view.seats:
             grants = self._grants.get(seat.name)
             if not grants:
@@ -109,13 +107,13 @@ class Audit(Check):
 
 @dataclass
 class FenceCheck(Check):
-    """INV-F2: nothing is written in the name of an epoch that was never granted, or after a newer one was."""
+    """INV-F2: nothing is written with an epoch that was never granted, or after a newer one was."""
 
     audit: Audit = field(default_factory=Audit)
     _highest: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def saw(self, what: str, *, seat: str, epoch: int, at: datetime | None) -> None:
-        """Something that was written in the name of a seat; when, if that is known."""
+        """Check something that was written with the epoch of a seat; `at` is when, if that is known."""
         self.rows += 1
         if epoch > self._highest.get(seat, (0, ""))[0]:
             self._highest[seat] = (epoch, what)
@@ -125,7 +123,7 @@ class FenceCheck(Check):
             self.say("INV-F2", f"{what} {says}")
 
     def compare(self, view: ClusterSnapshot) -> None:
-        """The seats as they are now, read after all that was written."""
+        """Compare with the current seats, read after everything that was written."""
         for seat in view.seats:
             epoch, what = self._highest.get(seat.name, (0, ""))
             if epoch > seat.epoch:
@@ -135,10 +133,10 @@ class FenceCheck(Check):
 
 @dataclass
 class HolderCheck(Check):
-    """Whoever holds a seat takes part."""
+    """The holder of a seat is a registered runner."""
 
     def see(self, view: ClusterSnapshot, *, unreadable: Iterable[str] = ()) -> None:
-        """All runners and seats, of one moment; the runners whose rows cannot be read take part too."""
+        """Check all runners and seats of one moment; runners whose rows cannot be read count as registered."""
         there = {row.id for row in view.runners} | set(unreadable)
         self.rows += len(view.seats)
         for seat in view.seats:
@@ -153,7 +151,7 @@ class StateCheck(Check):
     fence: FenceCheck = field(default_factory=FenceCheck)
 
     def see(self, marks: Iterable[StateMark]) -> None:
-        """All that is kept of some keys, by key and version."""
+        """Check all stored versions of some keys, by key and version."""
         before: StateMark | None = None
         for mark in marks:
             self.rows += 1
@@ -166,13 +164,13 @@ class StateCheck(Check):
 
 @dataclass
 class TickCheck(Check):
-    """INV-C1, C2: no instant of a schedule is decided twice, and what is over has one outcome."""
+    """INV-C1, C2: no instant of a schedule is decided twice, and an ended tick has one outcome."""
 
     fence: FenceCheck = field(default_factory=FenceCheck)
     open: int = 0
 
     def see(self, cron: str, rows: Sequence[TickRow]) -> None:
-        """All that is kept of a cron."""
+        """Check all stored ticks of a cron."""
         self.rows += len(rows)
         scheduled = sorted((row for row in rows if row.kind == "scheduled"), key=lambda row: row.at)
         for before, row in pairwise(scheduled):
@@ -195,14 +193,14 @@ class MessageCheck(Check):
     dead: int = 0
 
     def see(self, endings: Iterable[EndedMessage]) -> None:
-        """The next ones that have ended."""
+        """Check the next ended messages."""
         for each in endings:
             self.rows += 1
             self.dead += each.is_dead
             what = f"message {each.id} ({each.entity_type}/{each.entity_id}.{each.method})"
             if not each.is_dead and not each.has_reply:
                 self.say("INV-D2", f"{what} is done and has no reply")
-            if each.epoch:  # a cancelled message ends in the name of no epoch
+            if each.epoch:  # a cancelled message ends without an epoch
                 self.fence.saw(f"the end of {what}", seat=each.seat, epoch=each.epoch, at=each.at)
 
 
@@ -210,7 +208,7 @@ _PAGE = 2_000
 _TICKS_MOST = 100_000
 """Of one cron: more than a day of one that ticks each second."""
 _NAMED = 3
-"""So many that are broken in one way are named; the others are counted."""
+"""Number of violations of one kind that are named; the others are counted."""
 _LINE = 79
 OFF = "nothing is recorded: audit is off, so grants and refused writes are not checked"
 _ON = "set COTERIE_AUDIT=on for all runners (a row for each grant and each refused write), and start them again"
@@ -242,7 +240,7 @@ async def command(asking: ClientCommand) -> int:
 
 
 class History:
-    """All that is stored, judged."""
+    """Checks everything that is stored."""
 
     def __init__(self) -> None:
         self.audit = Audit()
@@ -255,16 +253,16 @@ class History:
 
     @property
     def rows(self) -> int:
-        """How many rows were looked at."""
+        """The number of rows read."""
         return sum(each.rows for each in (self.audit, self.states, self.ticks, self.messages, self.holders))
 
     @property
     def broken(self) -> list[tuple[str, str]]:
-        """Every promise that is broken, with the problem."""
+        """Every broken promise, with the problem."""
         return [each for judge in self._judges() for each in judge.broken]
 
     async def read(self, storage: Storage, progress: ProgressLine) -> None:
-        """Read it page by page. The seats come last, so that none can have moved on without being seen."""
+        """Read page by page. The seats are read last, so that no change of a seat is missed."""
         inspection = storage.inspection
         async for audit in _pages(inspection.audit, 0, lambda row: row.id):
             self.audit.see(audit)
@@ -307,7 +305,7 @@ class History:
         return self.audit, self.holders, self.fence, self.states, self.ticks, self.messages
 
     def _well(self, what: str) -> Finding:
-        """What is said where nothing is wrong."""
+        """The finding for a promise that holds."""
         audit, kinds = self.audit, self.audit.kinds
         if what == "grants" and not audit.rows:
             return Finding("audit", OFF, "warn", _ON)
@@ -329,7 +327,7 @@ class History:
 
 
 def _found(what: str, judge: Check, well: Finding) -> list[Finding]:
-    """What is broken, the first ones by name."""
+    """The violations, the first few by name."""
     if not judge.broken:
         return [well]
     named = [Finding(what, problem, "bad") for _, problem in judge.broken[:_NAMED]]
@@ -340,7 +338,7 @@ def _found(what: str, judge: Check, well: Finding) -> list[Finding]:
 async def _pages(
     read: Callable[..., Awaitable[Sequence[Any]]], after: Any, mark: Callable[[Any], Any]
 ) -> AsyncIterator[Sequence[Any]]:
-    """All rows, some at a time."""
+    """All rows, a page at a time."""
     while rows := await read(after=after, most=_PAGE):
         yield rows
         after = mark(rows[-1])

@@ -1,4 +1,4 @@
-"""`coterie completion`: what a shell needs to complete commands and options."""
+"""`coterie completion`: prints the script with which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 from coterie.cli.output import tell
 
 _VARIABLE = "_COTERIE_COMPLETE"
-"""click's: the command's name with it around."""
+"""The variable that click reads, made from the command's name."""
 
 
 @click.command()

@@ -1,8 +1,6 @@
-"""`coterie cron trigger`: run a cron once now, and see it through.
+"""`coterie cron`: lists crons and their runs, previews ticks, and triggers, pauses and resumes them.
 
-`coterie cron preview`: the next ticks of a cron or an expression. An expression needs no cluster.
-
-`coterie cron`: what runs when, how it went, and running, pausing and resuming it.
+The preview of an expression needs no cluster.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _BEGUN_S = 15.0
-"""By then somebody has begun it: a runner that is lost is replaced within ten seconds."""
+"""A runner has started the run by then: a lost runner is replaced within ten seconds."""
 _LOOK_S = 0.05
 _RECENT = 100
 
@@ -89,7 +87,7 @@ async def _watch(asking: ClientCommand, tick: TickInfo) -> int:
 
 
 async def _begun(asking: ClientCommand, tick: TickInfo) -> TickInfo:
-    """The tick as soon as somebody has begun it."""
+    """The tick as soon as a runner has started it."""
     try:
         async with asyncio.timeout(_BEGUN_S):
             while True:
@@ -145,12 +143,12 @@ def preview(name: str, zone: str | None, count: int, url: str | None, as_json: b
 
 
 def text(explained: str, coming: Sequence[Upcoming], now: datetime) -> str:
-    """The schedule in words, and its ticks by both clocks."""
+    """The schedule in words, and its ticks in the schedule's time zone and UTC."""
     return "\n".join([explained, "", *upcoming_rows(coming, now)])
 
 
 def upcoming_rows(coming: Sequence[Upcoming], now: datetime) -> Iterator[str]:
-    """Ticks to come, a line each."""
+    """Upcoming ticks, a line each."""
     wide = max((len(_local(each)) for each in coming), default=0)
     far = max((len(relative(each.at, now)) for each in coming), default=0)
     for each in coming:
@@ -173,7 +171,7 @@ def _expression(expression: str, zone: str | None, count: int) -> tuple[str, Seq
 
 async def _cron(name: str, zone: str | None, count: int, url: str | None) -> tuple[str, Sequence[Upcoming], datetime]:
     async with client(url) as cluster:
-        now = await cluster._acting().storage.now()  # noqa: SLF001 this house's own
+        now = await cluster._acting().storage.now()  # noqa: SLF001 internal to coterie
         with refusing(hint='coterie cron list shows all of them; an expression has spaces: "0 3 * * *"'):
             explained = await cluster.crons.explain(name, timezone=zone)
             return explained, await cluster.crons.preview(name, timezone=zone, count=count, after=now), now
@@ -296,7 +294,7 @@ async def resume(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) 
 
 
 def table(screen: Screen, lines: Iterable[CronLine], now: datetime, *, full: bool = False) -> str:
-    """All of them, a line each; in full also their schedule and who holds them."""
+    """All crons, a line each; in full also their schedules and holders."""
     rows = [
         (
             each.name,
@@ -314,7 +312,7 @@ def table(screen: Screen, lines: Iterable[CronLine], now: datetime, *, full: boo
 
 
 def result_of(screen: Screen, line: CronLine) -> str:
-    """How the last run went, unless something is wrong now."""
+    """The outcome of the last run, or the current problem."""
     if line.problem:
         return f"{screen.glyph('warn')} " + (f"missed {line.missed:,}: " if line.missed else "") + line.problem
     if line.outcome == "failed":

@@ -1,6 +1,6 @@
-"""What `coterie doctor` makes of what it sees. Pure, but for the look whether ports are free.
+"""`coterie doctor`: checks settings, database, clocks, ports and versions, and says what to do.
 
-`coterie doctor`: checks settings, database, clocks, ports and versions, and says what to do.
+The checks are pure, except for the one whether ports are free.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 
 GRACE = "TERMINATION_GRACE_PERIOD_SECONDS"
-"""The variable in which a pod tells its terminationGracePeriodSeconds: Kubernetes itself tells nobody inside."""
+"""The variable that passes terminationGracePeriodSeconds to a pod: Kubernetes itself does not expose it inside."""
 _GRACE_S = 30.0
-"""What it is if nobody has changed it."""
+"""The default of Kubernetes."""
 _LEAVE_S = 5.0
 """What a process needs after its drain: hooks, hand-over, the end of the interpreter."""
 _FULL = 0.9
-"""Of the server's connections; from here on the next deploy may find none."""
+"""Share of the server's connections in use from which the next deploy may find none."""
 
 
 def settings_of(settings: Settings) -> Iterator[Finding]:
-    """That they could be read, and whether they break a promise."""
+    """Whether they could be read, and whether they break a promise."""
     rows = help_rows(settings)
     given = len([row for row in rows if row.origin.startswith("COTERIE_")])
     yield Finding("settings", f"{len(rows)} values, {given} from COTERIE_* variables, no unknown ones")
@@ -59,7 +59,7 @@ def settings_of(settings: Settings) -> Iterator[Finding]:
 
 
 def certificates(settings: Settings, now: datetime) -> Iterator[Finding]:
-    """Whether those of this machine fit together, and for how long."""
+    """Whether the certificates of this machine fit together, and how long they are valid."""
     if settings.tls_cert is None:
         return
     try:
@@ -72,7 +72,7 @@ def certificates(settings: Settings, now: datetime) -> Iterator[Finding]:
 
 
 def database(server: ServerInfo, applied: Sequence[Migration], pending: Sequence[Migration]) -> Iterator[Finding]:
-    """What it is, whether its schema is ours, and whether it has connections left."""
+    """Its version, whether its schema is ours, and whether it has connections left."""
     number = max((step.number for step in applied), default=0)
     schema = "no schema yet" if not applied else f"schema {number}" + ("" if pending else " (current)")
     ours = "" if server.most is None else f", {server.ours} of {server.most} connections ours"
@@ -125,7 +125,7 @@ def runners(rows: Sequence[RunnerRow], told: Mapping[str, LocalFacts | None]) ->
 
 
 def versions(rows: Sequence[RunnerRow], told: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
-    """Whether all run the same one."""
+    """Whether all run the same version."""
     found = {row.name: f.version for row in rows if (f := told.get(row.id)) and f.version}
     counted = Counter(found.values()).most_common()
     if len(counted) == 1:
@@ -140,8 +140,8 @@ def ports(settings: Settings, *, runs_here: bool) -> Iterator[Finding]:
     """Whether a runner could listen here.
 
     Args:
-        settings: Where it would.
-        runs_here: Whether a runner of this cluster runs on this machine: what is taken may well be its own.
+        settings: The settings with its addresses.
+        runs_here: Whether a runner of this cluster runs on this machine: a port in use may well be its own.
     """
     said: list[str] = []
     for name, address in (("listen", settings.listen), ("http_listen", settings.http_listen)):
@@ -162,7 +162,7 @@ def ports(settings: Settings, *, runs_here: bool) -> Iterator[Finding]:
 
 
 def kubernetes(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What only goes wrong in a pod: probes that nobody can reach, a drain that is cut short."""
+    """Problems that occur only in a pod: probes that cannot be reached, a drain that is cut short."""
     in_pod, told = "KUBERNETES_SERVICE_HOST" in environ, _grace_s(environ)
     if in_pod:
         yield from _reachable(settings)
@@ -207,7 +207,7 @@ def _grace_s(environ: Mapping[str, str]) -> float | None:
 
 
 def _problem(address: str) -> str | None:
-    """Why nobody could listen there now; None: somebody could."""
+    """Why a runner could not listen on an address now; None if it could."""
     host, port = split_address(address)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -228,7 +228,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def unreadable(told: Mapping[str, LocalFacts | None]) -> list[Finding]:
-    """The rows that somebody, or this command itself, could not read."""
+    """The rows that a runner, or this command itself, could not read."""
     theirs = (row for facts in told.values() if facts is not None for row in facts.unreadable)
     rows = dict.fromkeys([*map(str, found()), *theirs])
     hint = "it is left out, the others are not: mend or delete it with SQL"
@@ -260,7 +260,7 @@ def command(url: str | None, as_json: bool, colour: bool | None) -> int:
 
 
 class Examination:
-    """One round through all checks: what cannot be reached keeps nobody from the others.
+    """One pass through all checks: one that fails does not prevent the others.
 
     Args:
         url: The database, if it is not that of the environment.
@@ -275,13 +275,13 @@ class Examination:
 
     @property
     def code(self) -> int:
-        """How the command ends."""
+        """The exit code of the command."""
         if self._is_nobody_there:
             return NOBODY
         return NO if counts(self.findings)[0] else YES
 
     async def run(self) -> None:
-        """Look at everything. What the log would warn of on the way is a remark, once."""
+        """Run all checks. A warning logged meanwhile becomes a remark, once."""
         with _warnings() as heard:
             await self._run(heard)
 
@@ -309,7 +309,7 @@ class Examination:
         self.findings += kubernetes(settings, os.environ)
 
     async def _database(self, settings: Settings) -> bool:
-        """Look at the database itself; whether a program of this version can work with what is in it."""
+        """Check the database itself; returns whether a program of this version can work with its contents."""
         from coterie.kernel.clock import SystemClock
         from coterie.kernel.ids import new_incarnation
         from coterie.kernel.random import Random
@@ -331,13 +331,13 @@ class Examination:
         return bool(applied) and all(step.phase == "post" for step in pending)
 
     async def _cluster(self, settings: Settings) -> None:
-        """Ask the runners."""
+        """Query the runners."""
         from coterie.cluster import Cluster
         from coterie.transport.identity import host_id
 
         cluster = Cluster(settings=settings)
         async with cluster.connect():
-            facts = await cluster._acting().gathering.look()  # noqa: SLF001 this house's own
+            facts = await cluster._acting().gathering.look()  # noqa: SLF001 internal to coterie
         rows, told = facts.view.runners, facts.runners
         self._runs_here = any(row.host_id == host_id() for row in rows)
         for check in (clocks, runners, versions):
@@ -347,7 +347,7 @@ class Examination:
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Hear what is logged as a warning, instead of whoever else would."""
+    """Collect logged warnings, instead of the other log handlers."""
     heard: list[str] = []
     log, handler = logging.getLogger("coterie"), logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""`coterie entities`: what lives where, one entity with its state, and freeing one that is stuck."""
+"""`coterie entities`: where entities are active, one entity with its state, and freeing one that is stuck."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def counted_of(revived: int) -> str:
 
 
 def address_of(text: str) -> EntityAddress:
-    """Read `Account/alice`."""
+    """Parse `Account/alice`."""
     try:
         return EntityAddress.parse(text)
     except ValueError:
@@ -164,7 +164,7 @@ def _of(address: EntityAddress, status: Any) -> MessageFilter:
 
 
 def _shard(address: EntityAddress, group: str | None, view: ClusterSnapshot) -> ShardId | None:
-    """On which shard it lives; None: nobody knows. The cluster says how many there are, not our settings."""
+    """The shard of an entity; None if unknown. The number of shards is that of the cluster, not of our settings."""
     shards = sum(each.name.startswith("shard:") and each.group == group for each in view.seats)
     return ShardId(group, shard_number(address.type, address.id, shards)) if group is not None and shards else None
 
@@ -215,7 +215,7 @@ def _mailbox(life: ActiveEntity) -> str:
 
 
 def _state(state: StateRow | None) -> dict[str, Any] | None:
-    """A stored state, for a program."""
+    """A stored state, as JSON."""
     if state is None:
         return None
     version, value = _value(state)

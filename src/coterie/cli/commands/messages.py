@@ -1,10 +1,7 @@
-"""Which messages are meant: qualifiers, as in `type:Account state:dead error:Timeout key:order-7 older:30d`.
+"""`coterie messages`: lists persisted calls that are pending or dead, runs them again, deletes them.
 
-Deleting messages that have ended, a batch at a time: interrupted, it leaves all others as they were.
-
-Messages for people: which ones are meant, and how a list and one of them look.
-
-`coterie messages`: stored calls: what waits, what was given up; running them again, clearing them away.
+Qualifiers choose messages, as in `type:Account state:dead error:Timeout key:order-7 older:30d`. Messages that have
+ended are deleted in batches: an interrupted purge leaves all others as they were.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 
 
 State = Literal["waiting", "running", "scheduled", "dead", "done"]
-"""A pending message is one of the first three: due, at work, due later."""
+"""A pending message is in one of the first three: due, running, due later."""
 
 STATES: tuple[State, ...] = get_args(State)
 QUALIFIERS = ("type", "id", "method", "state", "error", "key", "older")
@@ -50,49 +47,49 @@ EXAMPLE = "type:Account state:dead error:Timeout key:order-7"
 
 @dataclass(frozen=True, kw_only=True)
 class MessageOptions:
-    """Which messages; what is None does not matter."""
+    """Which messages; fields that are None match all."""
 
     type: str | None = None
     id: str | None = None
-    """Of the entity."""
+    """Id of the entity."""
     method: str | None = None
     state: State | None = None
     error: str | None = None
-    """Part of what its last attempt said."""
+    """Part of the error of its last attempt."""
     key: str | None = None
     older: str | None = None
     """Sent, or ended, longer ago than that."""
 
     @property
     def status(self) -> Status | None:
-        """What storage calls its state."""
+        """The status in storage."""
         if self.state == "dead" or self.state == "done":
             return self.state
         return None if self.state is None else "pending"
 
     @property
     def entity(self) -> str | None:
-        """As `cluster.messages` takes it."""
+        """The entity as `cluster.messages` takes it."""
         return self.type if self.id is None else f"{self.type}/{self.id}"
 
     @property
     def is_coarse(self) -> bool:
-        """Whether storage itself can choose by it."""
+        """Whether storage itself can apply the whole filter."""
         return self.method is self.error is self.key is None
 
     @property
     def older_s(self) -> float | None:
-        """Its age in seconds."""
+        """The age in seconds."""
         return None if self.older is None else to_seconds(self.older, what="older", allow_zero=True)
 
     def stored(self) -> messages.MessageFilter:
-        """As far as storage itself can choose."""
+        """The part of the filter that storage itself can apply."""
         return messages.MessageFilter(
             status=self.status, entity_type=self.type, entity_id=self.id, method=self.method, older_than_s=self.older_s
         )
 
     def takes(self, message: MessageInfo, *, now: datetime, running: Container[str]) -> bool:
-        """Whether a message is meant."""
+        """Whether a message matches."""
         kind, _, id_ = message.entity.partition("/")
         last = message.errors[-1].error if message.errors else ""
         return (
@@ -106,24 +103,24 @@ class MessageOptions:
         )
 
     def __str__(self) -> str:
-        """As it was written: it can be pasted behind `--filter`."""
+        """As it was written: it can be pasted after `--filter`."""
         given = ((name, getattr(self, name)) for name in QUALIFIERS)
         return " ".join(f"{name}:{shlex.quote(value)}" for name, value in given if value is not None)
 
 
 def state_of(message: MessageInfo, *, now: datetime, running: Container[str]) -> State:
-    """How a message stands.
+    """The state of a message.
 
     Args:
-        message: Which one.
-        now: By the database's clock.
-        running: The ids of those that are at work.
+        message: The message.
+        now: The time by the database's clock.
+        running: The ids of running messages.
     """
     if message.status == "done" or message.status == "dead":
         return message.status
     if message.id in running:
         return "running"
-    if message.due_at <= message.sent_at:  # at once: it waits, even if it was sent after the clock was read
+    if message.due_at <= message.sent_at:  # due at once: it waits, even if it was sent after the clock was read
         return "waiting"
     return "waiting" if message.due_at <= now else "scheduled"
 
@@ -133,7 +130,7 @@ def _age_s(message: MessageInfo, now: datetime) -> float:
 
 
 def parse(text: str, *, state: str | None = None) -> MessageOptions:
-    """Read qualifiers, and what `--state` said. Whatever is wrong ends the command, in two lines."""
+    """Parse qualifiers, and the value of `--state`. Any mistake ends the command, in two lines."""
     given: dict[str, str] = {}
     for word in _words(text):
         name, colon, value = word.partition(":")
@@ -168,14 +165,14 @@ def _checked(given: dict[str, str]) -> MessageOptions:
     if "state" in given and state is None:
         refuse(f'there is no state "{given["state"]}"', hint=f"there are {', '.join(STATES)}", code=WRONG)
     if "older" in given:
-        to_seconds(given["older"], what="older", allow_zero=True)  # refuses what is none
+        to_seconds(given["older"], what="older", allow_zero=True)  # refuses what is not a duration
     return MessageOptions(**{**given, "state": state})  # type: ignore[arg-type] # each is one of its fields, a text
 
 
 BATCH = 1_000
 """As many as `cluster.messages.purge` deletes at once."""
 _COUNTED_MOST = 100_000
-"""Beyond it nobody waits for a number."""
+"""Counting further would take too long."""
 
 
 class Purge:
@@ -195,7 +192,7 @@ class Purge:
         self._found = 0
 
     async def count(self) -> int:
-        """How many there are, counted up to a bound."""
+        """The number of messages, counted up to a bound."""
         if self._chosen.is_coarse:
             self._found = await self._asking.here.storage.messages.count(self._chosen.stored(), most=_COUNTED_MOST)
         else:
@@ -211,7 +208,7 @@ class Purge:
         return "1 message matches" if self._found == 1 else f"{self._found:,} messages match"
 
     async def run(self) -> tuple[int, str]:
-        """Delete them; how many it were, and how long it took."""
+        """Delete them; returns their number, and how long it took."""
         what = f"purging {self._status} messages"
         if self._chosen.older is not None:
             what += f" older than {self._chosen.older}"
@@ -240,7 +237,7 @@ class Purge:
         return gone
 
     async def _matching(self) -> list[str]:
-        """The ids of those that storage cannot choose by itself."""
+        """The ids of messages that match, where storage cannot apply the whole filter."""
         now = await self._asking.here.storage.now()
         found: list[str] = []
         async for each in walk(self._asking, self._chosen, self._status):
@@ -259,23 +256,23 @@ _LEFT = 22
 
 
 class ChosenMessages(NamedTuple):
-    """Messages that were meant, as they stood at one moment."""
+    """Messages that match, with their states at one moment."""
 
     messages: Sequence[MessageInfo]
     now: datetime
     running: Mapping[str, tuple[str, float]]
     silent: Sequence[str]
-    """Names of runners that did not say what they run."""
+    """Names of runners that did not reply with their running messages."""
 
     def state(self, message: MessageInfo) -> State:
-        """How one of them stands."""
+        """The state of one of them."""
         return state_of(message, now=self.now, running=self.running)
 
 
 async def choose(
     asking: ClientCommand, chosen: MessageOptions, *, limit: int, after: str | None = None
 ) -> ChosenMessages:
-    """The first messages that are meant, in the order of their ids; without a state all that are not done."""
+    """The first messages that match, in the order of their ids; without a state all that are not done."""
     now = await asking.here.storage.now()
     is_asked = chosen.status in (None, "pending")
     at_work = await CallsByName(asking.here).running() if is_asked else None
@@ -287,7 +284,7 @@ async def choose(
         lists = [await _some(asking, chosen, each, now, running, limit=limit, after=after) for each in statuses]
         found = list(heapq.merge(*lists, key=lambda each: each.id))
     meant = [each for each in found if chosen.takes(each, now=now, running=running)]
-    now = max([now, *(each.sent_at for each in meant)])  # what was sent after the clock was read is not from the future
+    now = max([now, *(each.sent_at for each in meant)])  # some may be sent after the clock was read
     return ChosenMessages(meant[:limit], now, running, silent)
 
 
@@ -337,14 +334,14 @@ async def _at_work(asking: ClientCommand, ids: Sequence[str], *, after: str | No
 
 
 def talk_of_silence(chosen: ChosenMessages) -> None:
-    """Say what could not be known."""
+    """Report which runners did not reply."""
     if chosen.silent:
         names = ", ".join(chosen.silent)
         tell(f"no answer from {names}: what runs there is taken for waiting", err=True)
 
 
 def outlined(message: MessageInfo, chosen: ChosenMessages) -> dict[str, Any]:
-    """A message in a list, for a program."""
+    """A message in a list, as JSON."""
     told: dict[str, Any] = plain(message)
     kept = {name: value for name, value in told.items() if name not in _HIDDEN}
     last = one_line(message.errors[-1].error) if message.errors else None
@@ -431,7 +428,7 @@ def _json(value: Any) -> str:
 
 
 _RETRY_MOST = 10_000
-"""Messages that one command runs again: they come at once, and those after them with the next."""
+"""Messages that one command runs again: they are read at once; run the command again for the rest."""
 _filter = click.option("--filter", "text", default="", metavar="FILTER", help=f'As in "{EXAMPLE}", also method, older.')
 
 
@@ -554,7 +551,7 @@ async def purge_some(asking: ClientCommand, *, text: str, yes: bool, dry_run: bo
 
 
 async def _named(asking: ClientCommand, ids: tuple[str, ...]) -> list[MessageInfo]:
-    """Those of these messages that are dead; the others are told."""
+    """Those of these messages that are dead; the others are reported."""
     found = [await asking.cluster.messages.show(each) for each in dict.fromkeys(ids)]
     for each in found:
         if each.status != "dead":

@@ -1,4 +1,4 @@
-"""`coterie migrate`: what the schema lacks, and how it gets there."""
+"""`coterie migrate`: shows pending migrations of the schema, and applies them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json
 async def _apply(
     storage: Storage, applied: Sequence[Migration], pending: Sequence[Migration], phase: Phase | None, *, as_json: bool
 ) -> tuple[Sequence[Migration], float]:
-    """Apply what is pending; what was applied here, and how long it took."""
+    """Apply what is pending; returns what was applied here, and how long it took."""
     before, after = _number(applied), _number([*applied, *pending])
     what, note = f"migrating  {before} → {after}", f"{len(pending)} steps"
     with ProgressLine(what, note=note, json=as_json) as progress:

@@ -12,7 +12,7 @@ from coterie.cli.output import tell
 from coterie.settings.parsers import split_address
 
 _ANSWERED_S = 3.0
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 what to ask, if it listens everywhere
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 the address to use for a wildcard
 
 
 @click.command()

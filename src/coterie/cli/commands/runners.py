@@ -1,4 +1,4 @@
-"""`coterie runners`: who takes part, how they fare, and draining one."""
+"""`coterie runners`: lists the runners and their state, and drains one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RIGHT = ("SHARDS", "ENTITIES", "CALLS/S", "P99", "LOOP LAG", "CPU", "MEM")
 _SPARE = ("VERSION", "LOOP LAG", "MEM", "UP", "CPU")
 _LOOK_S = 0.1
 _SPARE_S = 5.0
-"""What a drain may take beyond the setting: its seats are taken away then."""
+"""What a drain may take beyond the setting; after that its seats are taken away."""
 
 
 @click.group(cls=Noun)
@@ -97,7 +97,7 @@ async def drain(asking: ClientCommand, runner: str, *, yes: bool, dry_run: bool)
 
 
 async def _drained(asking: ClientCommand, line: RunnerLine) -> None:
-    """Return when it holds nothing any more."""
+    """Return when it holds no seats any more."""
     limit_s = asking.cluster.settings.drain.total_seconds() + _SPARE_S
     storage = asking.here.storage
     try:
@@ -134,7 +134,7 @@ def _cells(line: RunnerLine) -> tuple[str, ...]:
 
 
 def _remark(screen: Screen, line: RunnerLine) -> str:
-    """What it leads; and how it stands, if it is not simply ready."""
+    """The singletons it leads, and its state if it is not simply ready."""
     standing = "" if line.state == "ready" else state_of(screen, line)
     leads = f"{screen.glyph('lead')} {', '.join(line.leads)}" if line.leads else ""
     return "  ".join(part for part in (standing, leads) if part)

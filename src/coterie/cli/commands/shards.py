@@ -1,4 +1,4 @@
-"""`coterie shards`: who holds what, as a map and as a list."""
+"""`coterie shards`: which runner holds which shard, as a map and as a list."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _GLYPHS = {"owned": "owned", "moving": "move", "no owner": "none"}
 _STANDING = {"owned": "good", "moving": "warn", "no owner": "bad"}
 _CELLS = 60
-"""Shards in a line of the map, in a pipe."""
+"""Shards per line of the map, in a pipe."""
 _CELLS_LEAST = 20
-"""However narrow a terminal is."""
+"""The minimum, however narrow a terminal is."""
 
 
 @click.group(cls=Noun, alone="map")

@@ -1,4 +1,4 @@
-"""`coterie singletons`: who leads what, what was saved, and giving a leadership up."""
+"""`coterie singletons`: lists leaders and saved state, and has a leader resign."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def table(screen: Screen, lines: Iterable[SingletonLine], now: datetime) -> str:
 
 
 def state_of(screen: Screen, line: SingletonLine) -> str:
-    """How it stands: a glyph and a word, and what its body says of its progress."""
+    """Its state: a glyph and a word, and the progress that its body reports."""
     if line.problem:
         return f"{screen.glyph('bad')} {line.problem}"
     if line.error_at is not None and (line.progress_at is None or line.error_at >= line.progress_at):

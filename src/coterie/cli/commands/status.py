@@ -1,4 +1,4 @@
-"""`coterie status`: the four questions on one screen."""
+"""`coterie status`: the health, leaders, next cron runs and failures on one screen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.observe.view import Overview
 
 _WIDE = 92
-"""From here on figures stand beside each other."""
+"""The width from which figures are placed side by side."""
 GLYPHS = {"healthy": "good", "degraded": "warn", "unhealthy": "bad"}
 
 
@@ -43,7 +43,7 @@ async def command(asking: ClientCommand) -> int:
 
 
 def text(overview: Overview, *, where: str, now: datetime, screen: Screen) -> str:
-    """The screen. What is wrong comes first."""
+    """The screen. Problems come first."""
     parts = [
         screen.headed(where, standing(overview, screen)),
         "\n".join(_reasons(overview, screen)),
@@ -56,7 +56,7 @@ def text(overview: Overview, *, where: str, now: datetime, screen: Screen) -> st
 
 
 def standing(overview: Overview, screen: Screen) -> str:
-    """How the cluster stands: a glyph and its word."""
+    """The health of the cluster: a glyph and its word."""
     return f"{screen.glyph(GLYPHS[overview.status])} {overview.status}"
 
 

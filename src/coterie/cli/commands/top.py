@@ -1,6 +1,6 @@
-"""The panel of `coterie top`: what keys do to it, and what it looks like. Nothing here reads a key or draws.
+"""`coterie top`: a live view of the cluster.
 
-`coterie top`: how the cluster fares, live.
+`Panel` and `frame` hold what keys do to it and what it looks like, and neither read keys nor draw.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 PAGES = ("runners", "shards", "singletons", "cron", "entities", "messages")
-"""By the keys 1 to 6."""
+"""Selected by the keys 1 to 6."""
 KEYS = "q quit  space pause  1-6 pages  / filter  ? help"
 _SEEN = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -48,7 +48,7 @@ _ESCAPE, _ERASE, _ENTER = "\x1b", ("\x7f", "\b"), ("\r", "\n")
 
 @dataclass
 class Panel:
-    """What is shown, as keys have it."""
+    """What is shown, as chosen by keys."""
 
     page: str = PAGES[0]
     paused: bool = False
@@ -60,7 +60,7 @@ class Panel:
     trends: dict[str, deque[float]] = field(default_factory=dict)
 
     def press(self, key: str) -> None:
-        """A key was pressed; those that mean nothing do nothing."""
+        """Handle a key; unknown keys do nothing."""
         if self.typing:
             self._type(key)
         elif key in ("q", "\x03"):
@@ -89,7 +89,7 @@ class Panel:
             self.filter += key
 
     def learn(self, overview: Overview) -> None:
-        """Remember the figures whose course is drawn."""
+        """Record the figures that are drawn as sparklines."""
         seen = {"in": overview.calls_s, "p99": overview.p99_s, "waiting": overview.waiting}
         for name, value in seen.items():
             self.trends.setdefault(name, deque(maxlen=_SEEN)).append(value or 0.0)
@@ -99,12 +99,12 @@ def frame(panel: Panel, view: View, *, name: str, age_s: float, problem: str, sc
     """The panel as text.
 
     Args:
-        panel: As keys have it.
-        view: What was last seen: the overview and the panel's page.
-        name: Of the cluster.
-        age_s: How long ago that was.
-        problem: Why nothing newer could be seen; empty: nothing is wrong.
-        screen: What it can show.
+        panel: What is shown, as chosen by keys.
+        view: The last reading: the overview and the panel's page.
+        name: Name of the cluster.
+        age_s: Age of the reading.
+        problem: Why no newer reading is available; empty: nothing is wrong.
+        screen: What the terminal can show.
     """
     overview: Overview = view.data["overview"]
     how_many = f"{overview.runners} runner{'' if overview.runners == 1 else 's'}"
@@ -141,7 +141,7 @@ def body(page: str, view: View, screen: Screen) -> str:
 
 
 def spark(values: deque[float] | None, screen: Screen) -> str:
-    """The course of a figure: `▂▃▅▅▆▇▆▅`."""
+    """A sparkline: `▂▃▅▅▆▇▆▅`."""
     if not values or not screen.is_utf8:
         return ""
     most = max(values)
@@ -164,7 +164,7 @@ def _figures(panel: Panel, overview: Overview, screen: Screen) -> str:
 
 
 def _chosen(panel: Panel, text: str) -> list[str]:
-    """The lines that the filter lets through; the first one has the names of the columns."""
+    """The lines that match the filter; the first one has the names of the columns."""
     first, *rest = text.splitlines()
     wanted = "" if panel.helping else panel.filter.casefold()
     return [first, *(line for line in rest if wanted in line.casefold())]
@@ -197,9 +197,9 @@ def _messages(screen: Screen, page: MessagesPage) -> str:
 
 
 _EVERY_S = 1.0
-"""Between two looks."""
+"""Between two readings."""
 _DRAWN_S = 0.25
-"""Between two drawings, so that what is said about age is true."""
+"""Between two drawings, so that the age shown is right."""
 
 
 @click.command()
@@ -228,7 +228,7 @@ async def _follow(look: ViewReader) -> None:
 
 
 class Top:
-    """Looks, reads keys and draws, until somebody quits."""
+    """Reads the cluster and the keys, and draws, until the user quits."""
 
     def __init__(self, asking: ClientCommand) -> None:
         self._asking = asking
@@ -243,7 +243,7 @@ class Top:
 
     async def run(self) -> None:
         """Until `q`."""
-        from rich.console import Console  # 100 ms, for those who look live
+        from rich.console import Console  # takes 100 ms: only for the live view
         from rich.live import Live
 
         await self._see()
@@ -300,14 +300,14 @@ class Top:
 
 
 def _waiting(panel: Panel, view: View) -> Panel:
-    """The same with the page that is there, until the other one is."""
+    """The panel with the page that is available, until the chosen one is."""
     import dataclasses
 
     return dataclasses.replace(panel, page=next(page for page in view.data if page != "overview"))
 
 
 async def _set_within(event: asyncio.Event, limit_s: float) -> None:
-    """Wait for an event, or for so long."""
+    """Wait for an event, at most so long."""
     try:
         async with asyncio.timeout(limit_s):
             await event.wait()
@@ -318,14 +318,14 @@ async def _set_within(event: asyncio.Event, limit_s: float) -> None:
 
 @contextmanager
 def _keys(read: Callable[[bytes], None]) -> Iterator[None]:
-    """Give keys to a function as they are pressed, unseen; afterwards the terminal is as it was."""
+    """Pass keys to a function as they are pressed, without echo; the terminal is restored afterwards."""
     import termios
     import tty
 
     terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
-    loop.add_reader(terminal, lambda: read(os.read(terminal, 1024) or b"q"))  # no terminal any more: nobody looks
+    loop.add_reader(terminal, lambda: read(os.read(terminal, 1024) or b"q"))  # the terminal is closed: quit
     try:
         yield
     finally:

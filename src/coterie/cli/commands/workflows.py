@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _GLYPHS = {"running": "good", "suspended": "good", "done": "good", "failed": "bad", "interrupted": "warn"}
 _LOOKED_AT = 1_000
-"""Runs among which one is looked for by its id alone: those that changed last."""
+"""Runs that are searched for an id given alone: those that changed last."""
 
 
 @click.group(cls=Noun)
@@ -177,7 +177,7 @@ async def _going_on(asking: ClientCommand, run: str) -> UnitRow:
 
 
 async def _tell(asking: ClientCommand, before: UnitRow, after: UnitRow | None, done: str, undo: str) -> None:
-    """Say what was done, and have whoever holds it look."""
+    """Print what was done, and wake the holder of the seat."""
     if after is None:
         refuse(f"{before.name}/{before.id} is gone meanwhile")
     await asking.here.wake(after.seat, about=after.unit, fresh=True)

@@ -2,13 +2,13 @@
 
 It measures in front of the user what is promised: how long a takeover takes, what was lost, what was doubled.
 
-`program`       what its runners run, written into the user's folder as coterie-demo.py
-`load`          the calls that it makes, and the books by which lost and doubled are counted
-`cluster_view`  what a client sees: who leads, who holds which shards
+`program`       the program of its runners, written into the user's folder as coterie-demo.py
+`load`          the calls that it makes, and the records by which lost and doubled deposits are counted
+`cluster_view`  what a client sees: the leader, the holders of shards
 `runners`       the processes, each with a network that can be cut
 `actions`       kill, freeze, cut, add, deploy
 `keyboard`      one key at a time
-`demo`          all of it, from the first line to the verdict
+`demo`          the whole demo, from the first line to the verdict
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be done to the runners of the demo. Each act measures what it did to the work, and says so."""
+"""The actions on the runners of the demo. Each measures its effect on the work, and prints it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     Act = Callable[["Demo"], Awaitable[DepositCount]]
 
 _CUT_S = 5.0
-"""How long a network stays cut that costs nobody anything."""
+"""How long the network stays cut on SQLite, where the leader keeps its seats."""
 
 
 async def kill(stage: Demo) -> DepositCount:
-    """SIGKILL the leader; it is started again when another one leads."""
+    """SIGKILL the leader; it is restarted when another runner leads."""
     leader, lead, before = await _leader(stage)
     began_s = _now_s()
     await leader.kill()
@@ -35,7 +35,7 @@ async def kill(stage: Demo) -> DepositCount:
 
 
 async def freeze(stage: Demo) -> DepositCount:
-    """SIGSTOP the leader; it goes on when another one leads."""
+    """SIGSTOP the leader; it is resumed when another runner leads."""
     leader, lead, before = await _leader(stage)
     began_s = _now_s()
     leader.freeze()
@@ -66,7 +66,7 @@ async def cut(stage: Demo) -> DepositCount:
 
 
 async def add(stage: Demo) -> DepositCount:
-    """One more runner, which gets its share."""
+    """Add a runner, which gets its share of the shards."""
     if not stage.has_room:
         stage.say("no more runners: this is a demo, and they share one machine")
         return await stage.ledger.check()
@@ -78,7 +78,7 @@ async def add(stage: Demo) -> DepositCount:
 
 
 async def deploy(stage: Demo) -> DepositCount:
-    """All runners leave in good order and start anew, one after the other."""
+    """Stop all runners gracefully and restart them, one after the other."""
     lead, before, began_s = await stage.sight.lead(), await stage.sight.shards(), _now_s()
     stage.ledger.slowest_s = 0.0
     for runner in stage.living():
@@ -100,11 +100,11 @@ async def deploy(stage: Demo) -> DepositCount:
 
 
 ACTS: Mapping[str, Act] = {"k": kill, "f": freeze, "p": cut, "a": add, "d": deploy}
-"""By their keys."""
+"""The actions by their keys."""
 
 
 async def _leader(stage: Demo) -> tuple[DemoRunner, Lead, Mapping[ShardId, str | None]]:
-    """Who leads just now, with all shards at their places."""
+    """The current leader, once all shards are settled."""
     before = await stage.sight.settled(stage.names())
     lead = await stage.sight.lead()
     return stage.runner(lead.runner), lead, before
@@ -150,7 +150,7 @@ async def _moved(
 
 
 async def _back(stage: Demo, runner: DemoRunner) -> None:
-    """Have the crew as it was: one that died, or was ended because it froze inside a commit, is started again."""
+    """Restore the set of runners: one that died, or was killed because it froze inside a commit, is restarted."""
     if await _is_gone(runner):
         await runner.start()
     await stage.sight.settled(stage.names())
@@ -158,7 +158,7 @@ async def _back(stage: Demo, runner: DemoRunner) -> None:
 
 
 async def _is_gone(runner: DemoRunner) -> bool:
-    await asyncio.sleep(0.1)  # one that was killed while it stood still is gone now
+    await asyncio.sleep(0.1)  # a runner that was killed while frozen has exited by now
     return not runner.lives
 
 

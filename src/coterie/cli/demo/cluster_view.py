@@ -1,4 +1,4 @@
-"""What the demo sees of its cluster, as any client would: who leads, how far it is, who holds which shards."""
+"""What the demo sees of its cluster, as any client would: the leader and its progress, the holders of shards."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LOOK_S = 0.02
 
 
 class Lead(NamedTuple):
-    """Who leads the importer, and where it went on."""
+    """The leader of the importer, and where it resumed."""
 
     runner: str
     epoch: int
     after: int
-    """The last row of the leader before."""
+    """The last row of the previous leader."""
 
 
 class DemoView:
-    """Looks at a cluster through a client.
+    """Reads a cluster through a client.
 
     Args:
         cluster: The client.
@@ -43,12 +43,12 @@ class DemoView:
         self._patience_s = patience_s
 
     async def rows(self) -> int:
-        """How many rows the importer has imported."""
+        """The number of rows that the importer has imported."""
         state = await self._cluster.singletons.state(IMPORTER, Progress)
         return 0 if state is None else state.last_id
 
     async def lead(self, *, after_epoch: int = 0) -> Lead:
-        """Wait until somebody leads the importer at a later epoch, and has saved something; who."""
+        """Wait until a runner leads the importer at a later epoch, and has saved something; returns the leader."""
 
         async def look() -> Lead | None:
             found = {each.name: each for each in await self._cluster.singletons.list()}.get(IMPORTER)
@@ -63,11 +63,11 @@ class DemoView:
         return await self._until(look, "somebody leads the importer")
 
     async def shards(self) -> Mapping[ShardId, str | None]:
-        """Who holds which shard."""
+        """The holder of each shard."""
         return await self._cluster.shards()
 
     async def settled(self, names: Collection[str]) -> Mapping[ShardId, str | None]:
-        """Wait until these runners, and no others, hold all shards in even shares; who holds which."""
+        """Wait until exactly these runners hold all shards in even shares; returns the holders."""
 
         async def look() -> Mapping[ShardId, str | None] | None:
             held = await self._cluster.shards()
@@ -83,7 +83,7 @@ class DemoView:
                 while True:
                     try:
                         found = await look()
-                    except PersistenceError:  # a runner that froze inside a commit holds up the file for a while
+                    except PersistenceError:  # a runner that froze inside a commit locks the file for a while
                         found = None
                     if found is not None:
                         return found
@@ -93,10 +93,10 @@ class DemoView:
 
 
 class Stuck(Exception):
-    """The demo cannot go on: something that is promised has not come."""
+    """The demo cannot continue: something that is promised did not happen."""
 
 
 def moved(before: Mapping[ShardId, str | None], after: Mapping[ShardId, str | None]) -> tuple[int, list[str]]:
-    """How many shards have other holders now, and who these are."""
+    """The number of shards with other holders now, and these holders."""
     to = [str(holder) for shard, holder in after.items() if before.get(shard) != holder]
     return len(to), sorted(set(to))

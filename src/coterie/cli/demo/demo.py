@@ -1,4 +1,4 @@
-"""The demo from its first line to its last: runners, load, acts by key or by script, and the verdict."""
+"""The demo from its first line to its last: runners, load, actions by key or by script, and the verdict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SCRIPT: tuple[tuple[str, Act], ...] = (("k", kill), ("f", freeze), ("d", deploy
 
 
 class Demo:
-    """A cluster at work, and what can be asked of it.
+    """A running cluster, and the operations on it.
 
     Args:
         cluster: A client of it.
@@ -47,59 +47,59 @@ class Demo:
         self.ledger = DepositLoad(cluster, run=run)
         self.is_file = url.startswith("sqlite")
         self.is_clean = True
-        """Whether all who were asked to leave did so in good order."""
+        """Whether all runners that were stopped exited cleanly."""
         self.is_stuck = False
-        """Whether an act did not come to its end."""
+        """Whether an action did not complete."""
         self.screen = Screen()
         self._url = url
         self._runners: list[DemoRunner] = []
 
     def say(self, text: str) -> None:
-        """One line of what happens, with the time."""
+        """Print one line, with the time."""
         now = to_datetime(SystemClock().wall_ns()).astimezone()
         tell(f"  {now:%H:%M:%S}.{now.microsecond // 1000:03}  {text.replace('★', self.screen.glyph('lead'))}")
 
     def names(self) -> list[str]:
-        """Of those that run."""
+        """The names of the running runners."""
         return [each.name for each in self.living()]
 
     def living(self) -> list[DemoRunner]:
-        """Those that run, frozen or not."""
+        """The running runners, frozen or not."""
         return [each for each in self._runners if each.lives]
 
     def runner(self, name: str) -> DemoRunner:
-        """By its name."""
+        """The runner with a name."""
         return next(each for each in self._runners if each.name == name)
 
     @property
     def has_room(self) -> bool:
-        """Whether there may be one more."""
+        """Whether another runner may be added."""
         return len(self._runners) < _RUNNERS_MOST
 
     async def add_runner(self) -> DemoRunner:
-        """Start one more; it has joined when this returns."""
+        """Start another runner; it has joined when this returns."""
         new = DemoRunner(PROGRAM, self._url, number=len(self._runners) + 1)
         self._runners.append(new)
         await new.start()
         return new
 
     async def leave(self) -> None:
-        """Have all runners leave in good order."""
+        """Stop all runners gracefully."""
         codes = await asyncio.gather(*(each.stop() for each in self.living()))
         self.is_clean = self.is_clean and not any(codes)
 
     async def close(self) -> None:
-        """End what is left, whatever fails on the way."""
+        """End what is left, even if some of it fails."""
         await self.ledger.stop()
         await asyncio.gather(*(each.close() for each in self._runners), return_exceptions=True)
 
 
 async def demo(url: str | None, *, script: bool) -> int:
-    """Run it; the exit code: 0 if nothing was lost or doubled."""
+    """Run it; returns the exit code: 0 if nothing was lost or doubled."""
     began_s = _now_s()
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in one"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # else a frozen runner would stay so
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # else a frozen runner would stay frozen
     place = url or f"sqlite:///{FILE}"
     shown = FILE if url is None else redacted_url(url)
     is_new, made = url is None and not Path(FILE).exists(), write_program(Path(PROGRAM))  # noqa: ASYNC240 at first
@@ -124,7 +124,7 @@ async def demo(url: str | None, *, script: bool) -> int:
 
 @asynccontextmanager
 async def _opened(stage: Demo) -> AsyncIterator[None]:
-    """Runners and load, until the block ends; then nothing of them runs any more."""
+    """Runners and load, until the block ends; then none of them runs any more."""
     try:
         began_s = _now_s()
         await asyncio.gather(*(stage.add_runner() for _ in range(_RUNNERS)))
@@ -141,7 +141,7 @@ async def _opened(stage: Demo) -> AsyncIterator[None]:
 
 
 def write_program(path: Path) -> bool:
-    """Write the program that the runners run; False: there is one already, which somebody may have changed."""
+    """Write the program that the runners run; False if there is one already, which the user may have changed."""
     if path.exists():
         return False
     path.write_text(Path(__file__).with_name("program.py").read_text("utf-8"), "utf-8")

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _KEPT_MOST = 8
-"""Keys that wait for the act before them to end; more are dropped."""
+"""Keys that wait for the previous action to end; more are dropped."""
 
 
 @contextmanager
 def keys() -> Iterator[asyncio.Queue[str]]:
-    """The keys that are pressed on stdin while the block lasts; the terminal is as before afterwards. "" is its end."""
+    """The keys that are pressed on stdin during the block; the terminal is restored afterwards. "" is its end."""
     pressed: asyncio.Queue[str] = asyncio.Queue(_KEPT_MOST)
     loop, terminal = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
@@ -32,7 +32,7 @@ def keys() -> Iterator[asyncio.Queue[str]]:
             if not pressed.full():
                 pressed.put_nowait(key)
 
-    tty.setcbreak(terminal, termios.TCSADRAIN)  # Ctrl-C stays what it is
+    tty.setcbreak(terminal, termios.TCSADRAIN)  # Ctrl-C keeps its meaning
     loop.add_reader(terminal, read)
     try:
         yield pressed

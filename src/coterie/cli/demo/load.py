@@ -1,4 +1,4 @@
-"""The load of the demo, and its books: deposits whose number is known, so that lost and doubled can be counted."""
+"""The load of the demo: deposits whose number is recorded, so that lost and doubled ones can be counted."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 ACCOUNTS = 1_000
 _SENDERS = 8
 _PAUSE_S = 0.05
-"""Of each sender, after each deposit: a steady hundred or so a second, which leaves the machine to the runners."""
+"""Pause of each sender after each deposit: a steady hundred or so a second, which leaves the machine to the runners."""
 _AGAIN_S = 0.1
 _ANSWERED_WITHIN_S = 90.0
-"""Longer than any takeover and the timeout of a call: whoever has no answer by then never gets one."""
+"""Longer than any takeover and the timeout of a call: a call without a reply by then never gets one."""
 _AT_ONCE = 50
 
 
 class DepositCount(NamedTuple):
-    """What has become of the deposits."""
+    """The number of deposits, lost and doubled ones."""
 
     deposits: int
     lost: int
-    """They were acknowledged, and are in no balance."""
+    """Acknowledged, but in no balance."""
     doubled: int
-    """They are in a balance more often than they were made."""
+    """In a balance more often than they were made."""
     unanswered: int = 0
 
     @property
@@ -48,10 +48,10 @@ class DepositCount(NamedTuple):
 
 
 class DepositLoad:
-    """Makes deposits of one cent, each under a key of its own, until it is stopped. Used on one loop.
+    """Makes deposits of one cent, each with a key of its own, until it is stopped. Used on one loop.
 
-    A deposit without a clear answer is made again under the same key. So when all of them are answered, each
-    account has to hold exactly as many cents as deposits were made to it.
+    A deposit without a clear reply is made again with the same key. So when all of them are acknowledged, each account
+    has to hold exactly as many cents as deposits were made to it.
 
     Args:
         cluster: A client.
@@ -72,24 +72,24 @@ class DepositLoad:
         self._quiet.set()
         self._tasks = Tasks("ledger")
         self.slowest_s = 0.0
-        """How long the slowest deposit took since somebody last set this to 0."""
+        """Duration of the slowest deposit since this was last set to 0."""
 
     @property
     def deposits(self) -> int:
-        """How many were answered so far."""
+        """The number of deposits acknowledged so far."""
         return self._answered.total()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the senders."""
         for number in range(_SENDERS):
             self._tasks.spawn(self._send(), name=f"sender {number}")
 
     async def stop(self) -> None:
-        """End."""
+        """Stop the senders."""
         await self._tasks.stop()
 
     async def check(self, *, everything: bool = False) -> DepositCount:
-        """Hold the senders, wait for all answers, and compare balances with the books.
+        """Pause the senders, wait for all replies, and compare balances with the records.
 
         Args:
             everything: All accounts, not only those that were used since the last check.
@@ -155,7 +155,7 @@ class DepositLoad:
         while True:
             try:
                 await self._cluster.ref(Account, account).deposit(key, 1)
-            except CoterieError:  # whatever came of it: under the same key it happens once
+            except CoterieError:  # whatever the outcome: with the same key it happens once
                 await asyncio.sleep(_AGAIN_S)
             else:
                 self.slowest_s = max(self.slowest_s, loop.time() - began_s)

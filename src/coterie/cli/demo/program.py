@@ -1,4 +1,4 @@
-"""What `coterie demo` runs: accounts that keep money, an importer of which there is one, a heartbeat every 10 seconds.
+"""The program of `coterie demo`: accounts that keep money, a single importer, a heartbeat every 10 seconds.
 
 Read it, change it, and run it yourself, in as many terminals as you like:
 
@@ -42,7 +42,7 @@ async def fetch_after(last_id: int) -> list[int]:  # stands for your database
 
 @cluster.singleton("importer", state=Progress)
 async def importer(leader: Leader[Progress]) -> None:
-    """Runs on one runner at a time; the next one goes on where it stopped."""
+    """Runs on one runner at a time; the next one resumes where it stopped."""
     while True:
         rows = await fetch_after(leader.state.last_id)
         async with leader.update() as state:  # saved when the block ends, refused if another runner leads by then
@@ -52,7 +52,7 @@ async def importer(leader: Leader[Progress]) -> None:
 
 @cluster.cron("heartbeat", "@every 10s")
 async def heartbeat(tick: Tick) -> None:
-    """Runs once for each tick in the whole cluster, whoever dies meanwhile."""
+    """Runs once for each tick in the whole cluster, even if runners die meanwhile."""
     print("heartbeat of", tick.scheduled_at, flush=True)
 
 

@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from coterie.cli.run.events import Event
 
 NAME = "coterie-demo"
-"""Of the cluster: in a database that holds others it is a stranger to them."""
+"""Name of the cluster, which keeps it apart from others in the same database."""
 _TAIL_BYTES = 2_000
 _LEFT_WITHIN_S = 60.0
-"""Twice what a runner needs to end whatever hangs."""
+"""Twice what a runner needs to end tasks that hang."""
 
 
 class DemoRunner:
     """One runner, in one process after another under the same name.
 
-    On SQLite a proxy stands before its address, so that others can be cut off from it; on PostgreSQL it stands
-    between the runner and its database.
+    On SQLite a proxy stands before its address, so that others can be cut off from it; on PostgreSQL it stands between
+    the runner and its database.
 
     Args:
         program: The file that it runs.
         url: The database.
-        number: Which one it is, from 1 on.
+        number: Its number, from 1 on.
     """
 
     def __init__(self, program: str, url: str, *, number: int) -> None:
         self.name = f"demo-{number}"
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 for as long as it lives
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 open while the runner runs
         self._env, self._network = _network(url)
         self._env |= {"COTERIE_NAME": NAME, "COTERIE_RUNNER_NAME": self.name}
         self._worker = Worker(program, number=number, heard=self._heard, env=self._env, output=self._output.fileno())
@@ -49,7 +49,7 @@ class DemoRunner:
 
     @property
     def served(self) -> str | None:
-        """Where its probes and health are."""
+        """The URL of its probes and health."""
         return None if self._worker.found is None else self._worker.found.served
 
     @property
@@ -58,10 +58,10 @@ class DemoRunner:
         return self._worker.lives
 
     async def start(self) -> None:
-        """Start it, or start it again; return when it has joined.
+        """Start or restart it; return when it has joined.
 
         Raises:
-            Stuck: It ended instead; with the end of what it wrote.
+            Stuck: It exited instead; with the end of its output.
         """
         self._joined.clear()
         self._network.heal()
@@ -77,7 +77,7 @@ class DemoRunner:
         await self.gone()
 
     async def stop(self) -> int:
-        """Have it drain and leave, whatever was done to it before; its exit code. One that does not leave is killed."""
+        """Have it drain and exit, whatever was done to it before, or kill it if it does not; returns its exit code."""
         self._network.heal()
         self.thaw()
         self._worker.send(signal.SIGTERM)
@@ -89,7 +89,7 @@ class DemoRunner:
             return await self.gone()
 
     async def gone(self) -> int:
-        """Wait until its process has ended; its exit code."""
+        """Wait until its process has exited; returns its exit code."""
         assert self._life is not None, "it was started"
         return await asyncio.shield(self._life)
 
@@ -98,7 +98,7 @@ class DemoRunner:
         self._worker.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         self._worker.send(signal.SIGCONT)
 
     def cut(self) -> None:
@@ -106,7 +106,7 @@ class DemoRunner:
         self._network.cut()
 
     def heal(self) -> None:
-        """Mend its network."""
+        """Heal its network."""
         self._network.heal()
 
     async def close(self) -> None:
@@ -117,13 +117,13 @@ class DemoRunner:
         self._output.close()
 
     def tail(self) -> str:
-        """The end of what it has written."""
+        """The end of its output."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), _TAIL_BYTES, max(size - _TAIL_BYTES, 0)).decode(errors="replace")
 
     async def _live(self) -> int:
         code = await self._worker.live()
-        self._network.refuse()  # as the port of a process that is gone does
+        self._network.refuse()  # as the port of a dead process does
         return code
 
     def _heard(self, _: Event) -> None:
@@ -132,7 +132,7 @@ class DemoRunner:
 
 
 def _network(url: str) -> tuple[dict[str, str], Proxy]:
-    """A proxy for one runner, and the variables that lead through it."""
+    """A proxy for one runner, and the environment variables that lead through it."""
     place = urlsplit(url)
     if place.scheme == "sqlite":
         port = _free_port()

@@ -71,7 +71,7 @@ def command(
 def _run_here(place: Target, *, url: str | None, port: int | None, wait: bool) -> int:
     loaded, voice = load(place), Console()
     _refuse_vain_options(loaded, url=url, port=port)
-    if loaded.cluster.settings.log_format == "json":  # for programs that read: the log says it all
+    if loaded.cluster.settings.log_format == "json":  # for programs: everything is in the log
         loaded.cluster.run(wait=wait)
     else:
         be_heard(voice)
@@ -100,13 +100,13 @@ def _listen(port: int) -> str:
 
 
 def _env(number: int, workers: int) -> dict[str, str]:
-    """What differs from worker to worker: a name that was chosen would be that of all of them."""
+    """The variables that differ by worker: a configured name would be that of all of them."""
     name = os.environ.get(_NAME, "")
     return {_NAME: f"{name}-{number}"} if name and workers > 1 else {}
 
 
 def _refuse_vain_options(loaded: LoadedProgram, *, url: str | None, port: int | None) -> None:
-    """Options that the program overrides would do nothing, silently."""
+    """Refuse options that the program overrides: they would have no effect."""
     settings = loaded.cluster.settings
     for option, given, setting in (("--url", url, "url"), ("--port", port, "http_listen")):
         if given is not None and settings.origin(setting) == "argument":

@@ -1,4 +1,4 @@
-"""What `coterie run` says on stderr: the announcement, a line for each thing that happens, the drain."""
+"""The output of `coterie run` on stderr: the announcement, a line for each event, the drain."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _TIP = "one runner is a cluster too; start another in a second terminal"
 _TIP_OF_SEVERAL = "Ctrl-C drains all of them; a worker that dies is started again"
 _WIDE = 26
 _SAID_EVERY_S = 5.0
-"""Where nobody watches a line that changes."""
+"""Interval of progress lines where the output is not a terminal."""
 
 
 class Console:
-    """Speaks for one runner, or for several workers.
+    """Prints the events of one runner, or of several workers.
 
     Args:
-        workers: How many there are; 0: the runner is this process.
-        as_json: Whether each line is an object, as the workers' logs are; a worker's `ProgramLoaded` says so, too.
+        workers: Their number; 0: the runner is this process.
+        as_json: Whether each line is a JSON object, as in the workers' logs; a worker's `ProgramLoaded` can set it.
     """
 
     def __init__(self, *, workers: int = 0, as_json: bool = False) -> None:
@@ -51,12 +51,12 @@ class Console:
         self._drains: dict[str, RunnerDraining] = {}
         self._lefts: dict[str, RunnerLeft] = {}
         self._is_draining = False
-        self._open = False  # whether a line stands that may be drawn over
+        self._open = False  # whether a line is shown that may be redrawn
         self._next_s = 0.0
         self._waiting_s = 0.0
 
     def hear(self, event: Event) -> None:
-        """Say what an event means to people."""
+        """Print an event for people."""
         match event:
             case Waits():
                 self._say_waiting(event)
@@ -86,7 +86,7 @@ class Console:
                     self.end_drain(event.took_s)
 
     def say(self, text: str, *, who: str = "") -> None:
-        """One line, with the time."""
+        """Print one line, with the time."""
         self._close()
         if self._as_json:
             print(_as_json(text, who), file=sys.stderr, flush=True)
@@ -95,7 +95,7 @@ class Console:
         print(f"{self._time()}  {safe(name + text)}", file=sys.stderr, flush=True)
 
     def _say_waiting(self, event: Waits) -> None:
-        """Workers wait for the same database: the first one says it for all."""
+        """Workers wait for the same database: only the first event is printed."""
         if _now_s() < self._waiting_s:
             return
         self._waiting_s = _now_s() + _SAID_EVERY_S
@@ -116,7 +116,7 @@ class Console:
         print(file=sys.stderr, flush=True)
 
     def begin_drain(self, limit_s: float) -> None:
-        """Say that it leaves, once."""
+        """Print that the drain begins, once."""
         if self._is_draining:
             return
         self._is_draining = True
@@ -128,7 +128,7 @@ class Console:
             self.say(text)
 
     def end_drain(self, took_s: float, *, failed: Sequence[str] = ()) -> None:
-        """Say how it ended, and forget it."""
+        """Print how the drain ended, and reset its state."""
         self._put(left_line(list(self._lefts.values()), took_s, failed=failed))
         self._close()
         self._is_draining = False
@@ -162,31 +162,31 @@ _LINES = TextLine("%(message)s", fields=False)
 
 
 class ConsoleOptions(logging.Handler):
-    """Warnings of coterie, for programs that have no logging of their own."""
+    """Prints warnings of coterie, for programs without a logging configuration."""
 
     def __init__(self, voice: Console) -> None:
         super().__init__(logging.WARNING)
         self._voice = voice
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As a line among the others."""
+        """Print it as a line among the others."""
         mark = "!" if record.levelno < logging.ERROR else "error:"
         self._voice.say(f"{mark} {self.format(record)}")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The sentence on one line, then what was raised, so that neither looks like another event."""
+        """The message on one line, then the traceback, so that neither looks like another event."""
         return _LINES.format(record)
 
 
 def be_heard(voice: Console) -> None:
-    """Show warnings, unless the program has chosen what to do with them."""
+    """Print warnings, unless the program has configured logging."""
     log = logging.getLogger("coterie")
     if not log.hasHandlers():
         log.addHandler(ConsoleOptions(voice))
 
 
 def announcement(found: ProgramLoaded, *, workers: int = 0) -> list[str]:
-    """What was found and where from, before anything happens."""
+    """The program, its definitions and its settings, printed before anything happens."""
     who = f"{workers} workers" if workers > 1 else f"runner {found.runner}"
     served = "off" if found.served is None else f"{found.served}/health"
     about = "http_listen is off" if found.served is None else "probes /live /ready /startup, metrics /metrics"
@@ -204,7 +204,7 @@ def announcement(found: ProgramLoaded, *, workers: int = 0) -> list[str]:
 
 
 def drain_line(drains: Sequence[RunnerDraining]) -> str:
-    """How far all of them are."""
+    """The progress of all drains."""
     calls = sum(each.calls for each in drains)
     oldest_s = max((each.oldest_s for each in drains), default=0.0)
     given, shards = sum(each.given for each in drains), sum(each.shards for each in drains)
@@ -214,7 +214,7 @@ def drain_line(drains: Sequence[RunnerDraining]) -> str:
 
 
 def left_line(lefts: Sequence[RunnerLeft], took_s: float, *, failed: Sequence[str] = ()) -> str:
-    """How all of them have left."""
+    """The results of all drains."""
     given, shards = sum(each.given for each in lefts), sum(each.shards for each in lefts)
     returned = sum(each.returned for each in lefts)
     if given == shards and not failed:

@@ -1,4 +1,4 @@
-"""What happens to a runner in a process of its own, as its starter hears of it: one JSON object per line."""
+"""The events of a runner in a worker process, as sent to its supervisor: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ProgramLoaded(msgspec.Struct, tag="found", frozen=True, kw_only=True):
     """`1 entity, 1 singleton, 1 cron`."""
     database: str
     database_from: str
-    """Where the address came from, and what to do about it."""
+    """The source of the URL, and how to change it."""
     served: str | None
-    """Where probes and health are; None: nowhere."""
+    """The URL of probes and health; None: they are not served."""
     moved_from: int | None
-    """The port that it was to have, if that was taken."""
+    """The requested port, if it was in use."""
     drain_s: float
     log_format: LogFormat = "text"
 
@@ -61,35 +61,35 @@ class LeadershipBegan(msgspec.Struct, tag="leads", frozen=True, kw_only=True):
 
 
 class LeadershipEnded(msgspec.Struct, tag="led", frozen=True, kw_only=True):
-    """It leads a singleton no more."""
+    """It stopped being the leader of a singleton."""
 
     runner: str
     singleton: str
 
 
 class RunnerDraining(msgspec.Struct, tag="draining", frozen=True, kw_only=True):
-    """It leaves."""
+    """It is draining."""
 
     runner: str
     shards: int
-    """That it held when it began to leave."""
+    """The number that it held when the drain began."""
     given: int
     calls: int
-    """In flight."""
+    """Calls in flight."""
     oldest_s: float
-    """For how long the oldest of them has been."""
+    """The age of the oldest of them."""
     left_s: float
 
 
 class RunnerLeft(msgspec.Struct, tag="left", frozen=True, kw_only=True):
-    """It has left."""
+    """It has drained and deregistered."""
 
     runner: str
     shards: int
     given: int
     took_s: float
     returned: int
-    """Messages that were in memory, had not begun, and are in storage for the next holder."""
+    """Messages that were in memory, had not started, and are in storage for the next holder."""
 
 
 Event: TypeAlias = (
@@ -100,10 +100,10 @@ _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
-    """As a line."""
+    """Encode an event as a line."""
     return msgspec.json.encode(event) + b"\n"
 
 
 def decode(line: bytes) -> Event:
-    """From a line."""
+    """Decode a line."""
     return _decoder.decode(line)

@@ -1,4 +1,4 @@
-"""From what stands behind `coterie run` to the cluster that a program defines."""
+"""Loads the program named on the command line of `coterie run` and finds its cluster."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _FORMS = "write app.py, app.py:cluster or package.module:cluster"
 
 
 class Target(NamedTuple):
-    """A program, as it was named."""
+    """A program as named on the command line."""
 
     place: str
     """A file, or a module by its dotted name."""
     name: str
-    """The cluster in it; empty: the only one."""
+    """The name of the cluster in it; empty: the only one."""
 
     @property
     def is_file(self) -> bool:
-        """Whether a file is meant, not a module."""
+        """Whether it is a file, not a module."""
         return self.place.endswith(".py") or "/" in self.place
 
     @property
     def folder(self) -> Path:
-        """Where the program lies."""
+        """The folder of the program."""
         return Path(self.place).resolve().parent if self.is_file else Path.cwd()
 
 
 class LoadedProgram(NamedTuple):
-    """A program's cluster, and how it is called there."""
+    """A program's cluster, and its name there."""
 
     cluster: Cluster
     shown: str
@@ -52,7 +52,7 @@ class LoadedProgram(NamedTuple):
 
 
 def parse(text: str) -> Target:
-    """Read what was written behind the command."""
+    """Parse the argument of the command."""
     place, separator, name = text.partition(":")
     if not place or (separator and not name.isidentifier()):
         refuse(f'cannot read "{text}"', hint=_FORMS, code=WRONG)
@@ -60,7 +60,7 @@ def parse(text: str) -> Target:
 
 
 def load(target: Target) -> LoadedProgram:
-    """Import the program and find its cluster. Whatever is in the way ends the command, in two lines."""
+    """Import the program and find its cluster. Any failure ends the command, in two lines."""
     sys.path.insert(0, str(target.folder))  # its neighbours can be imported, as with `python app.py`
     module = _module_of_file(target) if target.is_file else _module_of_name(target)
     name = target.name or _only_cluster(module, target)
@@ -72,7 +72,7 @@ def _module_of_file(target: Target) -> ModuleType:
     if not path.is_file():
         there = sorted(each.name for each in target.folder.glob("*.py")) if target.folder.is_dir() else []
         refuse(f"there is no file {target.place}", hint=_meant(path.name, there) or _FORMS, code=WRONG)
-    # A name that is taken (json.py) would put the program in another module's place.
+    # A name in use (json.py) would replace another module by the program.
     name = path.stem if path.stem not in sys.modules else f"program_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
@@ -88,18 +88,18 @@ def _module_of_file(target: Target) -> ModuleType:
 
 
 class _Program(SourceFileLoader):
-    """Loads a program's own file: as with `python app.py`, nothing is left beside it."""
+    """Loads a program's own file: as with `python app.py`, without writing bytecode beside it."""
 
     def set_data(self, path: str, data: Buffer, *, _mode: int = 0o666) -> None:
-        """Where others keep what they have compiled."""
+        """Do nothing, where other loaders write bytecode."""
 
 
 def _module_of_name(target: Target) -> ModuleType:
     try:
-        return importlib.import_module(target.place)  # noqa: TID251 whoever runs the command may run any program
+        return importlib.import_module(target.place)  # noqa: TID251 the user chooses the program
     except ModuleNotFoundError as error:
         if error.name is None or not f"{target.place}.".startswith(f"{error.name}."):
-            _blame(target, error)  # it is there, and misses something itself
+            _blame(target, error)  # it exists, and one of its own imports is missing
         hint = f"it is looked for from {Path.cwd()} on; {_FORMS}"
         refuse(f"there is no module {target.place}", hint=hint, code=WRONG)
     except Exception as error:  # noqa: BLE001 whatever a program may raise
@@ -110,7 +110,7 @@ def _only_cluster(module: ModuleType, target: Target) -> str:
     found: dict[int, str] = {}
     for name, value in vars(module).items():
         if isinstance(value, Cluster):
-            found.setdefault(id(value), name)  # a second name of the same one is no other cluster
+            found.setdefault(id(value), name)  # a second name of the same object is not another cluster
     if not found:
         hint = "write cluster = Cluster() at its top level, not inside of a function"
         refuse(f"{target.place} has no Cluster", hint=hint, code=WRONG)

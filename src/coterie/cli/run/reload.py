@@ -1,4 +1,4 @@
-"""Notices that a program's files have changed, by looking at them: no notification of the system, no dependency."""
+"""Detects changes of a program's files by polling: no notifications of the system, no dependency."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 LOOK_S = 0.5
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 _FILES_MOST = 10_000
-"""A folder with more is no program's: what lies beyond is not looked at."""
+"""A folder with more is not that of a program: further files are ignored."""
 
 
 class Watched:
     """The Python files under a folder.
 
     Args:
-        folder: Where the program lies. Hidden folders in it and virtual environments are left out.
+        folder: The folder of the program. Hidden folders in it and virtual environments are left out.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,8 +24,8 @@ class Watched:
         self._seen = self._look()
 
     async def changed(self) -> str:
-        """Wait until files have changed, come or gone since the last time; one of them, and how many more."""
-        while (now := self._look()) == self._seen:  # noqa: ASYNC110 files do not tell
+        """Wait until files were changed, added or deleted since the last call; returns one, and how many more."""
+        while (now := self._look()) == self._seen:  # noqa: ASYNC110 polls on purpose
             await asyncio.sleep(LOOK_S)
         changes = sorted(str(path.relative_to(self._folder)) for path, _ in now.items() ^ self._seen.items())
         names = list(dict.fromkeys(changes))
@@ -42,7 +42,7 @@ class Watched:
                     try:
                         found[here / name] = (here / name).stat().st_mtime_ns
                     except OSError:
-                        continue  # gone meanwhile
+                        continue  # deleted meanwhile
         return found
 
 

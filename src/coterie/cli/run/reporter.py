@@ -1,4 +1,4 @@
-"""Turns what happens to a runner into events, for `coterie run`, or for whoever started this worker."""
+"""Turns what happens to a runner into events, for `coterie run` or for the supervisor of this worker."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
 
 _LOOK_S = 0.2
-"""Between two looks at what is held here."""
+"""Between two polls of the held seats."""
 _PLURALS = {"entity": "entities"}
 
 
 class Reporter:
-    """Tells of a runner in this process (`signals.RunReporter`).
+    """Reports on a runner in this process (`main.RunReporter`).
 
     Args:
         loaded: Its program.
-        tell: Whom.
+        tell: Called with each event.
     """
 
     def __init__(self, loaded: LoadedProgram, tell: Callable[[Event], None]) -> None:
@@ -76,8 +76,8 @@ class Reporter:
         )
 
     async def follow(self, runner: Runner) -> None:
-        """That it has joined, and what it leads from then on."""
-        with suppress(CoterieError):  # it stops before it was ready
+        """Report that it has joined, and what it leads from then on."""
+        with suppress(CoterieError):  # it is stopped before it was ready
             await runner.ready()
             shards = len(_shards(runner.seats))
             self._tell(RunnerJoined(runner=runner.name, shards=shards, served=self._served))
@@ -100,11 +100,11 @@ class Reporter:
             await asyncio.sleep(_LOOK_S)
 
     def drains(self, drain: Drain) -> None:
-        """It begins to leave."""
+        """It begins to drain."""
         self.progress(drain)
 
     def progress(self, drain: Drain) -> None:
-        """It is still at it."""
+        """It is still draining."""
         shards = len(_shards(drain.held))
         calls, oldest_s = _in_flight(drain.runner)
         self._tell(
@@ -119,7 +119,7 @@ class Reporter:
         )
 
     def left(self, drain: Drain) -> None:
-        """It has left."""
+        """It has drained and deregistered."""
         shards, host = len(_shards(drain.held)), drain.runner.calling.host
         returned = 0 if host is None or host.deliveries is None else host.deliveries.returned
         given = shards - len(_shards(drain.kept))
@@ -129,14 +129,14 @@ class Reporter:
 
 
 class WorkerReporter(Reporter):
-    """The same in a worker, to whoever started it.
+    """The same in a worker: sends the events to its supervisor.
 
     Args:
         loaded: Its program.
-        line: A socket to the starter.
+        line: A socket to the supervisor.
 
     Promise:
-        When the starter is gone, however it went, the worker drains and leaves.
+        When the supervisor is gone, for whatever reason, the worker drains and exits.
     """
 
     def __init__(self, loaded: LoadedProgram, line: socket.socket) -> None:
@@ -145,13 +145,13 @@ class WorkerReporter(Reporter):
         line.setblocking(False)
 
     def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
-        """Also whether the starter is still there: nobody else would end a worker that waits."""
+        """Also checks that the supervisor is still there: nothing else would end a waiting worker."""
         super().waits(runner, problem, waited_s)
         if self._starter_is_gone():
             os.kill(os.getpid(), signal.SIGTERM)
 
     async def follow(self, runner: Runner) -> None:
-        """Also whether the starter is still there."""
+        """Also checks that the supervisor is still there."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._line, self._spoke)
         try:
@@ -166,14 +166,14 @@ class WorkerReporter(Reporter):
 
     def _starter_is_gone(self) -> bool:
         try:
-            return not self._line.recv(1024)  # nothing is said to workers yet
+            return not self._line.recv(1024)  # nothing is sent to workers yet
         except BlockingIOError:
             return False
         except ConnectionError:
             return True
 
     def _send(self, event: Event) -> None:
-        with suppress(OSError):  # the starter is gone, or does not listen: lines of this size fit, or nobody reads
+        with suppress(OSError):  # the supervisor is gone, or does not read: lines of this size fit otherwise
             self._line.sendall(encode(event))
 
 
@@ -188,7 +188,7 @@ def counted(defined: Mapping[str, Sequence[str]]) -> str:
 
 
 def shown_database(settings: Settings) -> str:
-    """The file, or the address without its password."""
+    """The file, or the URL without its password."""
     file = file_of(settings)
     return redacted_url(settings.url) if file is None else str(file)
 
@@ -215,6 +215,6 @@ def _led(runner: Runner) -> dict[str, int]:
 
 
 def _in_flight(runner: Runner) -> tuple[int, float]:
-    """How many calls run or wait in mailboxes, and for how long the oldest has run."""
+    """The number of calls that run or wait in mailboxes, and how long the oldest has run."""
     host = runner.calling.host
     return (0, 0.0) if host is None else (sum(host.queued()), host.oldest_s())

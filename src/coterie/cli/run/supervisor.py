@@ -1,8 +1,8 @@
-"""Several workers of one program: started, started again when they die, drained together.
+"""Supervises several workers of one program: starts them, restarts those that die, drains them together.
 
-starting ──▶ all at work ──a worker dies──▶ it is started again, after a pause that grows
+starting ──▶ all at work ──a worker dies──▶ it is restarted, after a pause that grows
                  │  ╲──a file changes──▶ drain all ──▶ starting                      (--reload)
-                 └──SIGTERM, SIGINT──▶ drain all ──▶ exit code 0, or 1 if not all left cleanly
+                 └──SIGTERM, SIGINT──▶ drain all ──▶ exit code 0, or 1 if not all exited cleanly
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from coterie.cli.run.load import Target
 
 _PAUSES = Retry(attempts=20, base="500ms", max="30s")
-"""Between the end of a worker and the next one in its place; the last one repeats for as long as it takes."""
+"""Pauses between the end of a worker and its restart; the last one repeats."""
 _WELL_S = 10.0
-"""A worker that has lived so long counts as well: the next pause is the first one again."""
+"""A worker that has run so long counts as healthy: the next pause is the first one again."""
 _SPARE_S = 2.0
-"""After what a worker itself needs to end whatever hangs: one that is frozen even then is killed."""
+"""Added to what a worker itself needs to end tasks that hang: one that is frozen even then is killed."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def supervise(
     text: str, target: Target, *, workers: int, reload: bool, wait: bool, env: Callable[[int], Mapping[str, str]]
 ) -> int:
-    """Run workers until a signal has ended them; the exit code.
+    """Run workers until a signal has ended them; returns the exit code.
 
     Args:
         text: The program, as on the command line.
-        target: The same, read.
-        workers: How many.
-        reload: Whether to begin again when the program's files change.
+        target: The same, parsed.
+        workers: Their number.
+        reload: Whether to restart when the program's files change.
         wait: Whether they wait for a database that cannot be reached yet.
         env: The variables of a worker, by its number.
     """
@@ -80,7 +80,7 @@ class WorkerSupervisor:
         self._hopeless = 0
 
     def on_signal(self, number: signal.Signals) -> None:
-        """The first one drains, the second one ends at once, as in `signals`."""
+        """The first one drains, the second one ends at once, as in `main`."""
         now_s = asyncio.get_running_loop().time()
         if self._asked is not None and now_s - self._asked_s < ONE_S:
             return
@@ -92,7 +92,7 @@ class WorkerSupervisor:
         self._stopping.set()
 
     async def run(self) -> int:
-        """Until a signal; or until it is clear that nobody can work."""
+        """Run until a signal, or until it is clear that no worker can work."""
         tasks = Tasks("crew")
         try:
             codes = [tasks.spawn(self._keep(each), name=each.name, report=False) for each in self._workers]
@@ -103,7 +103,7 @@ class WorkerSupervisor:
             await tasks.stop()
 
     async def run_again_and_again(self, watched: Watched) -> int:
-        """The same, and anew with each change of a file."""
+        """The same, restarting with each change of a file."""
         while True:
             tasks = Tasks("reload")
             watch = functools.partial(self._stop_when_changed, watched)
@@ -129,7 +129,7 @@ class WorkerSupervisor:
         self._stopping.set()
 
     async def _keep(self, worker: Worker) -> int:
-        """One worker, life after life; the exit code of the last."""
+        """Run and restart one worker; returns its last exit code."""
         loop, failures, has_worked = asyncio.get_running_loop(), 0, False
         while True:
             began_s = loop.time()
@@ -141,17 +141,17 @@ class WorkerSupervisor:
             has_worked = has_worked or worker.joined is not None
             if self._stopping.is_set():
                 had_begun = worker.found is not None or code != -signal.SIGTERM
-                return code if had_begun else 0  # one that was still being loaded has nothing to give back
-            # A worker that was started again after `REPLACED` would begin an empty database.
+                return code if had_begun else 0  # one that was still being loaded holds nothing
+            # A worker that is restarted after `REPLACED` would start an empty database.
             if code == REPLACED or (not has_worked and (code == WRONG or not self._anybody_works())):
-                self._hopeless = code if code > 0 else 1  # the program or its database is at fault, and has said so
+                self._hopeless = code if code > 0 else 1  # the program or its database is at fault, and was reported
                 self._stopping.set()
                 return code
             failures = 1 if loop.time() - began_s > _WELL_S else min(failures + 1, _PAUSES.attempts - 1)
             pause_s = _PAUSES.delay_s(failures, self._chance) or 0.0
             self.voice.say(f"{worker.name} {ending(code)}: another one is started in {lasting(pause_s)}")
             if await self._stops_within(pause_s):
-                return 0  # it was replaced by nobody, and left nothing to give back
+                return 0  # it was not restarted, and holds nothing
 
     def _anybody_works(self) -> bool:
         return any(each.joined is not None for each in self._workers)
@@ -198,8 +198,8 @@ class WorkerSupervisor:
 
 
 def _wants_json() -> bool:
-    """What the environment says, until a worker has told what its program says."""
+    """The setting of the environment, until a worker reports that of its program."""
     try:
         return Settings.load({}).log_format == "json"
     except CoterieError:
-        return False  # the workers say what is wrong
+        return False  # the workers report what is wrong

@@ -1,4 +1,4 @@
-"""One worker: a process of `coterie run` that another one has started, listens to, and ends."""
+"""One worker: a process of `coterie run` that a supervisor starts, reads events from, and ends."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Worker:
 
     Args:
         target: The program, as on the command line.
-        number: Which one it is, from 1 on.
+        number: Its number, from 1 on.
         heard: Called with each event.
         wait: Whether it waits for a database that cannot be reached yet.
         env: Variables of its own.
         output: Where its stdout and stderr go; None: where ours do.
 
     Promise:
-        It does not outlive the process that started it: when that is gone, it drains and leaves.
+        It does not outlive the process that started it: when that is gone, it drains and exits.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Worker:
         self.number = number
         self.found: ProgramLoaded | None = None
         self.joined: RunnerJoined | None = None
-        """What it has said in its present life."""
+        """Events of its current process."""
         self._target = target
         self._heard = heard
         self._options = () if wait else ("--no-wait",)
@@ -58,12 +58,12 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its display name."""
         return f"worker {self.number}" if self.found is None else self.found.runner
 
     @property
     def pid(self) -> int | None:
-        """Of its present process; None: there is none."""
+        """Id of its current process; None: there is none."""
         return self._process.pid if self.lives and self._process is not None else None
 
     @property
@@ -72,21 +72,21 @@ class Worker:
         return self._process is not None and self._process.returncode is None
 
     async def live(self) -> int:
-        """Run it until it ends; its exit code, negative by a signal."""
+        """Run it until it exits; returns its exit code, negative if ended by a signal."""
         ours, theirs = socket.socketpair()
         self.found, self.joined = None, None
         with theirs:
             line = theirs.fileno()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # else a file in the current directory could take the place of any module of ours
+                "-P",  # else a file in the current directory could shadow any module of ours
                 *("-m", "coterie.cli", "run", self._target, "--worker", f"{self.number}:{line}", *self._options),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=[line],
                 env={**os.environ, **self._env},
-                start_new_session=True,  # a Ctrl-C in the terminal is for us, who drain them all
+                start_new_session=True,  # a Ctrl-C in the terminal is for us: we drain them all
             )
         try:
             await self._listen(ours)
@@ -96,7 +96,7 @@ class Worker:
                 self.send(signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal; nothing if it is gone."""
+        """Send it a signal; does nothing if it has exited."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)

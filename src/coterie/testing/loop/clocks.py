@@ -1,4 +1,4 @@
-"""Clocks under simulation: each machine has its own, and none of them needs to be right."""
+"""Simulated clocks: each machine has its own, and none of them needs to be right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MILLION = 1_000_000
 
 
 class SimClock:
-    """The clocks that a node sees: fulfils `kernel.clock.Clock`."""
+    """The clocks that a node sees. Implements `kernel.clock.Clock`."""
 
     def __init__(self, loop: SimLoop, node: Node) -> None:
         self._loop = loop
@@ -27,10 +27,10 @@ class SimClock:
 
 
 class LocalTime:
-    """The clocks of one machine: a quartz that may run fast or slow, and a wall clock set wrong.
+    """The clocks of one machine: a steady clock that may run fast or slow, and a wall clock that may be wrong.
 
     Args:
-        boot_ns: What its steady clock says at the beginning of the run.
+        boot_ns: The value of its steady clock at the start of the run.
         drift_ppm: How much too fast it runs, in millionths; negative is too slow.
         wall_offset_ns: How much its wall clock is ahead of the true time.
     """
@@ -44,7 +44,7 @@ class LocalTime:
         self._boot_ns = boot_ns
 
     def steady_ns(self, now_ns: int) -> int:
-        """What the steady clock shows at the true instant `now_ns`."""
+        """The value of the steady clock at the true instant `now_ns`."""
         passed_ns = now_ns - self._true_base_ns
         if self.drift_ppm:
             passed_ns = passed_ns * (_MILLION + self.drift_ppm) // _MILLION
@@ -62,11 +62,11 @@ class LocalTime:
         return self.wall_offset_ns + self.steady_ns(now_ns) - self._boot_ns - now_ns
 
     def step(self, by_ns: int) -> None:
-        """Show another time from now on, on both clocks. Only for a machine on which nothing measures spans."""
+        """Shift both clocks from now on. Only for a machine on which nothing measures durations."""
         self._steady_base_ns += by_ns
 
     def set_drift(self, drift_ppm: int, *, now_ns: int) -> None:
-        """Run at another rate from now on. Timers that are set already keep their instant."""
+        """Run at another rate from now on. Timers that are already set keep their instant."""
         _check_drift(drift_ppm)
         self._steady_base_ns = self.steady_ns(now_ns)
         self._true_base_ns = now_ns

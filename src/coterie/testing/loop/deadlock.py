@@ -1,4 +1,4 @@
-"""Errors for a run that cannot go on, and what every task of it waits for."""
+"""Errors for a run that cannot continue, with what every task waits for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepLimit(RuntimeError):
 
 
 def deadlock(tasks: Iterable[SimTask[Any]], *, now_ns: int) -> Deadlock:
-    """The error that says what every task waits for."""
+    """The error that lists what every task waits for."""
     return Deadlock(
         f"nothing can ever run again at {moment(now_ns)}: no callback is ready and no timer is set\n{waits(tasks)}"
     )
@@ -90,6 +90,6 @@ def _is_asyncio(frame: FrameType) -> bool:
 
 
 def _for(task: SimTask[Any]) -> str:
-    """The task that this one waits for, if it is one."""
+    """The task that this one waits for, if it waits for one."""
     waiter = getattr(task, "_fut_waiter", None)
     return f", for task {waiter.get_name()}" if isinstance(waiter, asyncio.Task) else ""

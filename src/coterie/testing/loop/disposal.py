@@ -1,9 +1,9 @@
-"""The end of a run: what still waits is thrown away without running another line of it.
+"""The end of a run: pending coroutines are discarded without running another line of them.
 
-A coroutine that Python collects is closed first, which runs its `finally` and `except` blocks. For the tasks of a
-crashed node that would be a lie, and for all others a visible effect of a run that is over, at a moment that no seed
-repeats. So every line that such a block would run raises before it runs: by `sys.monitoring` where there is one
-(3.12), else by a trace function that leaves each frame as it is entered.
+When Python collects a coroutine it closes it first, which runs its `finally` and `except` blocks. For the tasks of a
+crashed node that would be wrong, and for all others a visible effect of a run that is over, at a moment that no seed
+repeats. So every line that such a block would run raises before it runs: by `sys.monitoring` where available (3.12),
+else by a trace function that leaves each frame as it is entered.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SITE = f"{os.sep}site-packages{os.sep}"
 
 
 class _Over(BaseException):
-    """Leaves a frame that must not run."""
+    """Raised to leave a frame that must not run."""
 
 
 def discard(works: Iterable[Any]) -> None:
-    """Close coroutines, in order, silently, and without running what is left of them."""
+    """Close coroutines, in order, silently, and without running the rest of them."""
     unraisable = sys.unraisablehook
     sys.unraisablehook = _ignore
     try:
@@ -42,7 +42,7 @@ def discard(works: Iterable[Any]) -> None:
 
 
 def _ignore(unraisable: object) -> None:
-    """What a discarded frame raises reaches nobody, and shall not."""
+    """Ignore what discarded frames raise."""
 
 
 if sys.version_info >= (3, 12):
@@ -70,8 +70,8 @@ if sys.version_info >= (3, 12):
 
 
 def _leave(code: types.CodeType, *_: object) -> None:
-    # The standard library's own handlers do no harm, since the loop takes nothing any more; and its weak
-    # references must be let go, or asyncio's registry of tasks fills with dead ones.
+    # The standard library's own handlers do no harm, since the loop accepts nothing any more; and its weak references
+    # must be released, or asyncio's registry of tasks fills with dead ones.
     name = code.co_filename
     if name != __file__ and (_SITE in name or not name.startswith((_STDLIB, "<frozen"))):
         raise _Over
@@ -110,7 +110,7 @@ def _is_running(thing: object) -> bool:
 
 
 def _suspended(work: object) -> list[object]:
-    """Everything that waits inside `work`, outermost first: what it awaits, and its open context managers."""
+    """Everything suspended inside `work`, outermost first: what it awaits, and its open context managers."""
     found: list[object] = []
     seen: set[int] = set()
     queue: deque[object] = deque([work])
@@ -133,7 +133,7 @@ _step, _aclose = _made.__anext__(), _made.aclose()
 _WAITING = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType, type(_step), type(_aclose))
 _step.close()
 _aclose.close()
-# What holds them: the `__exit__` of an open `with`, exit stacks, and the wrapper that `__await__` gives.
+# The objects that hold them: the `__exit__` of an open `with`, exit stacks, and the wrapper that `__await__` returns.
 _HOLDERS = (
     types.MethodType,
     contextlib._GeneratorContextManager,

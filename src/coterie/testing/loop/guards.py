@@ -1,8 +1,8 @@
 """Guards: threads, sockets and real time raise inside a simulation; randomness comes from the seed.
 
-Not guarded, since Python offers no hold: `datetime.now()` and other clocks read in C, and functions that a module
-took for itself before (`from time import monotonic`). Product code has the lint rules; users' code should take the
-time from the loop.
+Not guarded, since Python has no hook for them: `datetime.now()` and other clocks read in C, and functions that a module
+imported by name before (`from time import monotonic`). Lint rules cover the product; users' code should read the time
+from the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TIMES = {
     "clock_gettime_ns": _USE_LOOP_TIME,
     "sleep": "use await asyncio.sleep(…)",
 }
-# They measure how long things really take, or stamp log records and spans: nothing that a run depends on.
+# They measure real durations, or stamp log records and spans: nothing that a run depends on.
 _MAY_READ_TIME = sys.stdlib_module_names | {
     "_pytest", "coverage", "execnet", "hypothesis", "opentelemetry", "pluggy", "pytest", "pytest_asyncio",
     "pytest_timeout", "xdist",
@@ -69,7 +69,7 @@ _REFUSED = {
 
 
 class SealedLoop(asyncio.BaseEventLoop):
-    """A loop without a way out: whatever would reach the real world raises and says what to use instead."""
+    """A loop without access to the outside: whatever would reach the real world raises and says what to use instead."""
 
 
 def _refusal(what: str, instead: str) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ for _name, _instead in _REFUSED.items():
 
 @contextlib.contextmanager
 def guarded(seed: int) -> Iterator[None]:
-    """Keep this thread in the simulation while the block runs; other threads notice nothing of the refusals."""
+    """Keep this thread in the simulation while the block runs; other threads are not affected by the refusals."""
     before = random.getstate()
     random.seed(f"{seed}/random")
     with contextlib.ExitStack() as stack:

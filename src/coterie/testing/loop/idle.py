@@ -1,11 +1,10 @@
-"""Idle virtual time is skipped, as if a whole, quiet cluster had renewed its leases meanwhile.
+"""Skips idle virtual time, as if an intact, quiet cluster had renewed its leases meanwhile.
 
-    quiet for a while ──▶ the next timer that is no routine of a runner is far ──▶ jump to shortly before it
+    quiet for a while ──▶ the next timer that is not routine is far off ──▶ jump to shortly before it
 
-A routine is what a runner does again and again although nothing happens: it renews its lease, looks for messages,
-asks its peers whether they live. Skipping it changes nothing that anybody could see, as long as nothing is broken,
-nothing is stored that becomes due by itself, and nothing has been written for longer than a runner needs to notice a
-change.
+Routine is what a runner does periodically although nothing happens: it renews its lease, polls for messages, pings its
+peers. Skipping it has no observable effect, as long as nothing is broken, nothing is stored that becomes due by itself,
+and nothing has been written for longer than a runner needs to notice a change.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _ROUTINES: Final = (
     "/prune",
     "/watch calls",
 )
-"""The tasks whose timers are routine, by the ends of their names. Of what is not named here every timer is kept."""
+"""The tasks whose timers are routine, by the ends of their names. Timers of all other tasks are kept."""
 _QUIET_NS: Final = 20_000_000_000
-"""For so long nothing must have been written: longer than a lease and a takeover."""
+"""How long nothing must have been written: longer than a lease and a takeover."""
 _LEAST_NS: Final = 15_000_000_000
-"""Less is not worth a jump."""
+"""A shorter jump is not worth it."""
 _BEFORE_NS: Final = 5_000_000_000
-"""So long before the next timer the routines go on: what it meets is a cluster at work."""
+"""How long before the next timer the routine resumes, so that the timer fires in a cluster at work."""
 _LOOK_NS: Final = 5_000_000_000
 
 
@@ -42,12 +41,12 @@ class IdleTime:
     """Skips idle time of a simulation.
 
     Args:
-        simulation: Whose.
+        simulation: The simulation.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self.skipped_ns = 0
-        """How much was skipped so far."""
+        """Time skipped so far."""
         self._simulation = simulation
         self._loop = simulation.loop
         self._look_ns = 0
@@ -55,7 +54,7 @@ class IdleTime:
         self._changed_ns = 0
 
     def skip(self, timers: list[tuple[int, int, SimTimer]]) -> None:
-        """Let time pass to shortly before the next timer that is no routine, if nothing happens until then."""
+        """Jump to shortly before the next timer that is not routine, if nothing happens until then."""
         now_ns = self._loop.now_ns
         if now_ns < self._look_ns:
             return
@@ -75,7 +74,7 @@ class IdleTime:
         self._loop.trace.note("idle time skipped", seconds=f"{(until_ns - now_ns) / 1e9:.1f}")
 
     def _is_quiet(self, now_ns: int) -> bool:
-        """Whether everybody is well, nothing was written for a while, and nothing that is stored waits."""
+        """Whether all runners are well, nothing was written for a while, and no stored work is pending."""
         database, runners = self._simulation.database, self._simulation.runners
         is_well = database.is_well and self._simulation.network.is_well
         if not is_well or not all(runner.is_well for runner in runners):
@@ -105,7 +104,7 @@ def _is_routine(timer: SimTimer) -> bool:
 
 
 def _forgive(runner: Runner, by_ns: int) -> None:
-    """Have a runner's lease keeper believe what is so: its lease was renewed, and its loop has turned."""
+    """Tell a runner's lease thread that its lease was renewed and its event loop has run during the jump."""
     membership = runner.membership
     assert membership is not None, "it is well"
     keeping, trust = membership._keeping, membership.trust

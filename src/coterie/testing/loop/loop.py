@@ -1,13 +1,13 @@
-"""The simulator's loop: asyncio in virtual time, in one thread, in an order that the seed chooses.
+"""The simulator's event loop: asyncio in virtual time, in one thread, in an order that the seed chooses.
 
     call_soon ──▶ node.ready ──┐                             ┌─▶ a callback runs: a step, which takes no time
                       ▲        ├─▶ the schedule picks a node ┤
     call_at ──▶ timers, when due                             └─▶ nothing is ready: time jumps to the next timer
 
-Time is whole nanoseconds. It stands still while anything is ready and then jumps, so an hour of waiting costs
-nothing. Everything that runs belongs to a node (see `nodes`), and nodes can fail (see `queueing`).
+Time is whole nanoseconds. It stops while anything is ready and then jumps, so an hour of waiting costs nothing.
+Everything that runs belongs to a node (see `nodes`), and nodes can fail (see `queues`).
 
-In which order to read: `nodes`, `handles`, `scheduling`, `queueing`, then this, then `disposal`.
+In which order to read: `nodes`, `tasks`, `scheduler`, `queues`, then this, then `disposal`.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class SimLoop(SealedLoop):
 
     Args:
         seed: Decides every choice of the run.
-        steps_most: How many callbacks may run before the run is taken to spin.
+        steps_most: How many callbacks may run before the run is assumed to spin.
 
     Promise:
-        The same seed and the same code give the same run: the same callbacks at the same instants in the same
-        order, and so the same `trace.digest()`.
+        The same seed and the same code give the same run: the same callbacks at the same instants in the same order,
+        and so the same `trace.digest()`.
 
     Not promised:
-        That a node which crashes itself stops before its next `await`: Python code cannot be left half-way. What
-        does I/O for a node asks `node.alive` first, and `over` where the run may have ended.
+        That a node which crashes itself stops before its next `await`: Python code cannot be interrupted half-way. Code
+        that does I/O for a node checks `node.alive` first, and `over` where the run may have ended.
     """
 
     def __init__(self, seed: int, *, steps_most: int = STEPS_MOST) -> None:
@@ -68,13 +68,13 @@ class SimLoop(SealedLoop):
         self.over = False
         self.wall_start_ns = _START_WALL_NS
         self.at_end: list[Callable[[], object]] = []
-        """What else to let go of when the run is over."""
+        """Called when the run is over, to release resources."""
         self.faults: list[str] = []
-        """The faults that simulations on this loop were given, by name."""
+        """The names of the faults that simulations on this loop use."""
         self.strikes: Counter[str] = Counter()
         """How often each of them has struck."""
         self.skip: Callable[[list[tuple[int, int, SimTimer]]], None] | None = None
-        """Called before time passes: may let idle time pass at once."""
+        """Called before time advances; may skip idle time."""
         self.simulations = 0
         self.is_simulating = False
         self.test = Node("test")
@@ -128,7 +128,7 @@ class SimLoop(SealedLoop):
         time = current_node.get(self.test).time
         at_ns = time.true_ns(round(when * 1e9))
         if at_ns <= self.now_ns and when > time.steady_ns(self.now_ns) / 1e9:
-            at_ns = self.now_ns + 1  # later is later, or a loop that waits for the rest of a nanosecond spins
+            at_ns = self.now_ns + 1  # at least 1 ns later, or code that waits for a fraction of a nanosecond spins
         return self.call_at_ns(at_ns, callback, *args, context=context, when=when)
 
     def call_at_ns(
@@ -216,12 +216,12 @@ class SimLoop(SealedLoop):
             try:
                 handle._context.run(handle._callback, *handle._args)
             except (SystemExit, KeyboardInterrupt, MemoryError):
-                raise  # without memory the rest of the run shows nothing
+                raise  # without memory the rest of the run proves nothing
             except BaseException as error:  # noqa: BLE001 as asyncio: one callback must not end the loop
                 self.call_exception_handler({"message": f"callback {label_of(handle._callback)}", "exception": error})
 
     def _jump(self) -> None:
-        """Let time pass to the next timer, and make ready what is due then."""
+        """Advance time to the next timer, and make ready what is due then."""
         timers = self._timers
         while timers and (timers[0][2]._cancelled or not timers[0][2].node.alive):
             self._due(heapq.heappop(timers)[2])
@@ -254,7 +254,7 @@ class SimLoop(SealedLoop):
             self.call_at_ns(self.now_ns + for_ns, self.nodes.hold, node, False, context=context)
 
     def waits(self) -> str:
-        """What every unfinished task waits for, one a line."""
+        """What every unfinished task waits for, one per line."""
         return waits(self._tasks)
 
     def _generator_dropped(self, generator: Any) -> None:
@@ -264,7 +264,7 @@ class SimLoop(SealedLoop):
     # The end
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep an error that nobody handled: it fails the run at its end."""
+        """Keep an unhandled error: it fails the run at its end."""
         owner = context.get("task") or context.get("future")
         if self.over or (isinstance(owner, SimTask) and not owner.node.alive):
             return
@@ -274,7 +274,7 @@ class SimLoop(SealedLoop):
         self._errors.append(error)
 
     def unhandled(self) -> list[BaseException]:
-        """Errors that nobody handled, of callbacks and of tasks that nobody awaited, crashed nodes left out."""
+        """Unhandled errors of callbacks and of tasks that were never awaited, except those of crashed nodes."""
         for task in self._tasks:
             if task.done() and task._log_traceback:
                 self.default_exception_handler(
@@ -283,7 +283,7 @@ class SimLoop(SealedLoop):
         return self._errors
 
     def dispose(self) -> None:
-        """End the run: throw away what still waits, silently and without running any of it."""
+        """End the run: discard what is still pending, silently and without running any of it."""
         self.over = True
         tasks, self._tasks = self._tasks, []
         waiting = [task for task in tasks if not task.done()]

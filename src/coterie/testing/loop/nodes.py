@@ -1,8 +1,8 @@
-"""Nodes: what can crash, freeze or have a wrong clock of its own under simulation.
+"""Nodes: the units of a simulation that can crash, freeze or have a wrong clock.
 
-A node is wider than a runner: each incarnation of a runner is one, and so are its lease keeper's thread, a client,
-and the test itself. A context variable says to which node running code belongs; every callback of asyncio carries
-its context, and so its node.
+Not only runners are nodes: each incarnation of a runner is one, and so are its lease thread, a client, and the test
+itself. A context variable holds the node of the running code; every callback of asyncio carries its context, and so its
+node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ current_node: contextvars.ContextVar[Node] = contextvars.ContextVar("coterie_sim
 
 
 class Node:
-    """One incarnation of something that fails as a whole. Made by `SimLoop.add_node`."""
+    """One incarnation of something that fails as a whole. Created by `Nodes.add`."""
 
     def __init__(self, name: str, *, incarnation: int = 1, time: LocalTime | None = None) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Node:
         self.runnable = True
 
     def new_context(self) -> contextvars.Context:
-        """A context for code that belongs to this node, and that knows nothing of the test's context."""
+        """A context for code of this node, without the variables of the test's context."""
         context = contextvars.Context()
         context.run(current_node.set, self)
         return context
@@ -49,7 +49,7 @@ class Node:
 
     @property
     def state(self) -> str:
-        """In a word: what keeps this node from running, or "runs"."""
+        """What keeps this node from running, in one word, or "runs"."""
         if not self.alive:
             return "crashed"
         return "frozen" if self.frozen else "blocked" if self.blocked else "runs"

@@ -1,4 +1,4 @@
-"""The queues of all nodes: what is ready to run, on whom, and who may not run at all."""
+"""The queues of all nodes: which callbacks are ready, and which nodes may run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class Nodes:
-    """Every node with its callbacks, in the hands of a schedule.
+    """Every node with its callbacks, driven by a schedule.
 
     Promise:
-        Nothing of a crashed node is ever taken again. What is pushed for a node that is frozen or blocked stays,
-        in order, until it may run.
+        Callbacks of a crashed node never run again. Callbacks pushed for a node that is frozen or blocked stay, in
+        order, until it may run.
     """
 
     def __init__(self, test: Node, schedule: SchedulingPolicy, trace: Trace) -> None:
         self.test = test
         self.schedule = schedule
-        self.newest: dict[str, Node] = {test.name: test}  # incarnation of each name
+        self.newest: dict[str, Node] = {test.name: test}  # latest incarnation of each name
         self.on_crash: list[Callable[[Node], None]] = []
         self._trace = trace
         self._added = schedule.added
-        # Callbacks of crashed nodes. Dropped, they could be the last reference to something with a finaliser.
+        # Callbacks of crashed nodes. If dropped, they could be the last reference to something with a finaliser.
         self._never: list[AnyHandle] = []
 
     def add(self, name: str, *, time: LocalTime | None = None) -> Node:
@@ -46,7 +46,7 @@ class Nodes:
         return node
 
     def add_thread(self, node: Node, name: str) -> Node:
-        """A thread of a node: fails and freezes with it, has its clock, but goes on while the node is blocked."""
+        """A thread of a node: crashes and freezes with it, shares its clock, but goes on while the node is blocked."""
         thread = Node(f"{node.name}/{name}", incarnation=node.incarnation, time=node.time)
         thread.process = node
         thread.frozen = node.frozen
@@ -55,7 +55,7 @@ class Nodes:
         return thread
 
     def push(self, handle: AnyHandle) -> None:
-        """Have a callback run when its node's turn comes."""
+        """Queue a callback on its node."""
         node = handle.node
         if node.runnable:
             node.ready.append(handle)
@@ -66,7 +66,7 @@ class Nodes:
             self._never.append(handle)
 
     def crash(self, node: Node) -> None:
-        """Let nothing of a node ever run again, not even `finally`: like SIGKILL."""
+        """Never run anything of a node again, not even `finally`: like SIGKILL."""
         assert node is not self.test, "the test cannot crash"
         if not node.alive:
             return
@@ -80,12 +80,12 @@ class Nodes:
             tell(node)
 
     def freeze(self, node: Node) -> None:
-        """Let nothing of a node run until `thaw`; what falls due meanwhile waits: like SIGSTOP."""
+        """Run nothing of a node until `thaw`; what falls due meanwhile waits: like SIGSTOP."""
         assert node is not self.test, "the test cannot freeze"
         self._freeze(node, on=True)
 
     def thaw(self, node: Node) -> None:
-        """Let a frozen node go on."""
+        """Resume a frozen node."""
         self._freeze(node, on=False)
 
     def block(self, node: Node) -> None:
@@ -93,11 +93,11 @@ class Nodes:
         self._block(node, on=True)
 
     def unblock(self, node: Node) -> None:
-        """Let a blocked node go on."""
+        """Resume a blocked node."""
         self._block(node, on=False)
 
     def hold(self, node: Node, on: bool, /) -> None:
-        """Stop a node for a moment, for the schedule; apart from `block`, since both can be on at once."""
+        """Pause a node for a moment, for the schedule; separate from `block`, since both can be on at once."""
         node.held = on
         self._update(node)
 

@@ -1,9 +1,9 @@
-"""Which node runs next: the seed's choice.
+"""Decides, by the seed, which node runs next.
 
-Inside a node callbacks run in the order in which they were scheduled, as asyncio promises. Between nodes there is
-no such promise. Three ways to choose, since each finds what the others miss: the plain order, in which a failure is
-easiest to read; a random one; and priorities with few changes, which starve a node for long, as random choice
-hardly ever does (PCT).
+Inside a node callbacks run in the order in which they were scheduled, as asyncio promises. Between nodes there is no
+such promise. Three policies, since each finds what the others miss: the plain order, in which a failure is easiest to
+read; a random one; and priorities with few changes, which starve a node for long, as random choice hardly ever does
+(PCT).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SchedulingPolicy(Protocol):
 
 
 def schedule_of(seed: int, chance: Stream, hold: Hold) -> SchedulingPolicy:
-    """The schedule of a seed. Seed 0 is plain, so that there is one to begin reading with."""
+    """The policy of a seed. Seed 0 is in plain order, the easiest to read."""
     draw = chance.random()
     if seed == 0 or draw < 0.25:
         return InOrder()
@@ -68,7 +68,7 @@ class InOrder:
 
 
 class Shuffled:
-    """Any node that has something to run, each with the same chance."""
+    """Any node with a ready callback, each with the same probability."""
 
     name = "shuffled"
 
@@ -97,10 +97,10 @@ class Shuffled:
 
 
 class Priorities:
-    """The first node of a list that has something to run; now and then the first one moves to its end.
+    """The first node of a list that has a ready callback; now and then the first one moves to the end.
 
-    Steps cost no virtual time, so a node that only waits for its turn loses none. Whoever moves to the end is
-    therefore also held for a moment, as by a busy machine.
+    Steps cost no virtual time, so a node that only waits for its turn loses none. A node that moves to the end is
+    therefore also paused for a moment, as on a busy machine.
     """
 
     name = "priorities"

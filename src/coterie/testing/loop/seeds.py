@@ -1,4 +1,4 @@
-"""Random streams of a seed: one per purpose, so that a draw more in one does not shift all the others."""
+"""Random streams of a seed: one per purpose, so that an extra draw in one does not shift the others."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ Stream = random.Random
 
 def stream(seed: int, purpose: str) -> Stream:
     """The random stream of `seed` for one purpose; the same in every process, whatever its hash seed."""
-    # Texts are seeded through SHA-512, not through `hash`.
+    # `Random` hashes strings with SHA-512, not with `hash`.
     return Stream(f"{seed}/{purpose}")

@@ -1,7 +1,7 @@
 """The loop's own tasks, futures and handles: cheap, and with hashes that repeat.
 
 asyncio keeps tasks in sets: `TaskGroup` cancels its children in the order of one, `asyncio.wait` returns two. By
-default that order follows addresses in memory, which differ from run to run; here it follows the order of creation.
+default that order follows memory addresses, which differ from run to run; here it follows the order of creation.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ class SimTimer(asyncio.TimerHandle):
         self._scheduled = True
         self.node = node
         self.task = asyncio.current_task(loop)
-        """Which task waits for it; None: none does."""
+        """The task that waits for it; None: no task does."""
 
 
 AnyHandle = SimHandle | SimTimer
 
 
 def label_of(callback: object) -> str:
-    """A name for a callback that is the same in every run: no addresses, no numbers of the process."""
+    """A name for a callback that is the same in every run: without addresses or numbers of the process."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return owner.get_name()

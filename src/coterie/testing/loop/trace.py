@@ -1,4 +1,4 @@
-"""What happened in a run: a hash over every step, and the notable events in a form to be read."""
+"""The record of a run: a hash over every step, and the notable events in readable form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORK_SHOWN = 30
 
 
 class TraceEvent(NamedTuple):
-    """Something notable: when, on which node, what, and the facts."""
+    """A notable event: when, on which node, what, and the facts."""
 
     at_ns: int
     node: str
@@ -35,24 +35,24 @@ class Trace:
     """
 
     def __init__(self, seed: int, *, test: Node, kept: int = _KEPT) -> None:
-        self.now_ns = 0  # written by the loop
+        self.now_ns = 0  # set by the loop
         self.left_out = 0
         self.events: deque[TraceEvent] = deque(maxlen=kept)
         self.work: deque[TraceEvent] = deque(maxlen=_WORK_SHOWN)
-        """What the program itself did last: rpcs, messages, steps, ticks, singletons."""
+        """The last work of the program itself: rpcs, messages, steps, ticks, singletons."""
         self._test = test
         self._hash = hashlib.blake2b(digest_size=16)
         self._batch: list[str] = [f"seed {seed}"]
 
     def step(self, node: Node, label: str) -> None:
-        """A callback runs. Called for every step: cheap."""
+        """Record that a callback runs. Called for every step: cheap."""
         batch = self._batch
         batch.append(f"{self.now_ns} {node.label} {label}")
         if len(batch) >= _BATCH:
             self._flush()
 
     def note(self, what: str, **facts: object) -> None:
-        """Record a notable event of the running node. Facts must not contain addresses or other chance."""
+        """Record a notable event of the running node. Facts must not contain addresses or other random values."""
         node = current_node.get(self._test)
         event = TraceEvent(self.now_ns, node.label, what, " ".join(f"{name}={fact}" for name, fact in facts.items()))
         self.left_out += len(self.events) == self.events.maxlen
@@ -60,7 +60,7 @@ class Trace:
         self._batch.append(f"{self.now_ns} {node.label} {what} {event.facts}")
 
     def saw(self, what: str, name: str) -> None:
-        """Record that code of the program runs now. Kept apart, so that many calls do not push out the faults."""
+        """Record that code of the program runs now. Kept apart, so that many calls do not displace the faults."""
         node = current_node.get(self._test)
         self.work.append(TraceEvent(self.now_ns, node.label, what, name))
         self._batch.append(f"{self.now_ns} {node.label} {what} {name}")
@@ -71,7 +71,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def text(self, *, last: int = _SHOWN) -> str:
-        """The last notable events, and what the program did last, one a line, in the order of virtual time."""
+        """The last notable events, and the program's last work, one per line, in the order of virtual time."""
         shown = list(self.events)[-last:]
         hidden = self.left_out + len(self.events) - len(shown)
         shown = list(heapq.merge(shown, self.work, key=lambda event: event.at_ns))

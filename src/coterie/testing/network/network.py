@@ -1,13 +1,13 @@
-"""The simulated network: who reaches whom, how fast, and what a crash looks like from outside.
+"""The simulated network: which machines are connected, how fast, and how a crash looks from outside.
 
-Connections are byte streams, as TCP gives them (`transports`, `pipes`). A link leads from one machine to another, in
-one direction; a cut link holds what is sent over it, as TCP does by sending again.
+Connections are byte streams, as with TCP (`transports`, `pipes`). A link leads from one machine to another, in one
+direction; a cut link holds what is sent over it, as TCP does by retransmission.
 
     listen(node, factory) ──▶ address           connect(node, address, factory) ──▶ transport, protocol
-    cut(a, b), heal(a, b)     what is under way waits; new connections wait too, and then time out
+    cut(a, b), heal(a, b)     bytes in flight wait; new connections wait too, and then time out
     reset(a, b)               connections break, at any byte
     a node crashes            by seed its peers see the end of the stream, a reset, or nothing at all
-    a node is frozen          its machine still takes connections and bytes, up to a window; nobody reads them
+    a node is frozen          its machine still accepts connections and bytes, up to a window; they are not read
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FATES = ("end", "reset", "silence")
 
 
 class Address(NamedTuple):
-    """A machine by name, and a port on it."""
+    """The name of a machine, and a port on it."""
 
     host: str
     port: int
@@ -50,10 +50,10 @@ class Link:
     """How bytes travel from one machine to another.
 
     Args:
-        latency_ns: What a packet takes at least.
-        jitter_ns: What it takes more at most, in the usual case.
-        slow: The probability that it takes up to a hundred times the jitter.
-        split: The probability that a packet or a read is divided at a random byte, and again what is left.
+        latency_ns: The minimum delay of a packet.
+        jitter_ns: The maximum extra delay, in the usual case.
+        slow: The probability that the extra delay is up to a hundred times the jitter.
+        split: The probability that a packet or a read is divided at a random byte, and the rest again.
         reset: The probability that a packet breaks its connection.
     """
 
@@ -78,8 +78,8 @@ class Network:
     """All links and connections of one run.
 
     Promise:
-        The bytes of one direction of a connection arrive once and in order, or the connection breaks. How they
-        are divided and how long they take is the seed's choice.
+        The bytes of one direction of a connection arrive once and in order, or the connection breaks. The seed decides
+        how they are divided and how long they take.
     """
 
     def __init__(self, loop: SimLoop, *, link: Link | None = None) -> None:
@@ -88,7 +88,7 @@ class Network:
         self.usual_link = link or Link()
         self._links: dict[tuple[str, str], Link] = {}
         self._cuts: dict[tuple[str, str], None] = {}
-        self._silent: dict[str, None] = {}  # machines that are gone without a word
+        self._silent: dict[str, None] = {}  # machines that disappeared without closing their connections
         self._listeners: dict[Address, _Listener] = {}
         self._ends: dict[SimTransport, None] = {}  # not a set: the order must repeat
         self._hearing: asyncio.Future[None] | None = None
@@ -107,7 +107,7 @@ class Network:
         return address
 
     def close(self, address: Address) -> None:
-        """Listen no more. Connections that exist go on."""
+        """Stop listening. Existing connections go on."""
         listener = self._listeners.pop(address, None)
         if listener is not None:
             listener.is_open = False
@@ -118,7 +118,7 @@ class Network:
         """Connect from a node to an address.
 
         Raises:
-            ConnectionRefusedError: The machine is there, but nobody listens.
+            ConnectionRefusedError: The machine is up, but nothing listens on the port.
             TimeoutError: No answer: a link is cut, or the machine is gone.
         """
         here = node.process.name
@@ -153,7 +153,7 @@ class Network:
             self._links[pair] = link
 
     def cut(self, a: str, b: str, *, both: bool = True) -> None:
-        """Let nothing pass from `a` to `b`, and by default back."""
+        """Block everything from `a` to `b`, and by default back."""
         self.loop.trace.note("cut", a=a, b=b, both=both)
         for pair in _pairs(a, b, both=both):
             self._cuts[pair] = None
@@ -175,19 +175,19 @@ class Network:
 
     @property
     def is_well(self) -> bool:
-        """Whether everything passes, from everybody to everybody."""
+        """Whether no link is cut and no machine is silent."""
         return not self._cuts and not self._silent
 
     def delay_ns(self, source: str, target: str) -> int:
-        """Draw how long a packet takes."""
+        """Draw the delay of a packet."""
         link, draw = self.link(source, target), self.chance.random
         jitter_ns = link.jitter_ns * (100 if link.slow and draw() < link.slow else 1)
         return link.latency_ns + int(draw() * jitter_ns)
 
-    # Within the room
+    # For the transports and pipes
 
     def forget(self, end: SimTransport) -> None:
-        """An end has lost its connection; it is forgotten when the other end reads no more either."""
+        """An end has lost its connection; it is forgotten when the other end stops reading too."""
         peer = end.incoming.source
         if peer.is_lost or not peer.node.alive:
             self._ends.pop(end, None)
@@ -239,7 +239,7 @@ class Network:
             self._end_of_process(end, fate)
 
     def _end_of_process(self, end: SimTransport, fate: str) -> None:
-        end.outgoing.buffer.clear()  # the kernel sends what it has; the process's own buffer is gone
+        end.outgoing.buffer.clear()  # the kernel sends what it has; the process's own buffer is lost
         if fate == "silence":
             end.incoming.lose_patience()
             return
@@ -250,7 +250,7 @@ class Network:
             end.outgoing.reset()
 
     def _is_back(self, host: str) -> None:
-        """A machine that was silent runs something again, and knows nothing of the connections it had."""
+        """A machine that was silent runs something again, and knows nothing of its former connections."""
         if self._silent.pop(host, ()) is None:
             for end in [end for end in self._ends if end.address.host == host and not end.node.alive]:
                 end.incoming.refuse()

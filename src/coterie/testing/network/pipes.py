@@ -1,11 +1,11 @@
-"""One direction of a connection: bytes on their way, in order, divided and delayed by the seed.
+"""One direction of a connection: bytes in transit, in order, divided and delayed by the seed.
 
     write ──▶ buffer ──▶ flight ──▶ unread ──▶ data_received
               process    wire       kernel
                          └─ at most a window ─┘
 
-The buffer is the writing process's and is lost with it. What is in flight arrives at its instant, or later if the
-link is cut meanwhile. The reading machine takes it whether its process reads or not, up to the window.
+The buffer belongs to the writing process and is lost with it. Bytes in flight arrive at their instant, or later if the
+link is cut meanwhile. The reading machine accepts them whether its process reads or not, up to the window.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.testing.network.transports import SimTransport
 
 WINDOW_BYTES = 64 * 1024
-_GIVE_UP_NS = 924_000_000_000  # how long Linux sends again by default (tcp_retries2)
+_GIVE_UP_NS = 924_000_000_000  # how long Linux retransmits by default (tcp_retries2)
 _RETRY_NS = 1_500_000_000  # a healed link is noticed when the next retry is due
 
 
@@ -53,7 +53,7 @@ class Pipe:
         self._flight: deque[_Packet] = deque()
         self._last_ns = 0
         self._unread = bytearray()
-        self._taken_bytes = 0  # of the window: in flight, unread, or read without the writer knowing yet
+        self._taken_bytes = 0  # of the window: in flight, unread, or read but not yet acknowledged
         self._unknown_bytes = 0
         self._finishing = self._finished = False
         self._broken = False
@@ -95,11 +95,11 @@ class Pipe:
         self._taken_bytes += len(content) if isinstance(content, bytes) else 0
         self._flight.append(_Packet(self._arrival_ns(), content))
         self._watch()
-        if self._refused and content is not Mark.RESET:  # which nobody answers: both ends may be gone
+        if self._refused and content is not Mark.RESET:  # a reset is never answered: both ends may be gone
             self.source.incoming.reset()
 
     def reset(self) -> None:
-        """Break off: what is on the wire is cut at any byte, and a reset follows."""
+        """Abort: what is on the wire is cut at any byte, and a reset follows."""
         if not self._broken:
             self.buffer.clear()
             self._shorten()
@@ -107,7 +107,7 @@ class Pipe:
             self._broken = True
 
     def refuse(self) -> None:
-        """The reading process is gone, its machine is not: answer whatever comes by a reset."""
+        """The reading process is gone, its machine is not: answer whatever arrives with a reset."""
         self._refused = True
         if self._flight:
             self.source.incoming.reset()
@@ -151,7 +151,7 @@ class Pipe:
         self._watch()
 
     def acknowledge(self) -> None:
-        """The link back is healed, and brings the news of what was read meanwhile."""
+        """The reverse link is healed, and delivers the pending acknowledgements."""
         self._taken_bytes -= self._unknown_bytes
         self._unknown_bytes = 0
         self._pump_soon()
@@ -163,7 +163,7 @@ class Pipe:
         return self._last_ns
 
     def _watch(self) -> None:
-        """Wait for the first packet to arrive, or, if it cannot, for the writer's patience to end."""
+        """Wait for the first packet to arrive or, if it cannot, for the writer's timeout."""
         at_ns = self._flight[0].at_ns if self._flight else None
         if at_ns != self._armed_ns:
             self._armed_ns = at_ns
@@ -174,7 +174,7 @@ class Pipe:
         self.lose_patience()
 
     def lose_patience(self) -> None:
-        """Begin or stop waiting for the moment at which the writing machine gives up."""
+        """Start or cancel the writing machine's timeout."""
         stuck = bool(self._flight) and (self._flight[0].at_ns is None or not self._target.node.alive)
         if stuck and self._patience is None:
             at_ns, lose = self._loop.now_ns + _GIVE_UP_NS, self.source.lose
@@ -207,7 +207,7 @@ class Pipe:
             self._unread += content
 
     def read(self) -> None:
-        """Give the protocol what is there, or a part of it."""
+        """Pass all or part of the unread bytes to the protocol."""
         self._read_soon = False
         if self._end is Mark.RESET and (not self._unread or self._target.is_closing()):
             self._target.ended(Mark.RESET)

@@ -23,8 +23,8 @@ class SimTransport(asyncio.Transport):
     """One end of a connection.
 
     Promise:
-        The protocol sees `connection_made`, then any number of `data_received`, then at most one `eof_received`,
-        then `connection_lost` once; all on its own node, and nothing once that has crashed.
+        The protocol sees `connection_made`, then any number of `data_received`, then at most one `eof_received`, then
+        `connection_lost` once; all on its own node, and nothing once that has crashed.
     """
 
     incoming: Pipe
@@ -118,12 +118,12 @@ class SimTransport(asyncio.Transport):
     # For the pipes and the network
 
     def begin(self, protocol: asyncio.Protocol) -> None:
-        """Give the connection to its protocol."""
+        """Pass the connection to its protocol."""
         self._protocol = protocol
         self.context.run(protocol.connection_made, self)
 
     def opened(self) -> None:
-        """The connection has come to the end that listens."""
+        """The connection has reached the listening end."""
         protocol = self.accept() if self.accept is not None else None
         if protocol is None:
             self.outgoing.reset()
@@ -133,7 +133,7 @@ class SimTransport(asyncio.Transport):
             protocol.connection_made(self)
 
     def deliver(self, data: bytes) -> None:
-        """Give bytes to the protocol; one that fails on them loses its connection, as in asyncio."""
+        """Pass bytes to the protocol; if it raises, it loses its connection, as in asyncio."""
         assert self._protocol is not None, "connection_made comes first"
         try:
             self._protocol.data_received(data)
@@ -150,7 +150,7 @@ class SimTransport(asyncio.Transport):
             self.close()
 
     def buffer_changed(self) -> None:
-        """Tell the protocol to pause or go on, and finish closing when all is sent."""
+        """Have the protocol pause or resume writing, and finish closing when all is sent."""
         size, (low, high) = len(self.outgoing.buffer), self._limits
         if self._protocol is not None and not self.is_lost:
             if size > high and not self._writing_paused:

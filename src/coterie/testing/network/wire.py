@@ -20,9 +20,9 @@ class SimWire:
 
     Args:
         network: The run's network.
-        node: Whose connections these are.
+        node: The node that owns the connections.
         seals: Whether they are sealed, as those that leave a host are.
-        port: Where to listen; any free one if left out.
+        port: The port to listen on; any free one if left out.
     """
 
     def __init__(self, network: Network, node: Node, *, seals: bool = False, port: int | None = None) -> None:
@@ -44,14 +44,14 @@ class SimWire:
         return transport
 
     def made(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether it needs sealing."""
+        """Whether the connection must be sealed."""
         del transport
         return self._seals
 
     def gone(self, transport: asyncio.BaseTransport) -> None:
-        """Nothing to undo."""
+        """Do nothing: there is nothing to undo."""
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._address is not None:
             self._network.close(self._address)
