@@ -1,4 +1,4 @@
-"""One process's part in a cluster as a client, which sends and owns nothing; and the doors through which it acts."""
+"""A process that takes part in a cluster as a client, which sends but owns nothing; and its access to the outside."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
     from coterie.work.pruner import Table
 
 _HINT_S = 1.0
-"""How long a hint may take: whoever gives it does not wait for what is found without it."""
+"""How long a hint may take: the sender does not wait longer, since the news is found without the hint, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientParts:
-    """What leads outside of a process; the simulator has its own of each.
+    """A process's access to the outside; the simulator has its own of each.
 
     Args:
         clock: Its clocks.
         chance: Its randomness.
-        open_storage: The storage of an incarnation, not started yet.
-        new_wire: How connections to others are made, in one life.
-        new_aside: Where the lease is kept, in one life.
-        host: Where loopback leads to.
-        process: By what a writer that froze is recognised [C3]; empty: nobody may end it.
-        usage: What the process takes of its machine.
+        open_storage: Makes the storage of an incarnation, not started yet.
+        new_wire: Makes the wire to other processes, for one life.
+        new_aside: Makes the thread that keeps the lease, for one life.
+        host: Identifies the host that loopback leads to.
+        process: Identifies this process, so that others can end it when it froze as a writer [C3]; empty: they cannot.
+        usage: Measures what the process uses of its machine.
         supervisor: Knows the standing tasks of the process that fail.
     """
 
@@ -76,7 +76,7 @@ class ClientParts:
 
 
 def system_doors(settings: Settings) -> ClientParts:
-    """The doors of a real process."""
+    """The parts of a real process."""
     clock, chance = SystemClock(), Random()
     supervisor = Supervisor(chance)
     return ClientParts(
@@ -95,10 +95,10 @@ def system_doors(settings: Settings) -> ClientParts:
 
 
 class Client(Service):
-    """One process's part in a cluster, as a client: storage and what stands on it, and wires to the runners."""
+    """A process that takes part in a cluster as a client: storage, what is built on it, and connections to runners."""
 
     _pruned_tables: Sequence[Table] = ("kv",)
-    """A cluster may consist of clients, which have nothing but keys."""
+    """A cluster may consist of clients only, which store nothing but keys."""
 
     def __init__(self, settings: Settings, doors: ClientParts) -> None:
         super().__init__(what=f"cluster {settings.name!r}")
@@ -117,12 +117,12 @@ class Client(Service):
         self.tokens: Tokens
         self._doors = doors
         self.origin = ProcessOrigin(self.what)
-        """The process that has started it: in a child it is refused [P13]."""
+        """The process that has started it: in a forked child it is refused [P13]."""
         self._transport: Transport | None = None
 
     @property
     def transport(self) -> Transport:
-        """The wires to the runners, at the moment: after an eviction there are others."""
+        """The current transport to the runners: after an eviction there is another one."""
         self.require_running()
         assert self._transport is not None, "it runs"
         return self._transport
@@ -133,14 +133,14 @@ class Client(Service):
         return "it is still starting"
 
     def facts(self) -> LocalFacts | None:
-        """What it knows of itself; None: it is no runner."""
+        """What it knows of itself; None: it is not a runner."""
         return None
 
     async def ready(self, *, within_s: float | None = None) -> None:
-        """Return when it can do its work.
+        """Return when it is ready to work.
 
         Raises:
-            NotReady: It took longer; the error says what is missing.
+            NotReady: It took longer than `within_s`; the error says what is missing.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -153,22 +153,22 @@ class Client(Service):
         return (await self.storage.view()).runners
 
     async def drain(self, runner: str) -> None:
-        """Tell a runner, by its id or name, to give up all its seats; it takes no new ones. Does not wait for it.
+        """Ask a runner, by its id or name, to release all its seats and take no new ones. Does not wait for that.
 
         Raises:
-            RunnerUnavailable: There is none, or there are several of this name.
+            RunnerUnavailable: No runner, or more than one, has this id or name.
         """
         found = _id_of(await self.runners(), runner)
-        # A session of its own for one statement: the one of a runner, ours too, belongs to its lease keeper.
+        # A session of its own for one statement: the session of a runner, ours too, belongs to its lease keeper.
         async with self.storage.ownership(new_incarnation(self._doors.chance)) as session:
             if not await session.leaving(found):
                 raise _not_drained(runner, "it has just left")
 
     async def ask_to_resign(self, holder: RunnerRow, seat: SeatRow, *, within_s: float) -> None:
-        """Have a runner give up a seat, to whoever is next. Returns when that has begun.
+        """Ask a runner to release a seat, to the next runner in order. Returns when that has begun.
 
         Raises:
-            RunnerUnavailable: It cannot be reached.
+            RunnerUnavailable: The runner cannot be reached.
         """
         wanted, target = peer_notices.encode("resign", [(seat.name, seat.epoch)]), f"a resignation from {seat.name}"
         try:
@@ -180,12 +180,12 @@ class Client(Service):
             ) from error
 
     async def wake(self, seat: str, *, about: str = "", fresh: bool = False) -> None:
-        """Tell whoever holds a seat that there is something new to do there. A hint: what gets lost is found.
+        """Hint to the holder of a seat that there is something new to do. If the hint is lost, polling finds the news.
 
         Args:
-            seat: Its name.
-            about: What it is about, for the room of that seat.
-            fresh: Whether to look first who holds it: for what is rare.
+            seat: The name of the seat.
+            about: What is new, for the package that occupies the seat.
+            fresh: Whether to read the holder from storage first: for rare events.
         """
         with contextlib.suppress(TimeoutError, RunnerUnavailable, SendTimeout, ShuttingDown, PersistenceError):
             async with asyncio.timeout(_HINT_S):

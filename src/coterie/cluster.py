@@ -1,4 +1,4 @@
-"""Cluster: where definitions, life and calls meet. Wires the rooms and chooses the engines."""
+"""The `Cluster` class: the public API. Assembles the packages and chooses the engines."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     WorkflowFn: TypeAlias = Callable[[Workflow, A], Coroutine[Any, Any, T]]
 
 acting: ContextVar[tuple[Cluster, Client] | None] = ContextVar("coterie_acting", default=None)
-"""For whom the cluster's methods act inside work, so that several runners can share one `Cluster` in a process."""
+"""The runner or client through which a cluster's methods act inside work, so that runners can share one `Cluster`."""
 
-_STOPPED = State.STOPPED  # for what each call asks: a member of an enum takes longer to find
+_STOPPED = State.STOPPED  # read by each call: looking up an enum member takes longer
 
 
 class Cluster:
@@ -136,7 +136,7 @@ class Cluster:
 
     @cached_property
     def crons(self) -> Crons:
-        """What runs on a calendar."""
+        """The crons of the cluster: list, pause, resume and run them."""
         from coterie.cron.api import Crons
 
         return Crons(self._acting, lambda: self._cron_room.known, writing=self._writing)
@@ -149,7 +149,7 @@ class Cluster:
 
     @cached_property
     def workflows(self) -> Workflows:
-        """The runs of workflows."""
+        """The workflow runs of the cluster."""
         from coterie.workflows.api import Workflows
 
         return Workflows(self._acting)
@@ -161,7 +161,7 @@ class Cluster:
     @overload
     def entity(self, /, **options: Unpack[EntityOptions]) -> Callable[[type[E]], type[E]]: ...
     def entity(self, cls: Any = None, /, **options: Any) -> Any:
-        """Define an entity: a class whose rpcs any process may call by id. With and without parentheses.
+        """Define an entity: a class whose rpcs any process may call by id. Works with and without parentheses.
 
         Example:
             ```python
@@ -173,19 +173,19 @@ class Cluster:
             ```
 
         Args:
-            cls: The class. It is returned as it is, and may be an entity of several clusters.
+            cls: The class. It is returned unchanged, and may be an entity of several clusters.
             options: By name:
-                name: Under which it is known in the cluster and in the database; the class's own name if left out.
+                name: Its name in the cluster and in the database. Default: the name of the class.
                 group: The shard group whose runners serve it.
                 mailbox: How many calls of one entity may wait. 1000: seconds of work, not minutes of silence.
-                concurrency: How many run at once. One: then a handler has its state for itself.
-                max_idle: After how long without calls an instance leaves.
-                retry: How often and when a crashed handler, or an activation, is tried again.
-                version: Of its state.
-                migrations: From each earlier version of its state to the next.
+                concurrency: How many calls of one entity run at once. With 1, a handler has exclusive use of the state.
+                max_idle: An entity without calls for this long is deactivated.
+                retry: How often and when a crashed handler, or an activation, is retried.
+                version: The version of its state.
+                migrations: Functions from each earlier version of the state to the next.
 
         Raises:
-            ConfigurationError: The class or an option cannot be used; which part, and what to write instead.
+            ConfigurationError: The class or an option is invalid; the error names it and what to write instead.
         """
         if cls is None:
             return lambda cls: self._add_entity(cls, options)
@@ -231,7 +231,7 @@ class Cluster:
         [Callable[[Leader[None]], Coroutine[Any, Any, None]]], Callable[[Leader[None]], Coroutine[Any, Any, None]]
     ]: ...
     def singleton(self, name: str, **options: Any) -> Any:
-        """Define a singleton: a body of work that one runner of the cluster runs, with state that survives it.
+        """Define a singleton: a function that one runner of the cluster runs at a time, with state that outlives it.
 
         Example:
             ```python
@@ -244,22 +244,24 @@ class Cluster:
             ```
 
         Args:
-            name: Under which it is known in the cluster, and its state in the database.
+            name: Its name in the cluster; its state is stored under it.
             options: By name:
-                state: The class of its state, or a function that makes the first one; none if left out.
+                state: The class of its state, or a function that makes the initial state. Default: no state.
                 group: The group whose runners may lead it.
-                every: Run the body again and again, from start to start; left out, it runs for as long as it likes.
-                ttl: After how long without a save the stored state is forgotten.
-                version: Of its state.
-                migrations: From each earlier version of its state to the next.
-                expected_interval: How often there should be progress; `every` if left out.
-                retry: How often a body that raises is tried here before another runner leads. Left out: for ever.
-                takeover_delay: How long to wait after a leader was lost without a farewell, for what cannot be fenced.
+                every: Run the body repeatedly at this interval, from start to start. Default: it runs for as long as it
+                    likes.
+                ttl: The stored state is deleted after this long without a save.
+                version: The version of its state.
+                migrations: Functions from each earlier version of the state to the next.
+                expected_interval: How often progress is expected. Default: `every`.
+                retry: Retry policy for a body that raises; once used up, another runner leads. Default: retry for ever.
+                takeover_delay: How long to wait after a leader was lost without deregistering: gives effects that
+                    cannot be fenced time to end.
                 on_become_leader: Awaited before the body of each leadership; if it fails, another runner leads.
-                on_lose_leadership: Awaited after it, also when the lease is lost and when the runner stops.
+                on_lose_leadership: Awaited after the body, also when the lease is lost and when the runner stops.
 
         Raises:
-            ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+            ConfigurationError: The function or an option is invalid; the error names it and what to write instead.
         """
 
         def add(body: Any) -> Any:
@@ -267,7 +269,7 @@ class Cluster:
             self._define(self._singletons, self._singletons.known[name].definition)
             return body
 
-        require_name(name, kind="singleton")  # now: whoever forgets the parentheses never calls `add`
+        require_name(name, kind="singleton")  # checked now: without the parentheses `add` is never called
         return add
 
     def cron(
@@ -287,7 +289,7 @@ class Cluster:
         breaker: Breaker | None = None,
         takeover_delay: Duration | None = None,
     ) -> Callable[[Callable[[Tick], Coroutine[Any, Any, None]]], Callable[[Tick], Coroutine[Any, Any, None]]]:
-        """Define a cron: a job that runs on a calendar, once for each tick in the whole cluster.
+        """Define a cron: a function that runs on a schedule, once for each tick in the whole cluster.
 
         Example:
             ```python
@@ -297,26 +299,27 @@ class Cluster:
             ```
 
         Args:
-            name: Under which it is known in the cluster, with its history.
-            schedule: Five fields, or six with the second first; `@daily` and the like; `@every 90s`.
-            timezone: Whose clocks the schedule speaks of.
+            name: Its name in the cluster; its history is stored under it.
+            schedule: Five fields, or six with seconds first; `@daily` and the like; `@every 90s`.
+            timezone: The time zone of the schedule.
             group: The group whose runners may run it.
-            skip_if_older_than: A tick that nobody could run for longer than that is skipped. None: none is.
-            catch_up: Of the ticks that passed while nobody held the cron the `latest` runs, or `all` (100 at most), or
-                `none`.
-            overlap: What a tick does while a run goes on: `allow` has it run beside that, `skip` leaves it out, with
-                `queue` it waits (one at most).
+            skip_if_older_than: A tick that could not run for longer than this is skipped. None: no tick is skipped.
+            catch_up: Which ticks run of those that were missed while no runner held the cron: `latest`, `all` (at most
+                100) or `none`.
+            overlap: What happens to a tick while an earlier run is in progress: `allow` runs it concurrently, `skip`
+                drops it, `queue` makes it wait (at most one).
             from_previous: Whether the next tick is the one after the previous tick, however late that ran; otherwise
                 the newest that is due.
-            jitter: Ticks are due up to so much later, always the same for a name: it spreads crons over time.
-            timeout: How long a run may take. None: as long as it likes.
-            retry: How often a run that raises is tried. None: once.
+            jitter: Delays ticks by up to this long, always by the same time for one name: it spreads crons over time.
+            timeout: How long a run may take. None: no limit.
+            retry: Retry policy for a run that raises. None: it is not retried.
             breaker: After how many failures in a row ticks are skipped, and for how long. None: never.
-            takeover_delay: How long to wait after a runner was lost without a farewell, for what cannot be fenced.
+            takeover_delay: How long to wait after a runner was lost without deregistering: gives effects that cannot
+                be fenced time to end.
 
         Raises:
-            ScheduleError: The schedule or its time zone cannot be read; with the place.
-            ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+            ScheduleError: The schedule or its time zone cannot be parsed; the error shows the position.
+            ConfigurationError: The function or an option is invalid; the error names it and what to write instead.
         """
         options: CronOptions = {
             "timezone": timezone,
@@ -337,7 +340,7 @@ class Cluster:
             self._define(self._cron_room, self._cron_room.known[name].definition)
             return body
 
-        require_name(name, kind="cron")  # now: whoever forgets the parentheses never calls `add`
+        require_name(name, kind="cron")  # checked now: without the parentheses `add` is never called
         return add
 
     @overload
@@ -347,7 +350,7 @@ class Cluster:
         self, /, *, name: str | None = ..., group: str = ..., retry: Retry | None = ...
     ) -> Callable[[WorkflowFn[A, T]], WorkflowFn[A, T]]: ...
     def workflow(self, fn: Any = None, /, **options: Any) -> Any:
-        """Define a workflow: a function whose steps are stored, so that it goes on where it was, whoever is lost.
+        """Define a workflow: a function whose steps are stored, so that another runner can continue it after a crash.
 
         Example:
             ```python
@@ -361,12 +364,12 @@ class Cluster:
         Args:
             fn: An async function of two arguments: the `Workflow`, and its payload.
             options: By name:
-                name: Under which it is known in the cluster; the function's own name if left out.
+                name: Its name in the cluster. Default: the name of the function.
                 group: The shard group whose runners run it.
-                retry: How often steps that raise are tried; once if left out.
+                retry: Retry policy for steps that raise. Default: no retries.
 
         Raises:
-            ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+            ConfigurationError: The function or an option is invalid; the error names it and what to write instead.
         """
 
         def add(fn: Any) -> Any:
@@ -377,10 +380,10 @@ class Cluster:
         return add if fn is None else add(fn)
 
     def setup(self, fn: Setup, /) -> Setup:
-        """Open what handlers need (a pool, a client) when a runner starts: before its first seat, until after its last.
+        """Open resources for handlers (a pool, a client): before the runner takes its first seat, until after its last.
 
-        The context managers are opened in the order of their definition and closed in the opposite one, each in
-        the task that opened it. A client opens none of them.
+        The context managers are opened in the order of their definition and closed in reverse order, each in the
+        task that opened it. Clients open none of them.
 
         Example:
             ```python
@@ -400,7 +403,7 @@ class Cluster:
         return fn
 
     def _define(self, room: Workplace, definition: Definition | None = None) -> None:
-        """Have runners that run already take up a definition: its seat, and who sits on it."""
+        """Pass a definition to runners that are already running, so that they take its seat."""
         for runner in self._own_runners():
             runner.define(room, definition)
 
@@ -411,26 +414,26 @@ class Cluster:
         ]
         return self._runners
 
-    # Life
+    # Lifecycle
 
     def run(self, *, teller: RunReporter | None = None, number: int = 1, wait: bool = True) -> None:
-        """Be a runner until SIGTERM or Ctrl-C, then drain, hand over and leave. A second one ends at once.
+        """Run as a runner until SIGTERM or Ctrl-C, then drain, hand over and leave. A second signal exits at once.
 
-        Probes, health and metrics are served at `http_listen` from before it starts until after it has left.
+        Probes, health and metrics are served at `http_listen` from before the runner starts until after it has left.
 
         Args:
-            teller: Who says what happens; the log, if left out.
-            number: Which one it is of several processes that share their settings: all but the first serve probes at
-                the next free ports.
+            teller: Reports what happens. Default: the log.
+            number: The number of this process among several that share their settings: all but the first serve probes
+                at the next free ports.
             wait: Whether to wait for a database server that cannot be reached yet, instead of raising.
 
         Raises:
-            ConfigurationError: It does not fit the cluster: shared settings, addresses, the database.
-            PersistenceError: The database refuses this process, or cannot be reached and is not waited for.
+            ConfigurationError: The runner does not fit the cluster: shared settings, addresses, the database.
+            PersistenceError: The database refuses this process, or cannot be reached and `wait` is false.
 
         Promise:
-            The process ends within `drain` and some seconds after the first signal, whatever hangs; with exit
-            code 0 if everything was given back.
+            The process exits within `drain` and some seconds after the first signal, whatever hangs; with exit
+            code 0 if all seats were released.
         """
 
         def serving() -> HttpServer:
@@ -445,18 +448,18 @@ class Cluster:
         main.run(self._begin, self.settings, beside=beside, teller=teller, wait=wait)
 
     def defined(self) -> Mapping[str, Sequence[str]]:
-        """The names of what this program defines so far, by kind: entity, singleton, cron, workflow."""
+        """The names of all definitions of this program so far, by kind: entity, singleton, cron, workflow."""
         found: dict[str, Sequence[str]] = {"entity": sorted(self._entities.types)}
         rooms = {"singleton": "_singletons", "cron": "_cron_room", "workflow": "_workflow_room"}
         return found | {kind: sorted(vars(self)[room].known) for kind, room in rooms.items() if room in vars(self)}
 
     async def start(self) -> None:
-        """Be a runner from now on: registered, and about to take its seats (`ready` waits for that).
+        """Start a runner: on return it is registered and about to take its seats (`ready` waits for those).
 
         Raises:
-            ConfigurationError: It does not fit the cluster: shared settings, addresses, the database.
+            ConfigurationError: The runner does not fit the cluster: shared settings, addresses, the database.
             PersistenceError: The database cannot be reached.
-            RuntimeError: This cluster runs already.
+            RuntimeError: This cluster is already running.
         """
         before = acting.get()
         try:
@@ -465,7 +468,7 @@ class Cluster:
             acting.set(before)
 
     async def stop(self) -> None:
-        """Drain, hand over, leave; nothing if it does not run. It ends within `drain` and some seconds."""
+        """Drain, hand over and leave, within `drain` and some seconds. Does nothing if the cluster is not running."""
         running = self._present()
         if running is None:
             return
@@ -485,7 +488,7 @@ class Cluster:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Self]:
-        """Take part as a client: it sends, it owns nothing. An empty database is set up on the way."""
+        """Connect as a client, which sends but owns nothing. Creates the schema in an empty database."""
         connection = self._take(lambda: Client(self.settings, system_doors(self.settings)))
         with self._holding(connection):
             async with connection:
@@ -493,24 +496,24 @@ class Cluster:
 
     @asynccontextmanager
     async def lifespan(self, app: Any, /) -> AsyncIterator[None]:
-        """Be a runner for as long as a web application runs: `FastAPI(lifespan=cluster.lifespan)`."""
+        """Run as a runner for the lifetime of a web application: `FastAPI(lifespan=cluster.lifespan)`."""
         del app
         async with self:
             yield
 
     async def ready(self, *, timeout: Duration | None = None) -> None:
-        """Return when the seats are settled for the first time: what is due to this runner and free, it holds.
+        """Return when the seats have settled for the first time: this runner holds all free seats assigned to it.
 
         Raises:
-            NotReady: It took longer than `timeout`; the error says what is missing. None waits for as long as it takes.
-            NotStarted: Nobody has called `start`.
+            NotReady: It took longer than `timeout`; the error says what is missing. None: wait without limit.
+            NotStarted: `start` has not been called.
         """
         within_s = seconds_or_none(timeout, what="timeout")
         await self._acting().ready(within_s=within_s)
 
     @property
     def is_shutting_down(self) -> bool:
-        """Whether it stops or has stopped. Loops of your own end by it."""
+        """Whether this runner or client is stopping or has stopped. Use it to end your own loops."""
         running = self._present()
         return running is not None and running.state in (State.STOPPING, State.STOPPED)
 
@@ -521,22 +524,22 @@ class Cluster:
 
         Args:
             entity: Its class, defined with `cluster.entity`.
-            id: Which one. Any text; the entity comes to life with its first call.
-            timeout: How long its calls wait, instead of what their rpcs or the setting `call_timeout` say.
+            id: The id of the entity, any text; the entity is activated by its first call.
+            timeout: How long its calls wait. Overrides the timeouts of the rpcs and the setting `call_timeout`.
         """
         timeout_s = seconds_or_none(timeout, what="timeout")
         return self._entities.ref(entity, id, timeout_s=timeout_s)
 
     async def call(self, call: Awaitable[T], *, timeout: Duration | None = None, key: str | None = None) -> T:
-        """Await a call with options for this one time: `await cluster.call(account.charge(7), timeout="1s")`.
+        """Await a call with options for this call only: `await cluster.call(account.charge(7), timeout="1s")`.
 
         Args:
-            call: What a method of a reference gave.
-            timeout: How long to wait.
-            key: Makes a repeated call the same call; for persisted rpcs.
+            call: What a method of a reference returned.
+            timeout: How long to wait for the reply.
+            key: Idempotency key: calls with the same key are one call. Persisted rpcs only.
 
         Raises:
-            TypeError: It is no call, or has a key and is not persisted.
+            TypeError: The argument is not a call, or has a key and is not persisted.
         """
         taken = require_call(call, what="cluster.call")
         if key is not None and not taken.rpc.persisted:
@@ -557,20 +560,20 @@ class Cluster:
     ) -> MessageId[T]:
         """Send a call without waiting for its reply: `await cluster.send(account.charge("order-7", 500))`.
 
-        A persisted one is stored when this returns; `result` waits for its reply. Inside of a handler it is stored
-        together with the handler's reply and state, or not at all, and runs after that. A volatile one was taken by
-        a runner when this returns, and may be lost with it.
+        A persisted call is stored when this returns; `result` waits for its reply. Inside a handler it is stored
+        atomically with the handler's reply and state, and runs after that commit. A volatile call has been accepted by
+        a runner when this returns, and may be lost with that runner.
 
         Args:
-            call: What a method of a reference gave.
+            call: What a method of a reference returned.
             at: When it is to run: an instant with a time zone, by the database's clock. Persisted rpcs only.
-            delay: The same, from now on.
-            key: Makes a repeated send the same message. Persisted rpcs only.
+            delay: The same, relative to now.
+            key: Idempotency key: sends with the same key are one message. Persisted rpcs only.
 
         Raises:
-            TypeError: It is no call; or it is volatile, and an option is for persisted rpcs.
+            TypeError: The argument is not a call; or it is volatile, and an option is for persisted rpcs.
             KeyConflict: The key was used before with other arguments.
-            PersistenceError: It could not be stored.
+            PersistenceError: The message could not be stored.
         """
         taken = require_call(call, what="cluster.send")
         options = {"at": at, "delay": delay, "key": key}
@@ -586,42 +589,42 @@ class Cluster:
         return await self._entities.send(taken, at=at, delay_s=delay_s)
 
     async def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
-        """The reply to a message that was sent, when it is there. What a handler raised is raised.
+        """Wait for the reply to a message that was sent. Raises what the handler raised.
 
         Raises:
-            SendTimeout: It took longer than `timeout` (None: the setting `call_timeout`). The message stays.
+            SendTimeout: It took longer than `timeout` (None: the setting `call_timeout`). The message is kept.
             MessageDead: Its attempts are used up.
             MessageCancelled: It was cancelled before it ran.
-            MessageExpired: It is not kept any more, or never was.
+            MessageExpired: It is no longer stored, or never was.
         """
         timeout_s = seconds_or_none(timeout, what="timeout")
         result: T = await self._entities.result(message, timeout_s=timeout_s)
         return result
 
     async def cancel(self, message: MessageId[Any]) -> bool:
-        """Take a message back; false if it has started, or ended, or is not there."""
+        """Cancel a message; false if it has started or ended, or does not exist."""
         return await self._acting().calling.posting.cancel(message)
 
     async def broadcast(
         self, method: Callable[Concatenate[E, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Replies[T]:
-        """Call every entity of a type that lives on any runner just now: `await cluster.broadcast(Account.refresh)`.
+        """Call every active entity of a type, on all runners: `await cluster.broadcast(Account.refresh)`.
 
         Promise:
-            It ends within the rpc's timeout. Who did not answer by then is named, not left out.
+            It ends within the rpc's timeout. Runners that did not reply by then are named in the result.
 
         Not promised:
-            Entities that come to life or move meanwhile may be missed.
+            Entities that are activated or moved meanwhile may be missed.
 
         Raises:
-            TypeError: The method is no rpc of this cluster's entities, or is a stream; or arguments do not fit.
+            TypeError: The method is no rpc of this cluster's entities, or is a stream; or the arguments do not fit.
             MalformedMessage: An argument does not fit its annotation.
-            PersistenceError: Who runs could not be found out.
+            PersistenceError: The list of runners could not be read.
         """
         return await self._entities.broadcast(method, args, kwargs)
 
     def is_local(self, ref: Entity[Any]) -> bool:
-        """Whether an entity lives in this process, or would: whether this runner holds its shard just now."""
+        """Whether this runner holds the shard of an entity just now: the entity is, or would be, active here."""
         address = address_of(ref)
         if not spans.on:
             return self._is_local(address)
@@ -638,24 +641,24 @@ class Cluster:
         return tenure is not None and tenure.held
 
     def shard_of(self, entity: type[Entity[Any]] | str, id: str) -> ShardId:
-        """The shard on which an entity lives, by its class or its name. Pure: it asks nobody."""
+        """The shard of an entity, given its class or its name. A pure function: no I/O."""
         entity_type = self._entities.named(entity)
         return ShardId(entity_type.group, shard_number(entity_type.name, id, self.settings.shards))
 
     # Workflows and deferreds
 
     async def start_workflow(self, workflow: WorkflowFn[A, T], payload: A, *, id: str) -> WorkflowHandle[T]:
-        """Start a run, once for each id: whoever comes later gets the handle of the one that is there.
+        """Start a run, once for each id: later calls return the handle of the existing run.
 
-        While the work that runs here has a transaction open, the run is part of its commit: there with it, or never.
+        If the current work has a transaction open, the run is part of its commit: stored with it, or not at all.
 
         Args:
-            workflow: A function that `cluster.workflow` knows.
-            payload: What it is given.
-            id: Names the run: an order number, for instance.
+            workflow: A function defined with `cluster.workflow`.
+            payload: The argument of the function.
+            id: The id of the run: an order number, for instance.
 
         Raises:
-            KeyConflict: There is a run of this id with another payload.
+            KeyConflict: A run of this id exists with another payload.
         """
         transaction = None if self._is_elsewhere() else transaction_here()
         if transaction is None:
@@ -667,24 +670,24 @@ class Cluster:
         return self.workflow_handle(workflow, id)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> WorkflowHandle[T]:
-        """The handle of a run, whether there is one or not: nobody is asked."""
+        """The handle of a run, whether the run exists or not. No I/O."""
         from coterie.workflows.api import handle_of
 
         return handle_of(self._workflow_room.of(workflow), id, self._acting, self._writing)
 
     async def resolve(self, token: str, value: object) -> None:
-        """Give a deferred its value, from any process. The first one wins.
+        """Resolve a deferred with a value, from any process. The first value wins.
 
         Raises:
-            AlreadyResolved: It has one, or its work is over.
-            WorkflowError: This is no token of this cluster.
+            AlreadyResolved: The deferred has a value already, or its work is over.
+            WorkflowError: The token is not one of this cluster.
         """
         from coterie.workflows.api import settle
 
         await settle(self._writing("cluster.resolve"), token, value=value)
 
     async def reject(self, token: str, error: str) -> None:
-        """Have whoever waits for a deferred get a `DeferredRejected`, from any process. See `resolve`."""
+        """Reject a deferred, from any process: its waiter gets a `DeferredRejected`. See `resolve`."""
         from coterie.workflows.api import settle
 
         await settle(self._writing("cluster.reject"), token, error=error)
@@ -698,31 +701,34 @@ class Cluster:
         here = self._writing("cluster.start_workflow")
         return await start(here, kind, payload, id, parent=parent, waited_as=waited_as)
 
-    # The rest
+    # Maintenance and health
 
     async def poll_storage(self) -> None:
-        """Look for pending messages of this runner's shards now; return when all of them have been seen (K6)."""
+        """Poll now for pending messages of this runner's shards; return when all of them have been seen (K6)."""
         host = self._acting().calling.host
         if host is not None and host.sweeping is not None:
             await host.sweeping.poll()
 
     async def reset(self, entity: type[Entity[Any]], id: str) -> int:
-        """Let an entity's stuck messages run again: dead ones, and those that wait for another attempt (K6).
+        """Retry an entity's stuck messages: dead ones, and those that wait for another attempt (K6).
 
-        Its state is not touched. How many dead ones it were.
+        Does not touch the entity's state.
+
+        Returns:
+            The number of dead messages revived.
         """
         self._writing("cluster.reset")
         return await self._entities.reset(entity, id)
 
     async def next_id(self) -> int:
-        """A snowflake: unique in the cluster, 64 bits, later ones are larger (`Snowflake` takes it apart) [K2].
+        """A snowflake id: 64 bits, unique in the cluster, later ones are larger (`Snowflake` splits it) [K2].
 
-        The first one leases a machine id, for clients too [M15].
+        The first call leases a machine id, for clients too [M15].
         """
         return await self._writing("cluster.next_id").ids.take()
 
     async def health(self) -> Health:
-        """How the cluster stands: healthy, degraded or unhealthy, and why. From runners and clients alike.
+        """The health of the cluster: healthy, degraded or unhealthy, with reasons. For runners and clients.
 
         Example:
             ```python
@@ -732,26 +738,26 @@ class Cluster:
             ```
 
         Promise:
-            A singleton or cron that makes no progress for twice its interval is named, whoever asks (H1). A runner that
-            does not answer within half a second counts as one that did not answer, never as one with nothing to do.
+            A singleton or cron that makes no progress for twice its interval is named, whichever process asks (H1). A
+            runner that does not reply within half a second counts as silent, never as idle.
 
         Raises:
-            PersistenceError: The database cannot be asked: then nobody knows.
+            PersistenceError: The database cannot be read, so the health is unknown.
         """
         return await self._acting().gathering.health()
 
     async def shards(self) -> Mapping[ShardId, str | None]:
-        """Every shard with the name of the runner that holds it just now, or None."""
+        """All shards, each with the name of the runner that holds it just now, or None."""
         view = await self._acting().storage.view()
         names: dict[str | None, str] = {row.id: row.name for row in view.runners}
         split = ((Seat.split(seat.name), seat.holder) for seat in view.seats)
         return {ShardId.parse(name): names.get(holder) for (kind, name), holder in split if kind == "shard"}
 
-    # For whom it acts
+    # The runner or client through which it acts
 
     @contextmanager
     def acting_as(self, connection: C) -> Iterator[C]:
-        """Let this cluster's methods act through a connection, for whoever is not inside other work."""
+        """Let this cluster's methods act through a connection, except inside other work."""
         with self._holding(self._take(lambda: connection)):
             yield connection
 
@@ -764,7 +770,7 @@ class Cluster:
                 self._running = None
 
     def _take(self, make: Callable[[], C]) -> C:
-        """Make what this cluster acts through from now on, if there is no other."""
+        """Make the runner or client through which this cluster acts from now on, unless there is one already."""
         running = self._present()
         if running is not None and running.state is not State.STOPPED and _is_of_this_process(running):
             how = "started already, as a runner" if isinstance(running, Runner) else "connected already, as a client"
@@ -776,7 +782,7 @@ class Cluster:
         return made
 
     def _begin(self) -> Runner:
-        """A runner in whose name all will act that its start sets going here, and nobody else."""
+        """Make a runner, through which everything acts that its start sets going in this context."""
         made = self._take(self._new_runner)
         acting.set((self, made))
         return made
@@ -789,9 +795,9 @@ class Cluster:
         definitions: Sequence[Definition] = (),
         occupy: Callable[[Runner], Occupy] = nobody,
     ) -> Runner:
-        """A runner of this cluster, not started yet."""
+        """Make a runner of this cluster, not started yet."""
         settings = settings or self.settings
-        # Whoever brings occupants of his own has the shards for them, unless there are entities to sit there.
+        # A caller with occupants of its own gets the shards for them, unless there are entities to occupy the shards.
         rooms: list[Workplace] = [self._entities] if occupy is nobody or self._entities.types else []
         rooms += [self._singletons] if self._singletons.known else []
         rooms += [vars(self)[room] for room in ("_cron_room", "_workflow_room") if room in vars(self)]
@@ -814,10 +820,10 @@ class Cluster:
         return self._inside() or self._running
 
     def _claim(self) -> Claim | None:
-        """What the work that runs here must prove when it writes; nothing, if it is another cluster's work.
+        """The claim that the current work must prove when it writes; None if it is the work of another cluster.
 
         Raises:
-            RuntimeError: It has a transaction open.
+            RuntimeError: The work has a transaction open.
         """
         if self._is_elsewhere():
             return None
@@ -825,22 +831,22 @@ class Cluster:
         return claim_here()
 
     def _is_elsewhere(self) -> bool:
-        """Whether the work that runs here is another cluster's, whose transactions hold nothing of this one."""
+        """Whether the current work is another cluster's, whose transactions hold nothing of this one."""
         inside = acting.get()
         return inside is not None and inside[0] is not self
 
     def _writing(self, what: str) -> Client:
-        """As `_acting`, for a write that is a commit of its own.
+        """As `_acting`, for a write that commits by itself.
 
         Raises:
-            RuntimeError: The work that runs here has a transaction open.
+            RuntimeError: The current work has a transaction open.
         """
         if not self._is_elsewhere():
             refuse_commit_of_its_own(what)
         return self._acting()
 
     def _acting(self) -> Client:
-        """Each call asks this, so it is written out."""
+        """The runner or client through which this cluster acts. On the path of each call, so it is written out."""
         inside = acting.get()
         running = inside[1] if inside is not None and inside[0] is self else self._running
         if running is None or running.state is _STOPPED:
@@ -852,7 +858,7 @@ class Cluster:
 
 
 class Runners:
-    """`cluster.runners`: everybody who holds seats, or could."""
+    """`cluster.runners`: the registered runners."""
 
     def __init__(self, acting: Callable[[], Client], writing: Callable[[str], Client]) -> None:
         self._acting = acting
@@ -863,10 +869,10 @@ class Runners:
         return await self._acting().runners()
 
     async def drain(self, runner: str) -> None:
-        """Have a runner, by its id or name, give up all that it holds and take nothing any more. It goes on running.
+        """Make a runner, by its id or name, release all its seats and take no new ones. It keeps running.
 
         Raises:
-            RunnerUnavailable: There is none, or several have this name.
+            RunnerUnavailable: No runner, or more than one, has this id or name.
         """
         await self._writing("cluster.runners.drain").drain(runner)
 

@@ -1,6 +1,6 @@
-"""A runner as a whole process, for `cluster.run`: its loop, its signals, its exit code.
+"""Runs a runner as a whole process, for `cluster.run`: its loop, its signals, its exit code.
 
-first SIGTERM or SIGINT   drain, hand over, leave: exit code 0, or 1 if something could not be given back
+first SIGTERM or SIGINT   drain, hand over, leave: exit code 0, or 1 if a seat could not be released
 second one                end at once: exit code 128 + the signal's number; within half a second it is still the first
 a standing task of the    drain, hand over, leave, with a line that names it: exit code 1
 runner keeps failing
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie")
 
 GRACE_S = 9.0
-"""What ending may take beyond the drain, before it is enforced: 29 s by default, and Kubernetes kills after 30."""
+"""How long ending may take beyond the drain, before it is enforced: 29 s by default; Kubernetes kills after 30."""
 ONE_S = 0.5
-"""Signals within this time of the first are the same one: supervisors signal a process and its group, and wrappers
-pass on what the terminal has sent to all."""
+"""Signals within this time of the first count as one: supervisors signal a process and its group, and wrappers
+forward what the terminal has sent to all."""
 _PROGRESS_S = 1.0
 _WAITING_TOLD_S = 10.0
-"""Between two lines about a database that is waited for."""
+"""Time between two log lines about a database that is waited for."""
 _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -57,17 +57,17 @@ class SideService(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL that it serves."""
         ...
 
     @property
     def moved_from(self) -> int | None:
-        """The port that it was to have, if that was taken."""
+        """The port that was configured, if that was taken."""
         ...
 
     @property
     def announcement(self) -> str:
-        """What whoever started the process should know about it."""
+        """Its announcement to the user who started the process."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -76,7 +76,7 @@ class SideService(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """How far a runner is with leaving."""
+    """The progress of a runner that leaves."""
 
     runner: Runner
     held: tuple[str, ...]
@@ -85,40 +85,40 @@ class Drain:
 
     @property
     def kept(self) -> list[str]:
-        """The seats that it has not given back yet, or could not."""
+        """The seats that it has not released yet, or could not."""
         return self.runner.left_behind or self.runner.seats
 
     @property
     def left_s(self) -> float:
-        """What is left of the setting `drain`."""
+        """The time left of the setting `drain`."""
         return max(self.runner.settings.drain.total_seconds() - self.spent_s, 0.0)
 
 
 class RunReporter(Protocol):
-    """Says what happens to a runner, to whoever started its process. Called on its loop."""
+    """Reports what happens to a runner to the user who started its process. Called on the runner's loop."""
 
     def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
-        """Its database cannot be reached, and it waits for it: told at once, and now and then."""
+        """The runner waits for a database that cannot be reached: called at once, then periodically."""
         ...
 
     def announce(self, runner: Runner, beside: SideService | None) -> None:
-        """It runs."""
+        """The runner is running."""
         ...
 
     async def follow(self, runner: Runner) -> None:
-        """Say what happens from then on; cancelled when it has left."""
+        """Report what happens from then on; cancelled when the runner has left."""
         ...
 
     def drains(self, drain: Drain) -> None:
-        """It begins to leave."""
+        """The runner begins to leave."""
         ...
 
     def progress(self, drain: Drain) -> None:
-        """It is still at it: told each second."""
+        """The runner is still leaving: called each second."""
         ...
 
     def left(self, drain: Drain) -> None:
-        """It has left."""
+        """The runner has left."""
         ...
 
 
@@ -130,19 +130,19 @@ def run(
     teller: RunReporter | None = None,
     wait: bool = True,
 ) -> None:
-    """Run a runner until a signal has ended it, or somebody has stopped it.
+    """Run a runner until a signal ends it or it is stopped.
 
     Args:
         begin: Makes the runner; called on the loop.
         settings: Its settings.
-        beside: Makes what runs beside it; called on the loop, after `begin`.
-        teller: Who says what happens; the log, if left out.
+        beside: Makes the service that runs beside it; called on the loop, after `begin`.
+        teller: Reports what happens; default: the log.
         wait: Whether to wait for a database that cannot be reached yet.
 
     Raises:
-        SystemExit: Not everything was given back, or the runner ended by itself.
+        SystemExit: Not all seats were released, or the runner ended by itself.
         StorageReplaced: The database file was deleted or replaced while it was in use.
-        RuntimeError: Called where a loop runs already, or in another thread than the main one.
+        RuntimeError: Called where a loop is already running, or in a thread other than the main one.
     """
     _require_no_loop()
     if teller is None:
@@ -157,18 +157,18 @@ def run(
 
 
 class Signals:
-    """SIGTERM and SIGINT, in the main thread.
+    """Handles SIGTERM and SIGINT in the main thread.
 
-    They are Python's own handlers, not those of the loop, which would wait for a loop that is blocked.
+    Uses Python's own handlers, not those of the loop, which would wait for a loop that is blocked.
 
     Promise:
-        The first one calls back on the loop; from then on the process ends within `limit_s`, whatever hangs. The
-        second one, after `ONE_S`, ends it at once. In forked children they do what they did before.
+        The first signal calls back on the loop; from then on the process ends within `limit_s`, whatever hangs. The
+        second one, after `ONE_S`, ends it at once. In forked children signals do what they did before.
     """
 
     def __init__(self, *, limit_s: float) -> None:
         self.asked = False
-        """Whether there was a first one."""
+        """Whether there was a first signal."""
         self._limit_s = limit_s
         self._clock: Clock = SystemClock()
         self._asked_ns = 0
@@ -192,15 +192,15 @@ class Signals:
             signal.signal(each, before)
 
     def on_first(self, callback: Callable[[], object]) -> None:
-        """Have the loop that runs here call back at the first signal, which may have come already."""
+        """Call back on the running loop at the first signal, which may have come already."""
         loop = asyncio.get_running_loop()
         self._call = lambda: loop.call_soon_threadsafe(callback)
         if self.asked:
             callback()
 
     def end_in_time(self) -> None:
-        """From now on the process ends within `limit_s`."""
-        # In a thread that needs no Python: it works even if C code holds everything up [P19].
+        """Make the process end within `limit_s` from now."""
+        # In a thread that needs no Python: it works even if C code blocks the interpreter [P19].
         faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
 
     def _on_signal(self, number: int, _: object) -> None:
@@ -217,7 +217,7 @@ class Signals:
             self._call()
 
     def _as_before(self, number: int) -> None:
-        """A forked child has this handler, and neither runner nor loop: let the signal mean what it meant [P13]."""
+        """A forked child inherits this handler, but neither runner nor loop: restore the former effect [P13]."""
         signal.signal(number, self._before.get(number) or signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -230,7 +230,7 @@ async def _live(
     *,
     wait: bool,
 ) -> bool:
-    """The whole life of the process; whether it left in order."""
+    """Run the process from start to end. Returns: whether it left in order."""
     runner, tasks = begin(), Tasks("signals")
     if wait:
         runner.storage.on_unreachable = Patience(runner, teller)
@@ -238,7 +238,7 @@ async def _live(
     runner.on_failure(signals.end_in_time)
     signals.on_first(lambda: drains.append(tasks.spawn(_drain(runner, teller), name="drain", report=False)))
     async with AsyncExitStack() as last:
-        # First and last: probes are answered while the runner starts, and until it has left.
+        # Entered first and exited last: probes are answered while the runner starts, and until it has left.
         served = None if beside is None else await last.enter_async_context(beside())
         await _run(runner, signals, served, teller)
         await asyncio.gather(*drains)
@@ -246,7 +246,7 @@ async def _live(
 
 
 class Patience:
-    """Tells that a runner waits for its database: at once, then each `_WAITING_TOLD_S`."""
+    """Reports that a runner waits for its database: at once, then each `_WAITING_TOLD_S`."""
 
     def __init__(self, runner: Runner, teller: RunReporter) -> None:
         self._runner = runner
@@ -268,7 +268,7 @@ async def _run(runner: Runner, signals: Signals, beside: SideService | None, tel
     try:
         await runner.start()
     except ShuttingDown as error:
-        if not signals.asked and error.what != runner.what:  # of something else that its start uses
+        if not signals.asked and error.what != runner.what:  # raised by something else that its start uses
             raise
     else:
         teller.announce(runner, beside)
@@ -305,7 +305,7 @@ async def _drain(runner: Runner, teller: RunReporter) -> None:
 
 
 class Logged:
-    """A teller for programs that run themselves: two lines on stderr, the rest in the log."""
+    """A reporter for programs that call `cluster.run`: two lines on stderr, the rest in the log."""
 
     def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
         log.warning("runner %s waits for its database (%.0fs so far): %s", runner.name, waited_s, problem)
@@ -314,14 +314,14 @@ class Logged:
         url, address = redacted_url(runner.settings.url), runner.transport.address
         lines = [f"coterie runner {runner.name} of cluster {runner.settings.name} on {url}, listening on {address}"]
         lines += [] if beside is None else [f"coterie runner {runner.name}: {beside.announcement}"]
-        if runner.settings.log_format == "json":  # then whoever reads it wants nothing else
+        if runner.settings.log_format == "json":  # a reader of JSON lines wants nothing else
             for line in lines:
                 log.info("%s", line)
         else:
-            print(*lines, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 once, for whoever started it
+            print(*lines, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 once, for the user who started it
 
     async def follow(self, runner: Runner) -> None:
-        """The runner logs what happens by itself."""
+        """Nothing to do: the runner logs what happens."""
 
     def drains(self, drain: Drain) -> None:
         limit = format_duration(drain.runner.settings.drain)
@@ -345,9 +345,9 @@ def _require_no_loop() -> None:
 
 
 def be_heard(settings: Settings) -> None:
-    """A program without logging of its own still shows what happens. One that has some is left alone.
+    """Configure logging for a program that has not done so itself; one that has is left alone.
 
-    As JSON its own records are shown, too, at the levels that it has chosen: a reader of lines wants no others there.
+    In JSON format the program's own records are shown too, at the levels that it has chosen: all lines must be JSON.
     """
     if not log.hasHandlers():
         as_json = settings.log_format == "json"
@@ -357,7 +357,7 @@ def be_heard(settings: Settings) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed, the extra `fast`."""
+    """uvloop's factory where it is installed (the extra `fast`)."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""One process's part in a cluster as a runner: a client that also holds seats, in one life after another.
+"""A process that takes part in a cluster as a runner: a client that also holds seats, in one life after another.
 
 start    storage ─▶ setups ─▶ listener ─▶ session and lock ─▶ row           [M2]
 stop     drain, release, offer ─▶ row deleted ─▶ listener closed ─▶ setups closed ─▶ storage
@@ -47,28 +47,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie")
 
 _REBIRTH = Retry(attempts=20, base="100ms", max="5s")
-"""Pauses between two tries to come back after an eviction; the last one repeats for as long as it takes."""
+"""Pauses between attempts to come back after an eviction; the last one repeats for as long as it takes."""
 
 
 class Workplace(Protocol):
-    """An upper room (entities, singletons, crons): what it defines, and who sits on its seats."""
+    """A package that works on seats (entities, singletons, crons, workflows): its definitions and its occupants."""
 
     @property
     def kind(self) -> str:
-        """Which seats are its own: the first part of their names."""
+        """The kind of its seats: the first part of their names."""
         ...
 
     def definitions(self) -> Sequence[Definition]:
-        """The seats besides shards that this program knows."""
+        """The seats, other than shards, that this program defines."""
         ...
 
     def occupants(self, runner: Runner, /) -> Occupy:
-        """What puts somebody on the seats of a runner."""
+        """Returns the function that makes occupants for the seats of a runner."""
         ...
 
 
 class NoOccupant:
-    """Sits on a seat and does nothing."""
+    """An occupant that does nothing."""
 
     async def drain(self) -> None:
         """Nothing runs."""
@@ -78,36 +78,36 @@ class NoOccupant:
 
 
 class Workplaces:
-    """All on one seat: the entities of a shard, and its workflows, which may come later."""
+    """All occupants of one seat: the entities of a shard and its workflows, which may be added later."""
 
     def __init__(self, occupants: Sequence[Occupant]) -> None:
         self._occupants = list(occupants)
         self.is_closing = False
 
     def add(self, occupant: Occupant) -> None:
-        """Let another one sit on the seat."""
+        """Add another occupant to the seat."""
         assert not self.is_closing, "the seat is on its way out"
         self._occupants.append(occupant)
 
     async def drain(self) -> None:
-        """All at once; the seat is given back when the last one is done."""
+        """Drain all occupants at once; the seat is released when the last one is done."""
         self.is_closing = True
         await asyncio.gather(*(each.drain() for each in self._occupants))
 
     def abandon(self) -> None:
-        """All of them."""
+        """Abandon all occupants."""
         self.is_closing = True
         for each in self._occupants:
             each.abandon()
 
 
 def name_of(settings: Settings) -> str:
-    """What the runner of this process is called."""
+    """The name of this process's runner."""
     return settings.runner_name or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def nobody(_: Runner) -> Occupy:
-    """Seats are held, and nothing is done on them."""
+    """Holds seats without doing anything on them."""
     return lambda _: NoOccupant()
 
 
@@ -137,15 +137,15 @@ class RunnerLife(Service):
 
 
 class Runner(Client):
-    """One process's part in a cluster, as a runner.
+    """A process that takes part in a cluster as a runner.
 
     Args:
-        settings: How it runs.
-        doors: What leads outside.
-        rooms: Who defines seats and sits on them, by the kind of seat.
-        definitions: Seats that no room defines.
-        occupy: Who sits on the seats of no room's kind.
-        setups: What is opened before the first seat, and closed after the last one in the opposite order.
+        settings: Its settings.
+        doors: Its access to the outside: clocks, storage, network.
+        rooms: The packages that define and occupy seats, by the kind of seat.
+        definitions: Seats that no package defines.
+        occupy: Makes the occupants of seats whose kind belongs to no package.
+        setups: Opened before the first seat is taken, and closed in reverse order after the last is released.
 
     Promise:
         An eviction ends everything that ran under the old incarnation before anything runs under the new one.
@@ -166,13 +166,13 @@ class Runner(Client):
         super().__init__(settings, doors)
         self.name = name_of(settings)
         self.gone = asyncio.Event()
-        """Set when it has stopped, whoever stopped it."""
+        """Set when it has stopped, for whatever reason."""
         self.left_behind: list[str] = []
-        """The seats that it could not give back when it stopped: others take them when its lease has run out."""
+        """The seats that it could not release when it stopped: other runners take them when its lease has expired."""
         self.failure = ""
         """Why it ended by itself; empty: it did not. A standing task kept failing, or the database file is gone."""
         self.lost: StorageReplaced | None = None
-        """The database file is gone: nothing was left to hand over, and whoever uses the runner gets the error."""
+        """The database file is gone: nothing could be handed over, and all uses of the runner raise this error."""
         self._failed: Callable[[], object] = lambda: None
         self._last: list[Callable[[], Awaitable[None]]] = []
         self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
@@ -196,7 +196,7 @@ class Runner(Client):
 
     @property
     def seats(self) -> list[str]:
-        """The names of the seats on which somebody of ours sits, in order."""
+        """The names of the seats that this runner occupies, in order."""
         return sorted(seat for seat, tenure in self._tenures.items() if not tenure.ended)
 
     @property
@@ -207,7 +207,7 @@ class Runner(Client):
         return self._life.membership.missing
 
     def facts(self) -> LocalFacts:
-        """What it knows of itself, now. Asks nobody."""
+        """What it knows of itself now. No I/O."""
         return facts_of(
             runner=self.incarnation,
             name=self.name,
@@ -222,31 +222,31 @@ class Runner(Client):
         )
 
     def tenure(self, seat: str) -> Tenure | None:
-        """Our holding of a seat; None if it is not ours."""
+        """Our tenure of a seat; None if we do not hold it."""
         return None if self._life is None else self._life.membership.tenure(seat)
 
     def on_failure(self, failed: Callable[[], object]) -> None:
-        """Have `failed` called when the runner begins to end by itself; `failure` says why."""
+        """Call `failed` when the runner begins to end by itself; `failure` says why."""
         self._failed = failed
 
     def at_end(self, last: Callable[[], Awaitable[None]]) -> None:
-        """Have something awaited when it stops, after its last seat."""
+        """Await `last` when the runner stops, after its last seat is released."""
         self._last.append(last)
 
     def on_wake(self, kind: str, wake: Callable[[str, str], None]) -> None:
-        """Have a room told when there is something new to do on a seat of its kind, and what it is about."""
+        """Call `wake(seat, about)` when there is something new to do on a seat of this kind."""
         self._wakers.setdefault(kind, []).append(wake)
 
     def define(self, room: Workplace, definition: Definition | None) -> None:
-        """Take up what the program defined after this runner was made. May be called from any thread.
+        """Add a definition made after this runner. May be called from any thread.
 
         Args:
-            room: Who sits on its seats.
+            room: The package that occupies its seats.
             definition: Its seat; None: it lives on shards.
         """
         try:
             is_here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:  # a thread without a loop imports a module
+        except RuntimeError:  # the caller is a thread without a loop, importing a module
             is_here = False
         if is_here:
             self._define(room, definition)
@@ -265,7 +265,7 @@ class Runner(Client):
                 self._life.membership.define(definition)
 
     def _admit(self, room: Workplace) -> None:
-        """Have a room sit on the seats of its kind, also those that are held already."""
+        """Let a package occupy the seats of its kind, including those that are held already."""
         self._rooms.append(room)
         occupy = room.occupants(self)
         self._occupiers.setdefault(room.kind, []).append(occupy)
@@ -275,17 +275,17 @@ class Runner(Client):
                 seated.add(self._context.copy().run(occupy, tenure))
 
     async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
-        """Give up a seat now, to whoever is next. This runner does not take it again for a while.
+        """Release a seat now, to the next runner in order. This runner does not take it again for a while.
 
         Args:
-            cause: `failed`: also if no other runner may hold it. `refused`: not again in this life.
+            cause: `failed`: excluded even if no other runner may hold it. `refused`: not again in this life.
             error: What failed.
         """
         if self._life is not None:
             await self._life.membership.resign(seat, cause=cause, error=error)
 
     async def ask_to_resign(self, holder: RunnerRow, seat: SeatRow, *, within_s: float) -> None:
-        """Have a runner, perhaps this one, give up a seat. See `Client`."""
+        """Ask a runner, perhaps this one, to release a seat. See `Client`."""
         if holder.id == self.incarnation:
             await self.resign(seat.name)
         else:
@@ -298,10 +298,10 @@ class Runner(Client):
     def _trusts(self) -> bool:
         return self._life is None or self._life.membership.trust.holds
 
-    # Its life
+    # Lifecycle
 
     def _fail(self, failing: FailingTask) -> None:
-        """End, since a standing task of its own keeps failing: another process may do better."""
+        """End, because a standing task of this runner keeps failing: another process may do better."""
         self._end_by_itself(
             f"its standing task {failing} failed {failing.failures} times within a minute, {failing.error}"
         )
@@ -331,7 +331,7 @@ class Runner(Client):
         self.tasks.supervise(self._live_again_and_again, name="live again", supervisor=self.supervisor)
 
     async def _stop(self) -> None:
-        self._settled.set()  # whoever waits for it learns that it will not come
+        self._settled.set()  # wakes waiters of `ready`: it will not become ready
         async with AsyncExitStack() as last:
             last.callback(self.gone.set)
             last.callback(otlp.withdraw, self._gauges)
@@ -345,7 +345,7 @@ class Runner(Client):
                 await self._leave(self._life)
 
     async def _leave(self, life: RunnerLife) -> None:
-        """Hand over what this life holds. One that lost its place is being stopped already, and holds nothing."""
+        """Hand over what this life holds. A life that was evicted is being stopped already, and holds nothing."""
         try:
             if life.state is life.membership.state is State.RUNNING and self.lost is None:
                 await life.membership.leave()
@@ -353,8 +353,8 @@ class Runner(Client):
             self.left_behind = self.seats
 
     async def _live(self) -> None:
-        """Begin a life under the present incarnation."""
-        if self._life is None:  # else it says why it has to come back
+        """Begin a life under the current incarnation."""
+        if self._life is None:  # otherwise `_missing` says why it has to come back
             self._missing = "it is not registered with the cluster yet"
         self._context = copy_context()
         routes = Routes()
@@ -363,7 +363,7 @@ class Runner(Client):
         routes.take(Route.OBSERVE, FactsServer(self.facts))
         self._life = RunnerLife(transport, self._new_membership(transport, routes), self._has_settled)
         await self._life.start()
-        self._missing = ""  # from here on its membership knows
+        self._missing = ""  # from here on the membership knows
 
     def _has_settled(self) -> None:
         log.info("runner %s has joined and holds %d seats", self.name, len(self.seats))
@@ -377,7 +377,7 @@ class Runner(Client):
             self._lose(error)
 
     async def _live_again(self) -> None:
-        """Wait for the end of a life and begin the next."""
+        """Wait for the end of one life and begin the next."""
         assert self._life is not None, "there is a first one"
         reason = await self._life.membership.ended
         log.warning("runner %s lost its place, %s: it comes back under a new incarnation", self.name, reason)
@@ -449,7 +449,7 @@ class Runner(Client):
         if not spans.on:
             return self._occupied(tenure)
         context = copy_context()
-        context.run(spans.clear)  # else all that ever runs on it would belong to the span in which this was started
+        context.run(spans.clear)  # otherwise all work of the occupant would belong to the span in which it was started
         return context.run(self._occupied, tenure)
 
     def _occupied(self, tenure: Tenure) -> Occupant:

@@ -1,4 +1,4 @@
-"""What users open for their handlers with `cluster.setup`: before the first seat, until after the last one."""
+"""Opens and closes what users define with `cluster.setup`: before the first seat, until after the last one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie")
 
 CLOSING_S = 2.0
-"""What closing may take, all together: the drain has had its own time, and the process must end."""
+"""How long closing may take, all together: the drain has had its own time, and the process must end."""
 
 
 class Setups:
-    """Context managers, held open by one task: some (of anyio, task groups) must end in the task they began in."""
+    """Context managers, held open by one task: some (anyio's, task groups) must exit in the task that entered them."""
 
     def __init__(self, setups: Sequence[Setup]) -> None:
         self._setups = setups
@@ -31,7 +31,7 @@ class Setups:
         self._over = asyncio.Event()
 
     async def open(self) -> None:
-        """Open all of them, in order. If one fails, those before it are closed, and its error is raised."""
+        """Open all of them, in order. If one fails, those before it are closed and its error is raised."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._holding = self._tasks.spawn(self._hold(opened), name="hold", report=False)
         try:
@@ -41,7 +41,7 @@ class Setups:
             raise
 
     async def close(self) -> None:
-        """Close them in the opposite order, within the limit. What they raise is logged, not raised."""
+        """Close them in reverse order, within the limit. Their errors are logged, not raised."""
         self._over.set()
         if self._holding is None:
             return
@@ -68,4 +68,4 @@ class Setups:
                 raise
             opened.set_exception(error)
         finally:
-            opened.cancel()  # if nothing has come of it by now, nothing will
+            opened.cancel()  # if it has no result by now, it will not get one

@@ -1,7 +1,4 @@
-"""The ticks to come, as people want to see them: by their own clocks, with a word where clocks change.
-
-`cluster.crons`: what runs when, how it went, and the few things that people do about it.
-"""
+"""`cluster.crons`: list crons, preview and explain schedules, trigger, pause and resume, read the history."""
 
 from __future__ import annotations
 
@@ -34,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """A tick to come.
+    """A future tick.
 
     Args:
-        at: When, in UTC.
-        local: The same by the clocks of the schedule's zone.
-        note: That clocks change between the tick before and this one, or nothing.
+        at: Its instant, in UTC.
+        local: The same in the schedule's time zone.
+        note: Says that clocks change between the previous tick and this one; otherwise empty.
     """
 
     at: datetime
@@ -77,9 +74,9 @@ def _note(change: Change, local: datetime) -> str:
 
 
 _LOOK_S = 0.05
-"""Between two looks whether a run is over."""
+"""Polling interval for the end of a run."""
 _LATE = timedelta(seconds=10)
-"""So late may a tick be: in that time a runner that was lost is replaced (S10)."""
+"""How late a tick may be: within this time a lost runner is replaced (S10)."""
 _MOST = 1_000
 
 _NAME = "name of a cron"
@@ -87,17 +84,17 @@ _NAME = "name of a cron"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickInfo:
-    """A tick, or neighbours that were skipped for one reason, as it was when it was looked at."""
+    """A snapshot of a tick, or of neighbouring ticks that were skipped for one reason."""
 
     cron: str
     scheduled_at: datetime
-    """The instant it stands for; of several the first."""
+    """The instant of the tick; of several the first."""
     until: datetime
     """Of several the last, otherwise the same."""
     count: int
     kind: Kind
     matches_schedule: bool
-    """Whether the schedule is due at that instant: tells of one that was triggered whether it stood in for a tick."""
+    """Whether the schedule is due at that instant: shows whether a triggered tick replaced a scheduled one."""
     outcome: Outcome | None
     """`ran`, `failed`, `skipped`; None: it is not over."""
     reason: str
@@ -105,7 +102,7 @@ class TickInfo:
     attempt: int
     """0: it has not begun."""
     errors: tuple[str, ...]
-    """Of each attempt that failed."""
+    """The errors of the attempts that failed."""
     runner: str
     epoch: int
     started_at: datetime | None
@@ -115,26 +112,26 @@ class TickInfo:
     took: timedelta | None
     """How long its last attempt took."""
     note: str
-    """What its body said with its last heartbeat, with `done` of `total`."""
+    """The note of its body's last heartbeat, with `done` of `total`."""
     done: int | None
     total: int | None
     number: int = 0
-    """Tells apart those that were triggered for the same instant."""
+    """Distinguishes ticks that were triggered for the same instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CronInfo:
-    """A cron, as it was when it was looked at. All instants are the database's."""
+    """A snapshot of one cron. All instants are the database's."""
 
     name: str
     schedule: str
-    """Empty: nobody has held it yet, and this program does not define it."""
+    """Empty: no runner has held it yet, and this program does not define it."""
     timezone: str
     explained: str
     """The schedule in words."""
     group: str
     runner: str | None
-    """The name of the runner that holds it; None: nobody, just now."""
+    """The name of the runner that holds it; None: no runner does just now."""
     epoch: int
     next_at: datetime | None
     """When its next tick is due; None: it is paused, or the schedule is not known."""
@@ -145,24 +142,24 @@ class CronInfo:
     last_error: str | None
     last_error_at: datetime | None
     failures: int
-    """How many ticks in a row have failed, up to now."""
+    """How many ticks in a row have failed up to now."""
     running: int
     """How many ticks are not over."""
     last_heartbeat_at: datetime | None
-    """When one of these last began, or its body said how it gets on; None: all are over."""
+    """When one of these last began or sent a heartbeat; None: all are over."""
     latest: TickInfo | None
-    """The last one that ran or failed."""
+    """The last tick that ran or failed."""
     problem: str
     """What is wrong with it; empty: nothing."""
 
 
 class Crons:
-    """What runs on a calendar.
+    """`cluster.crons`: the crons of the cluster.
 
     Args:
-        acting: For whom it is asked.
-        known: What this program defines.
-        writing: The same for what writes: refuses it where it must not. None: nothing is refused.
+        acting: Returns the runner or client through which it acts.
+        known: The crons that this program defines.
+        writing: As `acting`, for writes: raises where they are forbidden. None: nothing is forbidden.
     """
 
     def __init__(
@@ -177,16 +174,16 @@ class Crons:
         self._known = known
 
     async def list(self) -> Sequence[CronInfo]:
-        """All that the cluster knows, by name, also those that this program does not define."""
+        """All crons of the cluster, by name, also those that this program does not define."""
         storage = self._acting().storage
         rows, view = await storage.ticks.list(), await storage.view()
         return [self._info(row, view) for row in rows]
 
     async def get(self, name: str) -> CronInfo:
-        """One of them.
+        """One cron.
 
         Raises:
-            ValueError: There is none of this name; those that there are.
+            ValueError: None has this name; the error lists the existing ones.
         """
         found = {each.name: each for each in await self.list()}
         if name not in found:
@@ -196,16 +193,16 @@ class Crons:
     async def preview(
         self, name: str, *, timezone: str | None = None, count: int = 5, after: datetime | None = None
     ) -> Sequence[Upcoming]:
-        """The next ticks of a cron, or of an expression, with a word where clocks change.
+        """The next ticks of a cron, or of an expression, with a note where clocks change.
 
         Args:
-            name: Of a cron, or a schedule such as `0 3 * * *`.
-            timezone: Of the schedule; that of the cron, or UTC, if left out.
-            count: How many.
-            after: From when on; now if left out.
+            name: The name of a cron, or a schedule such as `0 3 * * *`.
+            timezone: The zone of the schedule. Default: that of the cron, or UTC.
+            count: The number of ticks.
+            after: The start. Default: now.
 
         Raises:
-            ScheduleError: It is neither a cron nor a schedule that can be read.
+            ScheduleError: It is neither a cron nor a valid schedule.
         """
         if not 0 <= count <= _MOST:
             raise ValueError(f"count is {count}, expected 0 to {_MOST}")
@@ -216,16 +213,16 @@ class Crons:
         """The schedule of a cron, or an expression, in words: `every day at 03:00, Europe/Zurich`.
 
         Raises:
-            ScheduleError: It is neither a cron nor a schedule that can be read.
+            ScheduleError: It is neither a cron nor a valid schedule.
         """
         return (await self._schedule(name, timezone)).explain()
 
     async def trigger(self, name: str, *, at: datetime | None = None) -> TickInfo:
-        """Have a cron run once more, now, whatever its schedule says; also while it is paused. Does not wait for it.
+        """Run a cron once more, now, whatever its schedule says; also while it is paused. Does not wait for the run.
 
         Args:
-            name: Of the cron.
-            at: What its body shall have as `scheduled_at`: to make up for a tick that was missed. Now if left out.
+            name: The name of the cron.
+            at: The `scheduled_at` that its body gets: to make up for a missed tick. Default: now.
 
         Raises:
             ValueError: There is no such cron; or `at` has no time zone.
@@ -245,8 +242,8 @@ class Crons:
         """Wait until a tick is over.
 
         Raises:
-            TimeoutError: It took longer.
-            ValueError: It is not there any more.
+            TimeoutError: It took longer than `timeout`.
+            ValueError: The tick is no longer stored.
         """
         storage, schedule = self._acting().storage, await self._schedule_of(tick.cron)
         async with asyncio.timeout(seconds_or_none(timeout, what="timeout")):
@@ -259,7 +256,7 @@ class Crons:
                 await asyncio.sleep(_LOOK_S)
 
     async def pause(self, name: str) -> bool:
-        """Let no tick of a cron begin from now on; what runs goes on. It stays so until `resume`, across restarts.
+        """Start no ticks of a cron from now on; running ones continue. It stays paused until `resume`, across restarts.
 
         Returns:
             False if it was paused already.
@@ -272,7 +269,7 @@ class Crons:
         return await self._done(name, await here.storage.ticks.pause(name))
 
     async def resume(self, name: str) -> bool:
-        """Let it run again from its next tick on; those that the pause left out are recorded as skipped.
+        """Let it run again from its next tick on; ticks missed by the pause are recorded as skipped.
 
         Returns:
             False if it was not paused.
@@ -288,9 +285,9 @@ class Crons:
         """The last ticks, the newest first, as far back as the setting `retention` keeps them.
 
         Args:
-            name: Of the cron.
-            limit: How many.
-            before: Only those for instants earlier than this.
+            name: The name of the cron.
+            limit: The maximum number of ticks.
+            before: Only ticks for instants earlier than this.
         """
         if not 0 <= limit <= _MOST:
             raise ValueError(f"limit is {limit}, expected 0 to {_MOST}")
@@ -302,7 +299,7 @@ class Crons:
         schedule = await self._schedule_of(name)
         return [_tick(row, schedule) for row in rows]
 
-    # Small things
+    # Helpers
 
     async def _done(self, name: str, told: bool | None) -> bool:
         if told is None:
@@ -311,14 +308,14 @@ class Crons:
         return told
 
     async def _hint(self, name: str) -> None:
-        """Have its holder look now."""
+        """Wake the holder of its seat."""
         await self._acting().wake(Seat.cron(name), fresh=True)
 
     async def _missing(self, name: str) -> ValueError:
         return _unknown(name, [each.name for each in await self._acting().storage.ticks.list()])
 
     async def _schedule(self, name: str, timezone: str | None) -> Schedule:
-        """Of a cron by its name, or an expression."""
+        """The schedule of a cron by its name, or of an expression."""
         rows = {row.name: row for row in await self._acting().storage.ticks.list()}
         told = self._told(name, rows.get(name))
         if told is not None:
@@ -335,7 +332,7 @@ class Crons:
             raise _unknown(name, rows) from error
 
     async def _schedule_of(self, name: str) -> Schedule | None:
-        """Of a cron; None: nobody has told it yet, or in words of a later version."""
+        """The schedule of a cron; None: not stored yet, or stored by a later version in another format."""
         rows = {row.name: row for row in await self._acting().storage.ticks.list()}
         told = self._told(name, rows.get(name))
         return None if told is None else Schedule(told.schedule, timezone=told.timezone, cron=name)
@@ -347,7 +344,7 @@ class Crons:
         try:
             return msgspec.json.decode(row.definition, type=CronSummary)
         except msgspec.DecodeError:
-            return None  # of a later version: what it says is for those who know it
+            return None  # stored by a later version, in another format
 
     def _info(self, row: CronRow, view: ClusterSnapshot) -> CronInfo:
         told = self._told(row.name, row)
@@ -389,7 +386,7 @@ def _problem(row: CronRow, due_at: datetime | None, runner: str | None) -> str:
     if row.paused_at is not None:
         return ""
     late = None if due_at is None else row.now - due_at
-    if late is not None and late > _LATE and not row.open:  # else it may wait for a run that goes on
+    if late is not None and late > _LATE and not row.open:  # otherwise it may wait for a run in progress
         why = "nobody holds it" if runner is None else f"{runner} holds it"
         return f"overdue by {late.total_seconds():.0f}s: {why}"
     return "nobody holds it" if runner is None else ""

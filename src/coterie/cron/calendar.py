@@ -1,10 +1,8 @@
-"""A time zone as an offset that changes now and then: where it changes, and which instants a label has.
+"""Time zones, calendars, and schedules as sets of instants: the rules for changes of the clock are here.
 
-The ticks of a schedule as a set of instants, in three kinds; this is where the rules for changes of the clock live.
-
-Each kind says the first tick from an instant on, the last one up to it, and how many lie between two. Instants are UTC.
-
-The labels of a schedule: what a clock on the wall shows when it is due. No zones here, so every day has 24 hours.
+A *label* is what a wall clock shows. A calendar is a set of labels, without zones, so every day has 24 hours. A zone
+maps labels to instants: an offset that changes now and then. The ticks of a schedule are a set of instants (UTC), in
+three kinds; each kind finds the first tick from an instant on, the last one up to it, and how many lie between two.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ if TYPE_CHECKING:
 
 
 NEAR = timedelta(days=2)
-"""Further than any change moves the clock (the date line was crossed by 24 hours), so that what a label was at any
-distance beyond it cannot come again; and nearer than two changes of one zone are to each other (four days)."""
+"""More than any change moves the clock (the date line was crossed by 24 hours), so that labels further away cannot
+come again; and less than the distance of two changes of one zone (four days)."""
 
 _SECOND = timedelta(seconds=1)
 
 
 class Change(NamedTuple):
-    """Where clocks go forward (a gap: labels that do not exist) or back (an overlap: labels that come twice)."""
+    """A change of the clock: forward (a gap: labels that do not exist) or back (an overlap: labels that come twice)."""
 
     at: datetime
     """The first instant with the new offset, in UTC."""
@@ -48,12 +46,12 @@ class Change(NamedTuple):
 
     @property
     def old_label(self) -> datetime:
-        """What clocks would have shown: where a gap begins and an overlap ends."""
+        """The label by the old offset: where a gap begins and an overlap ends."""
         return (self.at + self.before).replace(tzinfo=None)
 
     @property
     def new_label(self) -> datetime:
-        """What clocks show: where a gap ends and an overlap begins."""
+        """The label by the new offset: where a gap ends and an overlap begins."""
         return (self.at + self.after).replace(tzinfo=None)
 
 
@@ -65,27 +63,27 @@ class Zone:
         self.info = info
 
     def offset(self, at: datetime) -> timedelta:
-        """What is added to UTC at an instant."""
+        """The offset from UTC at an instant."""
         offset = at.astimezone(self.info).utcoffset()
         assert offset is not None  # the zones of zoneinfo always know
         return offset
 
     def label(self, at: datetime) -> datetime:
-        """What clocks show at an instant."""
+        """The label of an instant."""
         return at.astimezone(self.info).replace(tzinfo=None, fold=0)
 
     def instant(self, label: datetime) -> datetime:
-        """When clocks first show it. Of a label in a gap: when the gap ends."""
+        """When clocks first show a label. For a label in a gap: when the gap ends."""
         first = label.replace(tzinfo=self.info).astimezone(UTC)
         if self.label(first) == label:
             return first
-        # In a gap zoneinfo takes the old offset, by which this instant lies after the change; by the new one, before.
+        # In a gap zoneinfo uses the old offset, by which this instant lies after the change; by the new one, before.
         change = self.change_after(label.replace(tzinfo=self.info, fold=1).astimezone(UTC), first)
         assert change is not None
         return change.at
 
     def overlap(self, at: datetime) -> Change | None:
-        """The change after which clocks show at this instant what they have shown before, if they do."""
+        """The change because of which the label of this instant occurs for the second time, if it does."""
         local = at.astimezone(self.info)
         if not local.fold:
             return None
@@ -116,7 +114,7 @@ class Zone:
             start = change.at
 
     def _change(self, low: datetime, high: datetime) -> Change:
-        """The one change between two instants, found by halving. Zones change at whole seconds."""
+        """The one change between two instants, found by bisection. Zones change at whole seconds."""
         before, after = self.offset(low), self.offset(high)
         low, high = low.replace(microsecond=0), high.replace(microsecond=0)
         while high - low > _SECOND:
@@ -130,10 +128,10 @@ class Zone:
 
 
 def read_zone(name: str, *, expression: str, cron: str = "") -> Zone:
-    """The zone of a name; UTC without asking the tz database, which small systems do not have.
+    """The zone of a name; UTC without the tz database, which small systems do not have.
 
     Raises:
-        ScheduleError: There is none of this name.
+        ScheduleError: There is no such zone.
     """
     if name == "UTC":
         return Zone(name, UTC)
@@ -162,7 +160,7 @@ _INSTANT = timedelta(microseconds=1)
 
 
 class Instants(Protocol):
-    """A set of instants without end."""
+    """An infinite set of instants."""
 
     def first(self, at: datetime) -> datetime:
         """The first one from here on."""
@@ -178,7 +176,7 @@ class Instants(Protocol):
 
 
 class Steady:
-    """Every so often, whatever clocks show: the multiples of an interval since 1970, so that nothing must be stored."""
+    """Fixed intervals, whatever clocks show: the multiples of an interval since 1970, so that nothing is stored."""
 
     def __init__(self, every: timedelta) -> None:
         self._every = every
@@ -194,15 +192,15 @@ class Steady:
 
 
 class Flowing:
-    """Wherever clocks show a label of the calendar: not in a gap, twice in an overlap. So `*/30` is every half hour."""
+    """Whenever clocks show a label of the calendar: not in a gap, twice in an overlap. So `*/30` is every half hour."""
 
     def __init__(self, calendar: Calendar, zone: Zone) -> None:
         self._calendar = calendar
         self._zone = zone
 
     def first(self, at: datetime) -> datetime:
-        # From one change of the offset to the next instants and labels move alike. Changes matter near here, where
-        # clocks may go back to labels of before, and near the label that is found; what lies between is jumped over.
+        # Between two changes of the offset instants and labels move alike. Changes matter near here, where clocks may
+        # go back to earlier labels, and near the label that is found; what lies between is skipped.
         while True:
             offset = self._zone.offset(at)
             found = self._calendar.first(self._zone.label(at)).replace(tzinfo=UTC)
@@ -238,7 +236,7 @@ class Flowing:
 
 
 class Fixed:
-    """When clocks first show a label of the calendar; for all that fall into one gap together, once when it ends."""
+    """When clocks first show a label of the calendar; for all labels in one gap together, once when it ends."""
 
     def __init__(self, calendar: Calendar, zone: Zone) -> None:
         self._calendar = calendar
@@ -273,13 +271,13 @@ class Fixed:
 
 _DAY = timedelta(days=1)
 
-# Any: whether a date ever comes does not depend on where the search begins, for cronsim looks 50 years ahead, and the
-# rarest date (29 February on one weekday) comes within 40.
+# Any date will do: whether a date ever comes does not depend on the start of the search, for cronsim looks 50 years
+# ahead, and the rarest date (29 February on one weekday) comes within 40.
 _SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 a label has no zone
 
 
 class Calendar:
-    """Labels that match all fields: the next, the last, how many. Walked by cronsim, on naive datetimes."""
+    """Labels that match all fields: the next, the last, how many. Iterated by cronsim, on naive datetimes."""
 
     def __init__(self, fields: Fields) -> None:
         self._text = fields.text
@@ -288,7 +286,7 @@ class Calendar:
 
     @cached_property
     def _days(self) -> CronSim:
-        """cronsim's judge of days."""
+        """A cronsim that decides which days match."""
         return CronSim(self._text, _SOME_DAY)
 
     def is_possible(self) -> bool:
@@ -323,7 +321,7 @@ class Calendar:
         return day.month in self._days.months and self._days.match_day(day)
 
     def _within(self, label: datetime) -> int:
-        """Those of its day before it."""
+        """How many labels of its day are before it."""
         if not self._has(label.date()):
             return 0
         hours, minutes, seconds = self._hours, self._minutes, self._seconds

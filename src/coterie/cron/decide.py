@@ -3,19 +3,19 @@
     due ─▶ in a pause ────────────────────────────▶ skipped: paused (when the pause has ended, as one span)
        ─▶ older than skip_if_older_than ──────────▶ skipped: stale
        ─▶ due while the breaker is open ──────────▶ skipped: breaker
-       ─▶ passed while nobody had the seat ─ catch_up: none ───▶ skipped: stale
+       ─▶ passed while the seat was free ─── catch_up: none ───▶ skipped: stale
        │                                               latest ─▶ the newest runs, the others are superseded
        │                                               all ────▶ they run in order; of more than `most` the newest
-       ─▶ passed while we had it ─ from_previous, or catch_up="all": each runs; otherwise the newest
-                                 ─ overlap="skip", and a run goes on: skipped: overlapping
+       ─▶ passed while we held it ─ from_previous, or catch_up="all": each runs; otherwise the newest
+                                  ─ overlap="skip", and a run is in progress: skipped: overlapping
 
-A tick that was begun and cut off (its runner was lost) has had its verdict; whether it goes on is `goes_on`'s to say.
+A tick that was begun and cut off (its runner was lost) has had its verdict; `goes_on` decides whether it is retried.
 
 While a cron is paused nothing begins: what was due before and has not begun is skipped as paused too.
 
-With overlap `skip` and `queue` one runs at a time, and so does what a breaker lets through. What has its turn while
-another runs waits: nothing is written of it, it stays due, and the next look decides anew. So at most one waits, and it
-survives whoever holds the seat.
+With overlap `skip` and `queue` one tick runs at a time, likewise with a tripped breaker. A tick whose turn comes while
+another runs waits: nothing is written of it, it stays due, and the next look decides again. So at most one waits, and
+it survives a change of holder.
 
 Promise:
     What a look decides is the beginning of what is due, in order, without gap: each tick gets one verdict, in this look
@@ -41,7 +41,7 @@ Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 Reason: TypeAlias = Literal["stale", "overlapping", "paused", "superseded", "breaker"]
 
 CUT_OFF = "cut off and too old"
-"""Why a tick is skipped that had begun."""
+"""The reason for skipping a tick that had begun."""
 
 _INSTANT = timedelta(microseconds=1)
 _NOTHING = timedelta()
@@ -52,12 +52,12 @@ class TickPolicy:
     """What the definition of a cron says about its ticks.
 
     Args:
-        skip_if_older_than: Ticks that are due for longer do not run.
-        catch_up: Which of those run that passed while nobody had the seat.
-        overlap: What happens to a tick while a run goes on.
+        skip_if_older_than: Ticks that have been due for longer do not run.
+        catch_up: Which ticks run of those that passed while the seat was free.
+        overlap: What happens to a tick while a run is in progress.
         from_previous: Whether the next tick is the one after the previous tick, however late; or the newest.
         delay: How long after its instant a tick of this cron is due (`jitter_of`).
-        most: How many are caught up with at once.
+        most: How many ticks are caught up at once.
         breaker: After how many failures in a row ticks are skipped, and for how long; None: never.
     """
 
@@ -72,7 +72,7 @@ class TickPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PauseSpan:
-    """From when to when a cron was paused; `until` is None while it is."""
+    """When a cron was paused; `until` is None while it is."""
 
     since: datetime
     until: datetime | None = None
@@ -84,12 +84,12 @@ class CronProgress:
 
     Args:
         effective_from: Since when this definition counts. Ticks before that are not its ticks [M8].
-        held_since: Since when we have the seat.
+        held_since: Since when we have held the seat.
         last: The last tick that has a verdict, if there is one.
-        pauses: Those that may touch ticks after it, in order, not overlapping.
-        busy: Whether a run goes on, also one of a former holder that is to be resumed.
+        pauses: Those that may affect later ticks, in order, not overlapping.
+        busy: Whether a run is in progress, also one of a former holder that is to be resumed.
         failures: How many ticks in a row have failed.
-        failed_at: When the last one that failed did.
+        failed_at: When the last failure happened.
     """
 
     effective_from: datetime
@@ -124,7 +124,7 @@ class Decision:
 
     Args:
         verdicts: In the order of their ticks.
-        waiting: The tick whose turn comes when the run that goes on has ended.
+        waiting: The tick that runs when the run in progress has ended.
         look_at: When the next tick is due; to look earlier does no harm.
     """
 
@@ -150,7 +150,7 @@ def decide(schedule: Schedule, policy: TickPolicy, known: CronProgress, now: dat
 
 
 def is_too_old(policy: TickPolicy, at: datetime, now: datetime) -> bool:
-    """Whether a tick is due for longer than `skip_if_older_than`, by the database's clock."""
+    """Whether a tick has been due for longer than `skip_if_older_than`, by the database's clock."""
     oldest = policy.skip_if_older_than
     return oldest is not None and now - (at + policy.delay) > oldest
 
@@ -160,15 +160,15 @@ def goes_on(policy: TickPolicy, at: datetime, *, manual: bool, has_steps: bool, 
 
     Args:
         at: Its instant.
-        manual: Whether somebody has triggered it, for whatever instant: then its age does not matter.
-        has_steps: Whether a step of it is stored: then half of its work is done, and is brought to its end.
+        manual: Whether it was triggered by hand, for whatever instant: then its age does not matter.
+        has_steps: Whether a step of it is stored: then part of its work is done, and is completed.
         now: By the database's clock.
     """
     return manual or has_steps or not is_too_old(policy, at, now)
 
 
 def jitter_of(name: str, jitter: timedelta) -> timedelta:
-    """How much of its jitter a cron waits: always the same for its name, and spread evenly over names."""
+    """How much of its jitter a cron waits: constant for its name, and spread evenly over names."""
     share = int.from_bytes(blake2b(name.encode(), digest_size=8, person=b"cron jitter").digest(), "big")
     return timedelta(microseconds=(jitter // _INSTANT) * share >> 64)
 
@@ -190,7 +190,7 @@ _REASONS: dict[_Fate, Reason] = {
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Ticks from start to before end, which share a fate as far as time alone decides it."""
+    """Ticks from start to before end, which time alone treats alike."""
 
     start: datetime
     end: datetime
@@ -198,10 +198,10 @@ class _Span:
 
 
 def _spans(policy: TickPolicy, known: CronProgress, now: datetime) -> Iterator[_Span]:
-    """What is due, cut wherever a tick's fate may change, in order.
+    """What is due, split wherever the treatment of a tick may change, in order.
 
-    All that compares with the clock counts from when a tick is due, `delay` after its instant; what belongs to the
-    schedule, `effective_from` and `last`, from its instant.
+    Comparisons with the clock use when a tick is due, `delay` after its instant; those with the schedule,
+    `effective_from` and `last`, use its instant.
     """
     end = now - policy.delay + _INSTANT
     start = known.effective_from
@@ -239,7 +239,7 @@ def _closed_again(policy: TickPolicy, known: CronProgress, start: datetime) -> d
 
 
 def _is_tripped(policy: TickPolicy, known: CronProgress) -> bool:
-    """Whether so many failed in a row that one at a time is let through, and none before it is time."""
+    """Whether so many failed in a row that only one at a time is let through, after the reset time."""
     return policy.breaker is not None and known.failed_at is not None and known.failures >= policy.breaker.failures
 
 
@@ -268,7 +268,7 @@ def _judged(schedule: Schedule, span: _Span, kept: Iterable[datetime]) -> Iterat
 
 
 def _add(verdicts: list[RunTick | SkipTicks], verdict: RunTick | SkipTicks) -> None:
-    """Append, or prolong the span before."""
+    """Append a verdict, or extend the previous span."""
     before = verdicts[-1] if verdicts else None
     if isinstance(before, SkipTicks) and isinstance(verdict, SkipTicks) and before.reason == verdict.reason:
         verdicts[-1] = replace(before, last=verdict.last, count=before.count + verdict.count)

@@ -1,4 +1,4 @@
-"""From a function to a cron: everything that can be refused is refused here, when the program is loaded."""
+"""Builds a `Cron` from a function. All validation happens here, when the program is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CronOptions(TypedDict, total=False):
-    """What `@cluster.cron(name, schedule, …)` takes."""
+    """The options of `@cluster.cron(name, schedule, …)`."""
 
     timezone: str
     group: str
@@ -45,7 +45,7 @@ class CronOptions(TypedDict, total=False):
 
 
 class CronSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """What the cluster tells others about a cron: they may not have its definition."""
+    """What the cluster stores about a cron, for processes that may not have its definition."""
 
     schedule: str
     timezone: str = "UTC"
@@ -60,7 +60,7 @@ class CronSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cron:
-    """All that is known of one cron, made once."""
+    """The definition of one cron, made once."""
 
     name: str
     body: CronBody
@@ -78,17 +78,17 @@ class Cron:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether its ticks never run beside each other."""
+        """Whether its ticks never run concurrently."""
         return self.policy.overlap != "allow"
 
     @cached_property
     def schedule_mark(self) -> str:
-        """What tells its ticks from those of another schedule under the same name [M8]."""
+        """Distinguishes its ticks from those of another schedule under the same name [M8]."""
         return _hashed((self.schedule.expression, self.schedule.timezone))
 
     @cached_property
     def told(self) -> str:
-        """What others are told about it."""
+        """Its encoded `CronSummary`."""
         oldest = self.policy.skip_if_older_than
         told = CronSummary(
             schedule=self.schedule.expression,
@@ -104,7 +104,7 @@ class Cron:
 
     @property
     def definition(self) -> Definition:
-        """As it is declared to the cluster. Two programs that differ in this do not take turns; while the part before
+        """Its declaration to the cluster. Programs whose declarations differ do not take turns; while the part before
         the colon is the same, ticks stay due across the change [M8].
         """
         fingerprint = f"{self.schedule_mark}:{_hashed((self.group, self.told, self.retry, self.policy.breaker))}"
@@ -114,11 +114,11 @@ class Cron:
 
 
 def define(name: str, schedule: str, body: CronBody, options: CronOptions) -> Cron:
-    """The cron that a function describes.
+    """Build the cron that a function describes.
 
     Raises:
-        ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
-        ScheduleError: The schedule or its time zone cannot be read.
+        ConfigurationError: The function or an option is invalid; the error names it and what to write instead.
+        ScheduleError: The schedule or its time zone cannot be parsed.
     """
     name = require_name(name, kind="cron")
     what = f"cron {name!r}"
@@ -137,7 +137,7 @@ def define(name: str, schedule: str, body: CronBody, options: CronOptions) -> Cr
 
 
 def read_schedule(schedule: Any, timezone: Any, *, cron: str) -> Schedule:
-    """A schedule, read."""
+    """Parse a schedule."""
     for value, called in ((schedule, "schedule"), (timezone, "timezone")):
         if not isinstance(value, str):
             raise refusal(f"{called} of cron {cron!r} is {value!r}, expected text")

@@ -21,13 +21,13 @@ _MONTHS = (
 _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 _TIMES_MOST = 4
-"""Times of day that are written out; more are described."""
+"""Up to this many times of day are listed; more are described."""
 
 _HOURS_MOST = 12
-"""The same where they have one minute in common."""
+"""The same for times that share one minute."""
 
 _RUN_LEAST = 3
-"""Values in a row that are written as from … to …."""
+"""From this many values in a row on, "from … to …" is written."""
 
 
 def explain_interval(every: timedelta) -> str:
@@ -39,7 +39,7 @@ def explain_interval(every: timedelta) -> str:
 
 
 def explain_fields(fields: Fields, timezone: str) -> str:
-    """The days, the times, and the zone where it makes a difference."""
+    """The days, the times, and the zone where it matters."""
     days = _days(fields)
     named = _named_times(fields)
     text = f"{days or 'every day'} at {named}" if named else _recurring(fields) + (f", {days}" if days else "")
@@ -51,7 +51,7 @@ def explain_fields(fields: Fields, timezone: str) -> str:
 
 
 def _named_times(fields: Fields) -> str:
-    """`03:00 and 15:00`, where hours are named and the times are few."""
+    """`03:00 and 15:00`, where hours are listed and the times are few."""
     hours, minutes, seconds = fields.hour.values, fields.minute.values, fields.second.values
     each_hour = len(minutes) * len(seconds)
     most = _TIMES_MOST if each_hour > 1 or _is_run(hours) else _HOURS_MOST
@@ -84,7 +84,7 @@ def _minutes(minute: Sequence[int], hour: Sequence[int]) -> str:
 
 
 def _steps(values: Sequence[int], kind: CronField) -> str:
-    """`every 5 minutes`, where they come at equal distances all the way round; otherwise nothing."""
+    """`every 5 minutes`, where they are evenly spaced all the way round; otherwise empty."""
     step = kind.size // len(values)
     if len(values) == 1 or tuple(range(0, kind.size, step)) != tuple(values) or kind.size % step:
         return ""
@@ -92,7 +92,7 @@ def _steps(values: Sequence[int], kind: CronField) -> str:
 
 
 def _within(hours: Sequence[int]) -> str:
-    """` from 09:00 to 17:59`, after what recurs in them; nothing where it is all day."""
+    """` from 09:00 to 17:59`, after what recurs in them; empty if it is all day."""
     if _is_all(hours, HOUR):
         return ""
     if _is_run(hours) or len(hours) == 1:
@@ -115,7 +115,7 @@ def _numbers(unit: str, values: Sequence[int]) -> str:
 
 
 def _days(fields: Fields) -> str:
-    """Which days, or nothing where it is each one."""
+    """The days; empty if it is every day."""
     month_days, months = _month_days(fields.day), _months(fields.month)
     weekdays, nth = _weekdays(fields.weekday), _nth(fields.weekday)
     if month_days and (weekdays or nth):
@@ -153,7 +153,7 @@ def _month_days(day: Field) -> str:
 def _weekdays(weekday: Field) -> list[str]:
     if _is_all(weekday.values, WEEKDAY):
         return []
-    # Monday first: the weekend is a run then, as everybody reads it.
+    # Monday first, so that the weekend is a run.
     order = sorted((day - 1) % 7 for day in weekday.values)
     return _spans([_DAYS[(day + 1) % 7] for day in order], order)
 

@@ -1,7 +1,4 @@
-"""One field of a cron expression: what may stand in it, read with errors that point at the place.
-
-A schedule as text: five or six fields, a shorthand, or an interval; read once, refused with the place.
-"""
+"""Parses cron expressions: five or six fields, a shorthand, or an interval; errors point at the position."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ if TYPE_CHECKING:
 
 
 LAST = -1
-"""In place of which one of the month: the last."""
+"""Instead of the number of a weekday in the month: the last one."""
 
 _FIFTH = 5
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 class CronField(NamedTuple):
-    """A field of the six: what users call it, its values, their names, and an expression that shows it at work."""
+    """One of the six fields: its name, its values, their names, and an example expression."""
 
     name: str
     low: int
@@ -40,7 +37,7 @@ class CronField(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many different values there are; Sunday is both 0 and 7."""
+        """The number of different values; Sunday is both 0 and 7."""
         return len(self.names) or self.high - self.low + 1
 
 
@@ -60,23 +57,23 @@ KINDS = (SECOND, MINUTE, HOUR, DAY, MONTH, WEEKDAY)
 
 
 class ExpressionSource(Protocol):
-    """What is being read, and how it is refused."""
+    """The text being parsed, and how errors in it are raised."""
 
     def refuse(self, problem: str, *, start: int, length: int, hint: str = "") -> NoReturn:
-        """Raise a ScheduleError that points at a part of the text."""
+        """Raise a `ScheduleError` that points at a part of the text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that was read.
+    """A parsed field.
 
     Args:
         text: The same in digits, as cronsim reads it.
         values: The plain values, in order, Sunday as 0.
-        nth: Weekdays of which one of the month is meant: (weekday, 1 to 5, or LAST).
-        last_day: Whether the last day of the month is meant (`L`).
-        last_workday: Whether the last one from Monday to Friday is meant (`LW`).
+        nth: Weekdays with their number in the month: (weekday, 1 to 5, or LAST).
+        last_day: Whether the last day of the month is included (`L`).
+        last_workday: Whether the last day from Monday to Friday is included (`LW`).
     """
 
     text: str
@@ -87,12 +84,12 @@ class Field:
 
     @property
     def is_star(self) -> bool:
-        """Whether it begins with a star, by which cron tells a wildcard from times and days that are named."""
+        """Whether it begins with a star, by which cron distinguishes wildcards from listed times and days."""
         return self.text.startswith("*")
 
 
 def read_field(text: str, kind: CronField, source: ExpressionSource, start: int) -> Field:
-    """Read one field, which stands at `start` of what `source` shows."""
+    """Parse one field, which begins at `start` of the text of `source`."""
     terms = [_Term(term, kind, source, start + at).read() for term, at in _split(text)]
     return Field(
         text=",".join(term.text for term in terms),
@@ -116,7 +113,7 @@ def _as_day(value: int, kind: CronField) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """What stands between two commas."""
+    """The part between two commas."""
 
     text: str
     kind: CronField
@@ -197,7 +194,7 @@ class _Term:
 
 
 LONGEST = 1000
-"""Characters: more than six fields with all their values written out."""
+"""Characters: more than six fields with all their values listed."""
 
 LONGEST_INTERVAL = timedelta(days=366)
 
@@ -219,7 +216,7 @@ _FIVE, _SIX = 5, 6
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The six fields of a calendar schedule, the second first."""
+    """The six fields of a calendar schedule, seconds first."""
 
     second: Field
     minute: Field
@@ -238,27 +235,28 @@ class Fields:
 
     @property
     def takes_either_day(self) -> bool:
-        """Whether one of the two day fields suffices: where both name days. If one begins with a star, both count."""
+        """Whether one of the two day fields suffices: if both list days. If one begins with a star, both must match."""
         return not (self.day.is_star or self.weekday.is_star)
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What a user wrote.
+    """The text that a user wrote.
 
     Args:
-        text: It, for messages and refusals.
-        cron: The name of the cron that has it, if any.
+        text: The text.
+        cron: The name of its cron, if any, for errors.
     """
 
     text: str
     cron: str = ""
 
     def read(self) -> Fields | timedelta:
-        """Its fields, or the interval of `@every`.
+        """Parse it. Returns: its fields, or the interval of `@every`.
 
         Raises:
-            ScheduleError: It cannot be read, with the place. Whether such a day ever comes is the calendar's business.
+            ScheduleError: It cannot be parsed; with the position. Whether such a day ever comes is left to the
+                calendar.
         """
         if len(self.text) > LONGEST:
             self.refuse(f"it has {len(self.text)} characters, the most are {LONGEST}", start=0, length=1)
@@ -270,14 +268,14 @@ class Expression:
         return self._fields(words)
 
     def refuse(self, problem: str, *, start: int, length: int, hint: str = "") -> NoReturn:
-        """Raise a ScheduleError that points at a part of the text."""
+        """Raise a `ScheduleError` that points at a part of the text."""
         shown = self.text if len(self.text) <= LONGEST else f"{self.text[:60]}…"
         raise ScheduleError(
             cron=self.cron, expression=shown, problem=problem, position=start, length=length, hint=hint
         ) from None
 
     def refuse_days(self, problem: str) -> NoReturn:
-        """The same for the days of fields that were read: from the day of month to the last field."""
+        """The same for the days of parsed fields: from the day of month to the last field."""
         start = list(_WORD.finditer(self.text))[-3].start()
         length = len(self.text.rstrip()) - start
         self.refuse(problem, start=start, length=length, hint='the last day of each month is "0 3 L * *"')

@@ -1,7 +1,4 @@
-"""Desk: what a runner has for its crons.
-
-The crons of a program: what it defines, and how its runners come to run them.
-"""
+"""The crons that a program defines, and how its runners run them."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CronServices:
-    """What all crons of one runner share."""
+    """Services that all crons of one runner share."""
 
     cluster: Cluster
     settings: Settings
@@ -49,7 +46,7 @@ class CronServices:
     tokens: Tokens
     supervisor: Supervisor
     resign: Callable[[str], object]
-    """Gives up a seat soon."""
+    """Releases a seat soon."""
 
     @property
     def units(self) -> UnitStore:
@@ -60,15 +57,15 @@ class CronServices:
 log = logging.getLogger("coterie.cron")
 
 _SWEEP_S = 5.0
-"""About how often a runner looks at all its crons: what was triggered, paused or resumed is told at once, but hints get
-lost [M9]."""
+"""Approximate interval at which a runner polls all its crons: triggers, pauses and resumptions arrive by hints, but
+hints may be lost [M9]."""
 
 
 class CronRegistry:
-    """The crons of one program, and the room for their seats (`runner.Workplace`).
+    """The crons of one program; occupies their seats (`runner.Workplace`).
 
     Args:
-        cluster: What bodies have as `tick.cluster`.
+        cluster: Passed to bodies as `tick.cluster`.
     """
 
     kind = "cron"
@@ -81,22 +78,22 @@ class CronRegistry:
         """Define a cron.
 
         Raises:
-            ConfigurationError: It cannot be used, or its name is taken.
-            ScheduleError: Its schedule cannot be read.
+            ConfigurationError: It is invalid, or its name is taken.
+            ScheduleError: Its schedule cannot be parsed.
         """
         cron = define(name, schedule, body, options)
         if name in self.known:
             raise refusal(f"there are two crons of the name {name!r}", hint="give one of them another name")
         self.known[name] = cron
 
-    # The room
+    # As a `Workplace`
 
     def definitions(self) -> Sequence[Definition]:
-        """A seat for each."""
+        """One seat for each cron."""
         return [cron.definition for cron in self.known.values()]
 
     def occupants(self, runner: Runner) -> Occupy:
-        """Run what a runner is given to run."""
+        """Run the crons whose seats a runner holds."""
         holdings = HeldCrons(self.known, self._cluster, runner)
         runner.on_wake(self.kind, holdings.wake)
         return holdings.occupy
@@ -116,7 +113,7 @@ class HeldCrons:
         runner.at_end(self.stop)
 
     def occupy(self, tenure: Tenure) -> CronSeat:
-        """Sit on the seat of a cron (`ownership.Occupy`). Bodies inherit the context of this call."""
+        """Occupy the seat of a cron (`ownership.Occupy`). Bodies inherit the context of this call."""
         if self._desk is None:
             self._desk = self._new_desk()
             desk, supervisor = self._desk, self._runner.supervisor
@@ -126,13 +123,13 @@ class HeldCrons:
         return holding
 
     def wake(self, seat: str, about: str = "") -> None:
-        """There is something new about a cron."""
+        """There is news about a cron."""
         _, name = Seat.split(seat)
         if name in self._latest:
             self._latest[name].wake(about)
 
     async def stop(self) -> None:
-        """Wait for what ends; none of it takes long. Bodies that ignore their cancellation are left behind."""
+        """Wait for seats that are ending; none takes long. Bodies that ignore their cancellation are abandoned."""
         await self._ours.stop()
         await asyncio.gather(*(each.end() for each in self._latest.values()), return_exceptions=True)
 

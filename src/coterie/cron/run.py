@@ -1,4 +1,4 @@
-"""Running: one tick, from its claim to its outcome.
+"""Runs one tick, from its claim to its outcome.
 
 cut off before, without stored steps, and too old by now ──▶ skipped
 attempt ──ended well──▶ ran
@@ -6,7 +6,7 @@ attempt ──ended well──▶ ran
    │ └── again, after the pause that `retry` says
    └──raised, or took longer than `timeout`──▶ failed, when no attempt is left
 
-Whatever else ends it (the seat is lost, the process dies) leaves the row as it is: the next holder finds it not over,
+Anything else that ends it (the seat is lost, the process dies) leaves the row as it is: the next holder finds it open,
 and makes another attempt.
 """
 
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.cron")
 
 GRACE_S = 3.0
-"""How long a cancelled body may take to end: then nobody waits for it any more."""
+"""How long a cancelled body may take to end before it is abandoned."""
 _CUT_SHORT_MOST = 4
 """How many more attempts than its policy says a tick gets because its runner was lost: one that kills its process each
 time must not do so for ever."""
 _BEAT_S = 1.0
-"""Heartbeats are written this long after each other at most."""
+"""Minimum interval between writes of heartbeats."""
 _AWAY_S = 0.2
-"""Between two looks whether the database is back."""
+"""Pause between two attempts while the database is away."""
 _TEXT_MOST = 2_000
-"""Characters of an error or a note that are kept."""
+"""Characters of an error or a note that are stored."""
 _HERE = str(Path(__file__).parent)
 _ERRORS_MOST = 20
 """How many errors of a tick are kept: the first and the last ones."""
@@ -64,11 +64,11 @@ class TickRun:
     """A tick that runs here.
 
     Args:
-        cron: Whose tick it is.
-        row: As it is stored, in our name.
-        tenure: By which right.
-        desk: What the runner has for crons.
-        cut_off: Whether it had been claimed before, by us or another holder, and was not brought to its end.
+        cron: Its cron.
+        row: Its stored row, claimed by us.
+        tenure: The tenure under which it writes.
+        desk: The cron services of the runner.
+        cut_off: Whether it had been claimed before, by us or another holder, and was not completed.
 
     Promise:
         Its outcome is written once, under the fence, or not at all.
@@ -90,12 +90,12 @@ class TickRun:
         self._unit = unit_of_tick(tenure.seat, row.kind, row.at, row.seq)
 
     def hint(self) -> None:
-        """There may be a value for one of its deferreds."""
+        """A value for one of its deferreds may have arrived."""
         if self._work is not None:
             self._work.hint()
 
     async def run(self) -> Outcome | None:
-        """Run it to its outcome. Without its seat it leaves it to the next holder: None."""
+        """Run it to its outcome. None: the seat was lost, and the next holder continues."""
         try:
             return await self._run()
         except LeadershipLost as error:
@@ -136,7 +136,7 @@ class TickRun:
             self._attempt += 1
 
     async def _goes_on(self) -> bool:
-        """Whether it gets another attempt. Storage is asked for its steps only if that matters."""
+        """Whether it gets another attempt. Its steps are read from storage only if that matters."""
         now = self._desk.dial.now()
         has_steps = is_too_old(self._cron.policy, self._row.at, now) and await self._has_steps()
         manual = self._row.kind == "manual"
@@ -160,7 +160,7 @@ class TickRun:
         metrics.LAST_EXECUTION.of(self._cron.name, "cron").value = self._desk.dial.now().timestamp()
 
     async def _tried(self) -> str | None:
-        """One attempt; what went wrong, if anything."""
+        """One attempt. Returns: the error text, if it failed."""
         enter(
             ClusterContext(
                 runner_id=self._tenure.claim.runner,
@@ -184,7 +184,7 @@ class TickRun:
             return "its body was cancelled, by itself"
         except Exception as error:
             if isinstance(error, LeadershipLost) and (error.seat == self._tenure.seat or not self._tenure.held):
-                raise  # of another seat it is an error like any
+                raise  # for another seat it is an error like any other
             log.exception("%s raised in attempt %d", self, self._attempt)
             return _described(error)
         finally:
@@ -241,7 +241,7 @@ class TickRun:
         )
 
     def _new_work(self) -> DurableWork:
-        """Its steps; loaded with the first one that is called."""
+        """Its steps; loaded when the first one is called."""
         return work_of(
             self._desk,
             self._tenure,
@@ -252,7 +252,7 @@ class TickRun:
             life=life_of_tick(self._row.claimed_at),
         )
 
-    # What is written about it
+    # Writing its row
 
     def _fail(self, problem: str) -> None:
         errors = (*self._errors, f"attempt {self._attempt}: {problem}")
@@ -298,10 +298,10 @@ class TickRun:
         )
 
     async def _insist(self, write: TickNote) -> None:
-        """Write it, for as long as the seat is ours.
+        """Write, retrying while we hold the seat.
 
         Raises:
-            LeadershipLost: It is not.
+            LeadershipLost: We do not hold it any more.
         """
         level = logging.INFO
         while self._tenure.held:
@@ -310,7 +310,7 @@ class TickRun:
             except PersistenceError as error:
                 log.log(level, "%s waits for the database: %s", self, error)
                 metrics.STATE_ERRORS.of(self._cron.name, "cron").value += 1
-                level = logging.DEBUG  # once for each wait
+                level = logging.DEBUG  # once per wait
                 self._in_doubt = self._in_doubt or error.outcome == "unknown"
                 await asyncio.sleep(_AWAY_S)
                 continue
@@ -346,7 +346,7 @@ class TickRun:
 
 
 def _described(error: Exception) -> str:
-    """What it says, and where in the user's code it came from."""
+    """The error's text, and where in the user's code it was raised."""
     frames = dropwhile(lambda frame: frame.filename.startswith(_HERE), traceback.extract_tb(error.__traceback__))
     where = "".join(traceback.format_list(list(frames)))
     return storable(f"{said(error)[:_TEXT_MOST]}\n{where[-_TEXT_MOST:]}".rstrip())

@@ -1,4 +1,4 @@
-"""When a cron is due: an expression in a time zone, as instants."""
+"""The schedule of a cron: an expression in a time zone, as a set of instants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INSTANT = timedelta(microseconds=1)
 
 
 class Schedule:
-    """A cron expression in a time zone, read once.
+    """A cron expression in a time zone, parsed once.
 
         >>> nightly = Schedule("30 2 * * *", timezone="Europe/Zurich")
         >>> nightly.explain()
@@ -26,28 +26,28 @@ class Schedule:
         >>> nightly.next_after(datetime(2026, 3, 28, 12, tzinfo=UTC)).isoformat()  # 02:30 does not exist on this day
         '2026-03-29T01:00:00+00:00'
 
-    Days: where day of month and day of week both name days, a day matches if one of them does; if one of them begins
-    with a star, both must (`*/2` is a star as well).
+    Days: if day of month and day of week both list days, a day matches if one of them does; if one of them begins with
+    a star, both must match (`*/2` is a star as well).
 
-    Changes of the clock: a schedule that names its hours (the hour field does not begin with a star) is due once a day
-    for each time it names. Times that a gap leaves out are due together once, right after it; of times that come
-    twice the first counts. All else follows the clock as it goes: `0 * * * *` is due every real hour. `@every` does not
-    look at clocks: it is due at the multiples of its interval since 1970 in UTC.
+    Changes of the clock: a schedule that lists its hours (the hour field does not begin with a star) is due once a day
+    for each time listed. Times in a gap are due together once, right after it; of times that come twice the first
+    counts. All other schedules follow the clock: `0 * * * *` is due every real hour. `@every` ignores clocks: it is due
+    at the multiples of its interval since 1970 in UTC.
 
     Promise:
-        `previous(at) < at < next_after(at)`, and all that it says speaks of one and the same set of ticks. Ticks are
-        whole seconds, in UTC.
+        `previous(at) < at < next_after(at)`, and all methods agree on one set of ticks. Ticks are whole seconds, in
+        UTC.
 
     Not promised:
-        The same future for ever: governments change zones, and a new tz database then changes ticks to come.
+        The same future for ever: governments change zones, and a new tz database then changes future ticks.
 
     Args:
-        expression: Five fields, or six with the second first; `@hourly`, `@daily` …, `@every 90s`.
+        expression: Five fields, or six with seconds first; `@hourly`, `@daily` …, `@every 90s`.
         timezone: A name of the tz database.
         cron: The name of the cron, for errors.
 
     Raises:
-        ScheduleError: It cannot be read, its zone does not exist, or no such day ever comes.
+        ScheduleError: It cannot be parsed, its zone does not exist, or no such day ever comes.
     """
 
     def __init__(self, expression: str, *, timezone: str = "UTC", cron: str = "") -> None:
@@ -76,14 +76,14 @@ class Schedule:
 
     @property
     def zone(self) -> Zone:
-        """Its zone, for those who show its ticks."""
+        """Its zone, for displaying its ticks."""
         return self._zone
 
     def next_after(self, at: datetime) -> datetime:
         """The first tick after an instant.
 
         Raises:
-            OverflowError: It would lie beyond the years that Python knows.
+            OverflowError: It would lie beyond the years that Python supports.
         """
         return self._instants.first(_utc(at) + _INSTANT)
 
@@ -91,7 +91,7 @@ class Schedule:
         """The last tick before an instant.
 
         Raises:
-            OverflowError: It would lie before the years that Python knows.
+            OverflowError: It would lie before the years that Python supports.
         """
         return self._instants.last(_utc(at) - _INSTANT)
 
@@ -103,16 +103,16 @@ class Schedule:
             tick = self.next_after(tick)
 
     def count(self, start: datetime, end: datetime) -> int:
-        """How many ticks there are from start to before end, without visiting each."""
+        """The number of ticks from start to before end, without visiting each."""
         return self._instants.count(_utc(start), _utc(end))
 
     def matches(self, at: datetime) -> bool:
-        """Whether the second in which an instant lies is a tick."""
+        """Whether the second that contains an instant is a tick."""
         second = _utc(at).replace(microsecond=0)
         return self._instants.first(second) == second
 
     def explain(self) -> str:
-        """It in words: `every day at 03:00, Europe/Zurich`."""
+        """The schedule in words: `every day at 03:00, Europe/Zurich`."""
         if isinstance(self._read, timedelta):
             return explain_interval(self._read)
         return explain_fields(self._read, self.timezone)

@@ -1,9 +1,9 @@
-"""Holding: one runner on the seat of one cron, from grant to loss (`ownership.Occupant`).
+"""One runner on the seat of one cron, from grant to loss (`ownership.Occupant`).
 
-take ──▶ look: what is due, and what is to be done about it? ──▶ claim ──▶ run … (each a task of its own)
+take ──▶ look: what is due, and what to do about it? ──────────▶ claim ──▶ run … (each in its own task)
   ▲        ▲ │ nothing: wait for the next tick, a hint, the end of a run       │
   │        └─┴─────────────────────────────────────────────────────────────────┘
-  └── whenever the tables may say something else: in doubt, told so, and with each sweep
+  └── whenever the tables may have changed: in doubt, after a hint, and with each sweep
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.cron")
 
 _AWAY_S = 0.2
-"""Between two looks whether the database is back."""
+"""Pause between two attempts while the database is away."""
 _LOOK_S = 0.05
 _AGAIN_S = 1.0
-"""After a tick was left to the next holder, who may be us: it may end so each time."""
+"""Pause after a tick was left to the next holder, which may be us: it may fail each time."""
 _LONGEST_S = 3600.0
-"""How long it waits without a look: timers and clocks drift apart."""
+"""The longest wait without a look: timers and clocks drift apart."""
 
 
 class CronSeat:
     """A cron at work.
 
     Args:
-        cron: What it is.
-        tenure: By which right.
-        desk: What the runner has for crons.
-        context: What bodies inherit.
+        cron: The definition.
+        tenure: The tenure under which it writes.
+        desk: The cron services of the runner.
+        context: The context that bodies inherit.
 
     Promise:
-        Once `drain` has returned, or `abandon` was called, nothing is written in its name any more. What runs is given
-        the time of the setting `drain`, then cancelled, and another attempt of it made by the next holder.
+        Once `drain` has returned, or `abandon` was called, nothing more is written under its tenure. Running ticks get
+        the time of the setting `drain`, then they are cancelled, and the next holder makes another attempt.
     """
 
     def __init__(self, cron: Cron, tenure: Tenure, desk: CronServices, context: Context) -> None:
@@ -72,7 +72,7 @@ class CronSeat:
         self._fresh: set[Key] = set()  # those of them that were claimed just now
         self._over: dict[Key, int] = {}  # ended, and the number of the last take that may have seen them open
         self._takes = 0
-        self._learned = 0  # what a take up to this one says is not news any more
+        self._learned = 0  # the result of a take up to this one is outdated
         self._book: CronBook | None = None
         self._held_since: datetime | None = None
         self._wake = asyncio.Event()
@@ -86,21 +86,21 @@ class CronSeat:
     # The seat
 
     async def drain(self) -> None:
-        """Begin no tick more, let those that run end, and cut off those that do not."""
+        """Start no new ticks, let running ones end, and cut off those that do not."""
         self._closing = True
         self._wake.set()
-        await settled([self._work], limit_s=GRACE_S)  # not cancelled: what it claims just now must be known to run
+        await settled([self._work], limit_s=GRACE_S)  # not cancelled: a claim in flight must be followed up
         await settled(self._runs.values(), limit_s=self._desk.settings.drain.total_seconds())
         await self._cut_off()
 
     def abandon(self) -> None:
-        """The seat is lost: stop everything. Nothing of it would be accepted any more."""
+        """The seat is lost: stop everything. Further writes would be refused."""
         self._closing = True
         for task in (self._work, *self._runs.values()):
             task.cancel()
 
     async def end(self) -> None:
-        """Wait until everything has ended, or was left behind."""
+        """Wait until everything has ended or was abandoned."""
         self._closing = True
         await self._cut_off()
 
@@ -116,33 +116,33 @@ class CronSeat:
                     f"{at:%Y-%m-%dT%H:%M:%SZ}", self.cron.name, GRACE_S,
                 )  # fmt: skip
 
-    # What others tell
+    # Notifications
 
     def wake(self, unit: str = "") -> None:
-        """The tables may say something new: it was triggered, paused, resumed; or there is a value for a unit."""
+        """The tables may have changed: it was triggered, paused, resumed; or there is a value for a unit."""
         for running in self._begun.values() if unit else ():
             running.hint()
         self._stale = True
         self._wake.set()
 
     def wish(self) -> tuple[int, CronTakeover] | None:
-        """What a sweep shall ask for, with its number; None: nothing, it has ended, or looks by itself just now."""
+        """What a sweep should query, with its number; None: nothing, it has ended, or is reading by itself."""
         if self._closing or self._stale or self._book is None or not self.tenure.held:
             return None
         self._takes += 1
         return self._takes, CronTakeover(self.tenure.claim, self.cron.name)
 
     def hear(self, number: int, book: CronBook | None) -> None:
-        """What a sweep has found. None: the seat is not ours."""
+        """The result of a sweep. None: we do not hold the seat."""
         if book is None:
             self.wake()
         elif self._learn(number, book):
             self._wake.set()
 
-    # Its life
+    # Lifecycle
 
     async def _live(self) -> None:
-        self._stale = True  # an error may have ended the life before half-way through a look
+        self._stale = True  # an error may have ended the previous life in the middle of a look
         try:
             while not self._closing:
                 self._wake.clear()
@@ -153,7 +153,7 @@ class CronSeat:
             log.info("cron %r stops here: %s", self.cron.name, error)
 
     async def _take(self) -> None:
-        """Learn what is known, and make ours what is not over; for as long as it takes."""
+        """Read the stored record, and take over open ticks; retried for as long as it takes."""
         level = logging.INFO
         while True:
             self._require_held()
@@ -166,7 +166,7 @@ class CronSeat:
                 )
             except PersistenceError as error:
                 log.log(level, "cron %r waits for the database: %s", self.cron.name, error)
-                level = logging.DEBUG  # once for each wait
+                level = logging.DEBUG  # once per wait
                 await asyncio.sleep(_AWAY_S)
                 continue
             if self.cron.name not in books:
@@ -175,7 +175,7 @@ class CronSeat:
             return
 
     def _learn(self, number: int, book: CronBook) -> bool:
-        """Take over what a take found, unless something newer is known."""
+        """Apply the result of a take, unless something newer is known."""
         self._desk.dial.hear(book.now)
         if number <= self._learned:
             return False
@@ -202,7 +202,7 @@ class CronSeat:
             await self._claim(self._book, decision)
 
     def _begin(self) -> None:
-        """Begin what is ours and does not run, in order; one at a time where that is asked for."""
+        """Start the ticks that are ours and do not run yet, in order; one at a time where required."""
         for key, row in list(self._waiting.items()):
             if not self.tenure.may_start or (self.cron.one_at_a_time and self._runs):
                 return
@@ -317,14 +317,14 @@ class CronSeat:
         ]
 
     async def _wait(self, until: datetime | None) -> None:
-        """Wait until an instant of the database's clock, or until there is something new."""
+        """Wait until an instant of the database's clock, or for a wake-up."""
         wait_s = _LONGEST_S if until is None else min(_LONGEST_S, self._desk.dial.until_s(until))
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
 
-    # Small things
+    # Helpers
 
     def _require_held(self) -> None:
         if not self.tenure.held:

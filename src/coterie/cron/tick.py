@@ -1,4 +1,4 @@
-"""Tick: what the body of a cron sees of the one it runs for."""
+"""The `Tick` handle that is passed to the body of a cron."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Tick(Steps):
     """One run of a cron.
 
     Attributes:
-        name: Of the cron.
-        scheduled_at: The instant it stands for, in UTC, however late it runs.
+        name: The name of the cron.
+        scheduled_at: The instant of the tick, in UTC, however late it runs.
         attempt: The first one is 1. Another one runs when this one fails and `retry=` says so, or when its runner is
             lost.
-        manual: Whether somebody has triggered it.
-        cluster: For calls and all else.
+        manual: Whether it was triggered by hand.
+        cluster: The cluster, for calls and everything else.
 
     Its steps are stored, and not repeated by another attempt.
     """
@@ -70,31 +70,31 @@ class Tick(Steps):
 
     @property
     def epoch(self) -> int:
-        """The fencing token: give it to resources of your own that can compare numbers."""
+        """The fencing token: pass it to your own resources that can compare numbers."""
         return self._tenure.epoch
 
     def heartbeat(self, note: str = "", *, done: int | None = None, total: int | None = None) -> None:
-        """Say that there is progress, and how far it is: `tick.heartbeat("invoices", done=3, total=10)`.
+        """Report progress: `tick.heartbeat("invoices", done=3, total=10)`.
 
         It is written soon, and costs next to nothing: call it as often as you like.
         """
         self._beat(note, countable(done), countable(total))
 
     async def verify(self) -> None:
-        """Make sure, in the database, that this tick is ours to run just now: before an effect that cannot be fenced.
+        """Make sure, in the database, that this runner holds the tick just now: before an effect that cannot be fenced.
 
         Raises:
-            LeadershipLost: It is not.
+            LeadershipLost: It does not.
         """
         if not self._tenure.held or not await self._storage.states.verify(self._tenure.claim):
             raise self._lost()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """SQL of your own, committed at the end of the block if this runner still has the tick, else not at all.
+        """Your own SQL, committed at the end of the block if this runner still holds the tick, otherwise not at all.
 
         Raises:
-            LeadershipLost: Another runner has it. Nothing was written.
+            LeadershipLost: Another runner holds it. Nothing was written.
             TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing was written.
         """
         if not self._tenure.held:
@@ -108,13 +108,13 @@ class Tick(Steps):
             raise
         finally:
             transacting.reset(token)
-        # To its end, also if we are cancelled: then nobody asks what came of it.
+        # Completed even if we are cancelled: then its outcome is not awaited.
         commit = self._tasks.spawn(self._commit(transaction), name=f"commit {self.name}", report=False)
         commit.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.shield(commit)
         except asyncio.CancelledError:
-            # Another attempt may follow at once, or another holder, and must see what this one has written.
+            # Another attempt or another holder may follow at once, and must see what this one has written.
             await settled([commit])
             raise
 

@@ -1,4 +1,4 @@
-"""What a step ended with instead of a value, as it is stored and raised again by whoever runs it next. Data only."""
+"""The stored form of a step's error, which is raised again in later runs. Data only."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from coterie.kernel.text import said, storable
 
 _TEXT_MOST = 4_000
 _DATA_MOST_BYTES = 64 * 1024
-"""Of what an error has besides its text: what is larger is left out, so that whatever was raised can be stored."""
+"""Limit for the data of an error besides its text; larger data is left out, so that every error can be stored."""
 
 
 class StoredFailure(msgspec.Struct, frozen=True, array_like=True):
-    """An error as it is stored. Fields are only ever added at the end."""
+    """An error in its stored form. Fields are only ever added at the end."""
 
     module: str
     name: str
     args: list[Any] | None
-    """What its class is called with; None: that is not data."""
+    """The arguments of its class; None: they are not plain data."""
     text: str
     facts: dict[str, Any] | None = None
-    """Of an error of our own."""
+    """The facts of a `CoterieError`."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -34,7 +34,7 @@ _decoder = msgspec.msgpack.Decoder(StoredFailure)
 
 
 def pack(error: BaseException) -> bytes:
-    """An error as it is stored."""
+    """Encode an error for storage."""
     kind, text = type(error), storable(said(error)[:_TEXT_MOST])
     if isinstance(error, CoterieError):
         code, facts = error.to_wire()
@@ -47,9 +47,9 @@ def pack(error: BaseException) -> bytes:
 
 
 def unpack(data: bytes) -> Exception:
-    """The error that was stored: of the same class, if this program has it and it can be made again.
+    """Decode a stored error: of the same class, if this program has it and it can be constructed.
 
-    Only classes are used that are loaded here already, and only exceptions.
+    Uses only classes that are already loaded here, and only exceptions.
     """
     failure = _decoder.decode(data)
     if failure.facts is not None:
@@ -67,7 +67,7 @@ def unpack(data: bytes) -> Exception:
 
 
 def text_of(data: bytes) -> str:
-    """What a stored error says, for people."""
+    """The text of a stored error, for display."""
     return _decoder.decode(data).text
 
 

@@ -1,11 +1,11 @@
-"""Storing: how what a unit did gets to storage, and from there to whoever runs it next.
+"""The journal of a unit: loads and stores its steps and the values of its deferreds.
 
 load    once, before anything else: the rows of steps by their places, the values of deferreds by their names
 find    at a place ─▶ its row, or nothing; something else is there: `StepDiverged`
-store   at a place, under the fence ─▶ the row as it is then; the seat is lost, or the unit is over: `LeadershipLost`
+store   at a place, under the fence ─▶ the row as stored; the seat is lost, or the unit is over: `LeadershipLost`
 
-While the database is away, it is waited for. Who finds that it cannot go on says so to the whole unit (`halt`). If the
-code takes another way, nothing is stored from then on, whatever the body makes of that (W2).
+While the database is away, the journal waits for it. A branch that cannot continue halts the whole unit (`halt`). Once
+the code has diverged, nothing more is stored, even if the body catches the error (W2).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.workflows")
 
 AWAY_S = 0.2
-"""Between two looks whether the database is back."""
+"""Pause between two attempts while the database is away."""
 
 
 class Journal:
@@ -41,11 +41,11 @@ class Journal:
     Args:
         unit: Its key.
         open: Loads it when the first step is called.
-        tenure: By which right.
+        tenure: The tenure under which it writes.
         units: Where it is stored.
         dial: The database's clock.
-        life: Of the unit, unless another one is stored.
-        tasks: For what is loaded and written behind the back of the body.
+        life: The life of the unit, unless another one is stored.
+        tasks: Runs loads and writes in the background.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Journal:
         self.unit = unit
         self.places = Places(unit)
         self.halted: BaseException | None = None
-        """Why a branch did not go on, whatever the body has made of that: groups of tasks hide it, and so does
+        """Why a branch could not continue, even if the body has hidden that: task groups do, and so does
         `except Exception`."""
         self.on_halt: Callable[[], None] | None = None
-        """Called when there is no use in going on: it took another way, or the seat is lost."""
+        """Called when continuing is pointless: the code diverged, or the seat is lost."""
         self._open = open
         self._tenure = tenure
         self._units = units
@@ -74,24 +74,24 @@ class Journal:
         self._opening: asyncio.Task[UnitSnapshot] | None = None
         self._is_loaded = False
         self.life = life
-        """Of the unit; as stored, once that is known."""
+        """The life of the unit; the stored one, once that is known."""
         self._deferreds: dict[str, DeferredRow] = {}
-        self._read_at: datetime | None = None  # when they were read last, by the database's clock
+        self._read_at: datetime | None = None  # when they were last read, by the database's clock
         self._hints = Hints()
-        self._pending: list[asyncio.Task[None]] = []  # what is to be stored before anything that follows
+        self._pending: list[asyncio.Task[None]] = []  # writes that must finish before anything later is stored
 
-    # What is there
+    # Reading
 
     @property
     def is_open(self) -> bool:
-        """Whether anything of it may be stored."""
+        """Whether anything of it may have been stored."""
         return self._opening is not None
 
     async def opened(self) -> UnitSnapshot:
-        """What is known of the unit, loaded once.
+        """What is stored of the unit, loaded once.
 
         Raises:
-            RuntimeError: A transaction is open here: whatever asks would store something beside it [C3].
+            RuntimeError: A transaction is open here, and a step would be stored outside of it [C3].
         """
         refuse_in_transaction(f"a step of {self.unit}")
         if self._opening is None:
@@ -115,7 +115,7 @@ class Journal:
             return loaded
 
     async def _look(self) -> None:
-        """Read the values of deferreds anew; later, if the database is away."""
+        """Read the values of deferreds again; if the database is away, return after a pause."""
         asked, hints = self._dial.now(), self._hints.came
         try:
             loaded = await self._units().load(self._tenure.claim, self.unit)
@@ -134,15 +134,15 @@ class Journal:
         known = len(self._deferreds)
         self._deferreds |= {each.name: each for each in loaded.deferreds}
         if len(self._deferreds) > known:
-            self._hints.wake()  # one branch may have found what another one waits for
+            self._hints.wake()  # one branch may have found what another waits for
 
     def hint(self) -> None:
-        """There may be a value."""
+        """A value may have arrived."""
         self._hints.came += 1
         self._hints.wake()
 
     def value_of(self, name: str) -> DeferredRow | None:
-        """What is known to have come for a deferred."""
+        """The value of a deferred, if it is known to have arrived."""
         return self._deferreds.get(name)
 
     def _found(self, place: Place) -> StepRow | None:
@@ -151,7 +151,7 @@ class Journal:
         except StepDiverged as error:
             raise self.halt(error) from None
 
-    # What is added
+    # Writing
 
     async def _stored(
         self,
@@ -163,11 +163,11 @@ class Journal:
         due_s: float | None = None,
         wait: bool = True,
     ) -> StepRow:
-        """Store it, for as long as the seat is ours; the row as it is then.
+        """Store a step, retrying while we hold the seat. Returns: the row as stored.
 
         Raises:
-            LeadershipLost: The seat, or the unit, is not ours any more.
-            StepDiverged: The code takes another way than what is stored.
+            LeadershipLost: We no longer hold the seat, or the unit is over.
+            StepDiverged: The code diverges from what is stored.
         """
         while wait and self._pending:
             await asyncio.shield(self._pending[0])
@@ -198,12 +198,12 @@ class Journal:
                 continue
             if told.row is None or told.told in ("fenced", "over"):
                 raise self.lost()
-            self._dial.hear(told.now, asked=asked)  # what sleeps from now on sleeps by the clock that said until when
+            self._dial.hear(told.now, asked=asked)  # sleeps are measured by the clock that set their end
             self.places.learn([told.row])
             return told.row
 
     async def insist(self, write: Callable[[], Awaitable[Any]]) -> None:
-        """Write something, for as long as the seat is ours. Whether it was refused does not matter."""
+        """Retry a write while we hold the seat. It does not matter whether the write was refused."""
         while self._tenure.held:
             try:
                 await write()
@@ -215,18 +215,18 @@ class Journal:
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = self._tasks.spawn(work, name=name, report=False)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever needs it asks, if at all
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks the error as retrieved
         return task
 
-    # The right to go on
+    # The right to continue
 
     def require_held(self) -> None:
-        """Raise `LeadershipLost` unless the seat is ours."""
+        """Raise `LeadershipLost` unless we hold the seat."""
         if not self._tenure.held:
             raise self.lost()
 
     def require_same_way(self) -> None:
-        """Raise `StepDiverged` if the code was found to take another way, also if the body has caught that (W2)."""
+        """Raise `StepDiverged` if the code was found to diverge, even if the body has caught that (W2)."""
         if isinstance(self.halted, StepDiverged):
             raise self.halted
 
@@ -234,7 +234,7 @@ class Journal:
         return self.halt(LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch))
 
     def halt(self, error: BaseException) -> BaseException:
-        """Something cannot go on; what to raise. That a branch was stopped is no reason, beside one."""
+        """Record why the unit cannot continue, and return the error to raise. A real error replaces a cancellation."""
         if not isinstance(self.halted, Exception):
             self.halted = error
         if self.on_halt is not None:
@@ -246,27 +246,27 @@ class Journal:
 
 
 class Hints:
-    """Of values that may be there. What came after a read had begun may be of a value that it did not see."""
+    """Counts hints that values may have arrived. A read may miss values whose hints came after it began."""
 
     __slots__ = ("_news", "came", "read")
 
     def __init__(self) -> None:
         self.came = 0
         self.read = 0
-        """How many had come before the last read began."""
+        """How many hints had come before the last read began."""
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """Have all who wait look around; nobody can take that from another one."""
+        """Wake all waiters, each of them."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def wait(self) -> None:
-        """Until the next time."""
+        """Wait for the next wake-up."""
         await self._news.wait()
 
 
 def tell_waiting(what: str, error: PersistenceError) -> None:
-    """Say that the database did not do something, and is asked again. What it refuses it may refuse for ever."""
+    """Log that an operation failed and is retried; as a warning if the database refused it, since that may last."""
     level = logging.WARNING if error.outcome == "refused" else logging.INFO
     log.log(level, "%s waits for the database: %s", what, error)

@@ -1,12 +1,12 @@
-"""Where in a unit a step stands: its branch, and its place in that. The same in every run of the same code [M10].
+"""The place of a step in its unit: its branch, and its position there. The same in every run of the same code [M10].
 
     root        step, step, gather ─┬─ step, step      branch "0"
                                     └─ step            branch "1"
-                step                                   the root goes on
+                step                                   the root continues
 
-A branch is a task: whoever calls a step in a task that none was called in before begins a branch below the one that it
-inherited. A step takes its place when it is called, not when it runs, so that `gather(unit.step(…), unit.step(…))` has
-one order. Inside of a step there are no places: in the next run it would not run, and what it called would be missing.
+A branch is a task: the first step called in a task begins a branch below the one that the task inherited. A step takes
+its place when it is called, not when it runs, so that `gather(unit.step(…), unit.step(…))` has a fixed order. Steps
+cannot nest: a stored step does not run again, and the steps that it called would be missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Branch:
-    """One way through a unit."""
+    """One branch of a unit."""
 
     path: str
     task: Task
@@ -43,7 +43,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place for a step, and what it is about."""
+    """A place for a step, with its kind and name."""
 
     branch: str
     position: int
@@ -53,7 +53,7 @@ class Place:
 
 
 _here: ContextVar[Mapping[Places, Branch]] = ContextVar("coterie_branches")
-"""The branches that run here, one of each unit. Never changed, always replaced."""
+"""The branches that run here, one for each unit. Never mutated, always replaced."""
 _NONE: Mapping[Places, Branch] = MappingProxyType({})
 _INSIDE = Branch("inside of a step", None)
 
@@ -72,23 +72,23 @@ class Places:
         self._rows: dict[tuple[str, int], StepRow] = {}
 
     def learn(self, rows: Iterable[StepRow]) -> None:
-        """What is stored."""
+        """Add stored rows."""
         for row in rows:
             self._rows[row.branch, row.position] = row
 
     def begin(self) -> None:
-        """The task that runs here is the root: what it begins are branches, also those that call a step before it."""
+        """Make the current task the root, so that tasks it starts are branches, even if they call a step first."""
         self.stand(Branch("", asyncio.current_task()))
 
     def inside(self) -> AbstractContextManager[None]:
-        """A step runs here."""
+        """A block in which a step runs."""
         return _Inside(self)
 
     def take(self, kind: StepKind, name: str, digest: bytes = b"") -> Place:
-        """The next place of the branch that runs here.
+        """The next place of the current branch.
 
         Raises:
-            RuntimeError: A step runs here, and steps do not nest.
+            RuntimeError: A step is running here, and steps do not nest.
         """
         branch = self._outside(kind, name)
         place = Place(branch.path, branch.next, kind, name, digest)
@@ -96,7 +96,7 @@ class Places:
         return place
 
     def take_child(self, name: str, *, formerly: str) -> Place:
-        """The next place of this branch for a child; `formerly` is what a program of version 0.1 has stored there."""
+        """The next place of this branch for a child; `formerly` is the name that version 0.1 stored there."""
         place = self.take("child", name)
         row = self._rows.get((place.branch, place.position))
         is_former = row is not None and (row.kind, row.name) == ("child", formerly)
@@ -104,21 +104,21 @@ class Places:
 
     @property
     def has_children(self) -> bool:
-        """Whether a child was ever begun."""
+        """Whether a child was ever started."""
         return any(row.kind == "child" for row in self._rows.values())
 
     def take_undo(self, name: str, digest: bytes) -> Place:
-        """The next place of this branch for what undoes something. Which branch comes first differs from run to run."""
+        """The next place of this branch for a compensation. The order of branches differs from run to run."""
         branch = self._outside("compensation", name)
         place = Place(f"undo {branch.path}".rstrip(), branch.undos, "compensation", name, digest)
         branch.undos += 1
         return place
 
     def stored(self, place: Place) -> StepRow | None:
-        """What is stored at a place.
+        """The row stored at a place.
 
         Raises:
-            StepDiverged: Something else is.
+            StepDiverged: Another step is stored there.
         """
         row = self._rows.get((place.branch, place.position))
         if row is None:
@@ -132,9 +132,9 @@ class Places:
         return row
 
     def patched(self, name: str) -> tuple[bool, Place | None]:
-        """Whether the new code runs, and the mark that is to be stored for it, if any.
+        """Whether the new code runs, and the marker to store for it, if any.
 
-        Where something else is stored, or an unfinished step of the old code stands, the old code goes on.
+        Where another step is stored, or an unfinished step of the old code, the old code runs.
         """
         branch = self._branch()
         row = self._rows.get((branch.path, branch.next))
@@ -167,11 +167,11 @@ class Places:
         return branch
 
     def stand(self, branch: Branch) -> Token[Mapping[Places, Branch]]:
-        """Go on here in a branch."""
+        """Continue here in a branch."""
         return _here.set({**_here.get(_NONE), self: branch})
 
     def leave(self) -> None:
-        """The unit is over, and what runs here goes on without it."""
+        """The unit is over; the current task continues without it."""
         _here.set({places: branch for places, branch in _here.get(_NONE).items() if places is not self})
 
 
@@ -195,10 +195,10 @@ def _shown(kind: str, name: str) -> str:
 
 
 def named(name: Any, what: str) -> str:
-    """The name that somebody has given to something, as plain text that both databases take.
+    """A name given by the user, as plain text that both databases accept.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a valid name.
     """
     is_line = isinstance(name, str) and 0 < len(name) <= 200 and "\n" not in name and "\x00" not in name
     if not is_line or not (name.isascii() or storable(name) == name):

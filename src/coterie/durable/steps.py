@@ -1,9 +1,7 @@
-"""How results of steps are stored: by the return annotation of their function, else as the plain values they are.
+"""Runs the steps of one unit, and encodes their results: by the function's return annotation, else as plain values.
 
-Running: the steps of one unit, whoever runs it now.
-
-step   stored? ──yes──▶ what is stored
-          └─ no: run it, again if it may be ─▶ store what it gave, or raised ─▶ go on
+step   stored? ──yes──▶ the stored result
+          └─ no: run it, with retries ─▶ store its result or error ─▶ continue
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ _UNTOLD = object()
 
 
 def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, Any]:
-    """The result of a step as bytes that are known to decode, and what they decode to.
+    """The result of a step as bytes that are known to decode, and the value they decode to.
 
     Raises:
-        MalformedMessage: It does not fit the annotation; or there is none, and it is no plain value.
+        MalformedMessage: It does not fit the annotation; or there is none, and it is not a plain value.
     """
     codec = _codec(_function(fn))
     if codec is not None:
@@ -76,7 +74,7 @@ def decoded(fn: Callable[..., Any], data: bytes, *, what: str) -> Any:
 
 
 def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Of what a step is given; empty if that is not data."""
+    """A digest of a step's arguments; empty if they are not plain data."""
     if not args and not kwargs:
         return b""
     try:
@@ -87,7 +85,7 @@ def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _codec(fn: Callable[..., Any]) -> Codec[Any] | None:
-    """None: nothing says what it returns."""
+    """The codec of the return annotation; None: there is no annotation."""
     said = getattr(fn, "__annotations__", {})
     asked = SimpleNamespace(__annotations__={name: said[name] for name in ("return",) if name in said})
     try:
@@ -103,7 +101,7 @@ def _codec(fn: Callable[..., Any]) -> Codec[Any] | None:
 
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a partial, a bound method, an object that can be called."""
+    """The function behind a partial, a bound method or a callable object."""
     if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):
         return fn
     while isinstance(fn, partial):
@@ -127,24 +125,24 @@ T = TypeVar("T")
 log = logging.getLogger("coterie.workflows")
 
 TRANSIENT = (RunnerUnavailable, ShuttingDown, PersistenceError)
-"""Somebody could not be reached: that is no result."""
+"""The receiver could not be reached: that is not a result."""
 _UNREACHED = Retry(attempts=1_000_000, base="100ms", max="10s")
-"""Pauses between tries of what failed so."""
+"""Pauses between retries after such errors."""
 _UNREAD: Any = object()
-"""Stands for a value that is known only as it is stored."""
+"""Stands for a value that is known only in its stored form."""
 
 
 class DurableWork(WaitingWork):
     """The steps of one unit.
 
     Args:
-        chance: For pauses.
-        most_bytes: How large a result may be.
-        retry: How often a step that raises is tried; None: once. For the others see `WaitingWork`.
+        chance: For the jitter of pauses.
+        most_bytes: The largest size of a result.
+        retry: The retry policy of steps that raise; None: no retries. For the others see `WaitingWork`.
 
     Promise:
-        A step that is stored never runs again, and gives what is stored (W1). Code that takes another way than what
-        is stored is told so, and nothing is changed (W2).
+        A stored step never runs again, and returns what is stored (W1). Code that diverges from what is stored gets
+        `StepDiverged`, and nothing stored is changed (W2).
     """
 
     def __init__(
@@ -177,12 +175,12 @@ class DurableWork(WaitingWork):
         retry: Retry | None = None,
         timeout_s: float | None = None,
     ) -> Coroutine[Any, Any, T]:
-        """Run something once, and give what it gave, now and in every later run."""
+        """Run a function once and return its result, in this and every later run."""
         place = self.places.take("step", named(name, "a step"), digest(args, kwargs))
         return self.run(place, fn, args, kwargs, retry=retry or self.retry, timeout_s=timeout_s)
 
     def patch(self, name: str) -> bool:
-        """Whether new code runs here. What is new is stored before anything that follows, unless nothing may follow."""
+        """Whether the new code runs here. The marker is stored before any later step, unless none may follow."""
         self.require_same_way()
         is_new, place = self.places.patched(named(name, "a patch"))
         if place is not None and not self.stop_at_frontier and not self.closed:
@@ -204,7 +202,7 @@ class DurableWork(WaitingWork):
         timeout_s: float | None,
         keep: bool = True,
     ) -> T:
-        """Run what stands at a place, unless that is stored. Without `keep` nobody asks for its result again."""
+        """Run the step at a place, unless it is stored. Without `keep` its result is not needed again."""
         if not self._is_loaded:
             await self.opened()
         row, value = self._found(place), _UNREAD
@@ -222,7 +220,7 @@ class DurableWork(WaitingWork):
     def _read(self, place: Place, fn: Callable[..., Any], row: StepRow) -> Any:
         try:
             return decoded(fn, row.value or b"", what=self._what(place))
-        except MalformedMessage as error:  # it could be read when it was stored: the code has changed
+        except MalformedMessage as error:  # it decoded when it was stored: the code has changed
             found = f"{place.name}, whose result is another one now ({error.problem})"
             raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
 
@@ -237,7 +235,7 @@ class DurableWork(WaitingWork):
         timeout_s: float | None,
         keep: bool,
     ) -> tuple[StepRow, Any]:
-        """What is stored then, and the value in it, if that is known without reading it."""
+        """Run and store a step. Returns: the stored row, and its value if that is known without decoding."""
         data = error = None
         with self.at_work:
             try:
@@ -256,7 +254,7 @@ class DurableWork(WaitingWork):
                 await chaos.point("workflows.before_step")
             row = await self._stored(place, value=data, error=error)
             metrics.STEPS.of("ok" if row.error is None else "failed").value += 1
-            return row, value if row.value is data else _UNREAD  # an earlier try may have been faster
+            return row, value if row.value is data else _UNREAD  # an earlier attempt may have stored another value
 
     async def _tried(
         self,
@@ -294,7 +292,7 @@ class DurableWork(WaitingWork):
                 log.info("%s is tried again after %r", self._what(place), error)
             self.require_held()
             await asyncio.sleep(pause_s or 0.0)
-            self.require_held()  # whoever was frozen here must not run what its successor has stored
+            self.require_held()  # a runner that was frozen here must not run what its successor has stored
 
     async def _limited(self, place: Place, work: Awaitable[Any], timeout_s: float | None, attempt: int) -> Any:
         async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""Tokens of deferreds: which one it is, and a proof that this cluster has made it. Nobody can guess one."""
+"""Tokens of deferreds: each names a deferred and proves that this cluster made it. They cannot be guessed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.errors import WorkflowError
 
 _MAC_BYTES = 16
 _MARK = "t"
-"""What they begin with: a dash would be taken for an option on a command line."""
+"""The first character of a token: a dash would be taken for an option on a command line."""
 
 
 class MalformedToken(WorkflowError):
@@ -25,12 +25,12 @@ class MalformedToken(WorkflowError):
 
 
 class TokenParts(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Which deferred a token is of. Fields are only ever added at the end."""
+    """The deferred that a token names. Fields are only ever added at the end."""
 
     unit: str
     name: str
     life: int = 0
-    """Of the unit; 0: it began before units had lives, and the type is not told either."""
+    """The life of the unit; 0: the unit began before units had lives, and `takes` is not set either."""
     takes: Any = None
     """The type of its value (`kernel.schema`); None: any."""
 
@@ -42,22 +42,22 @@ class Tokens:
     """Makes and reads the tokens of one cluster.
 
     Args:
-        secret: The cluster's.
+        secret: The cluster's secret.
     """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def make(self, unit: str, name: str, *, life: int = 0, takes: Any = None) -> str:
-        """The token of a deferred. Always the same in one life of its unit, so that it exists before its row."""
+        """The token of a deferred. Constant in one life of its unit, so that it exists before its row does."""
         told = msgspec.msgpack.encode(TokenParts(unit, name, life, takes) if life else (unit, name))
         return _MARK + base64.urlsafe_b64encode(self._mac(told) + told).decode().rstrip("=")
 
     def read(self, token: Any) -> TokenParts:
-        """What it says.
+        """Verify and decode a token.
 
         Raises:
-            MalformedToken: It is none of ours.
+            MalformedToken: It is not a token of this cluster.
         """
         if not isinstance(token, str) or not token.startswith(_MARK):
             raise MalformedToken

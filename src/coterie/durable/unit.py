@@ -1,4 +1,4 @@
-"""Steps: what a tick, a workflow and a unit of a leader have in common for their bodies; and the unit of a leader."""
+"""The API that ticks, workflows and units of a leader share for their bodies; and the unit of a leader."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _KEY_MOST_BYTES = 1000
-"""It is part of an index entry, beside its singleton's name and a deferred's: PostgreSQL takes 2,704 bytes."""
+"""The key is part of an index entry, with the names of its singleton and a deferred: PostgreSQL allows 2,704 bytes."""
 
 
 class Durable(Protocol):
-    """Work that goes on where it was, whoever is lost: a unit of a leader, a tick, a workflow."""
+    """Work that continues on another runner when its own is lost: a unit of a leader, a tick, a workflow."""
 
     def step(
         self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -43,7 +43,7 @@ class Durable(Protocol):
 
 
 class Steps:
-    """The three ways to be durable, over the work of one unit."""
+    """The three durable operations, over the work of one unit."""
 
     def __init__(self, work: DurableWork) -> None:
         self._work = work
@@ -51,32 +51,32 @@ class Steps:
     def step(
         self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]:
-        """Run something once, and give what it gave, now and in every later run.
+        """Run a function once and return its result, in this and every later run.
 
-        It is stored when this returns. If the runner is lost before that, it runs again.
+        The result is stored when this returns. If the runner is lost before that, the function runs again.
 
         Args:
-            name: Of the step.
-            fn: An async function. What it returns is read again by its return annotation; without one it must be plain.
-            args: What it is called with.
-            kwargs: And by name.
+            name: The name of the step.
+            fn: An async function. Its result is decoded by its return annotation; without one it must be a plain value.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
 
         Raises:
-            StepDiverged: The code takes another way than what is stored.
+            StepDiverged: The code diverges from what is stored.
         """
         return self._work.step(name, fn, args, kwargs)
 
     def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]:
-        """Sleep across restarts, counted from the first time that this was called."""
+        """Sleep across restarts, measured from the first call."""
         return self._work.sleep(duration, name=name)
 
     def deferred(self, name: str, type: type[T], /) -> Deferred[T]:
-        """A value that comes from elsewhere, by a token: `cluster.resolve(token, value)`."""
+        """A value that another process provides, by a token: `cluster.resolve(token, value)`."""
         return self._work.deferred(name, type)
 
 
 class DurableHost(Protocol):
-    """What durable work needs of its runner."""
+    """What durable work needs from its runner."""
 
     @property
     def settings(self) -> Settings: ...
@@ -95,7 +95,7 @@ class DurableHost(Protocol):
 def work_of(
     ground: DurableHost, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str, life: int
 ) -> DurableWork:
-    """The durable work of a unit that begins with its first step, with this life unless it is there."""
+    """The durable work of a unit, which is created by its first step, with this life unless it exists."""
 
     async def load() -> UnitSnapshot:
         loaded = await ground.units.open(tenure.claim, unit=unit, kind=kind, name=name, id=id, life=life)
@@ -118,12 +118,12 @@ def work_of(
 
 
 def new_life(chance: Random) -> int:
-    """The life of a unit that begins; never 0, which is that of units which began before there were lives."""
+    """The life of a new unit; never 0, which marks units that began before lives existed."""
     return 1 + chance.bits(62)
 
 
 async def finish(work: DurableWork, units: UnitStore, tenure: Tenure) -> None:
-    """Nobody goes on with it any more: its rows go, all at once. It is tried until they are gone, or the seat is."""
+    """Delete the rows of a unit that will not be continued, in one commit. Retried while we hold the seat."""
     await work.insist(lambda: units.end(UnitEnd(tenure.claim, work.unit, "done")))
 
 
@@ -131,14 +131,14 @@ async def finish(work: DurableWork, units: UnitStore, tenure: Tenure) -> None:
 async def unit(
     ground: DurableHost, tenure: Tenure, *, singleton: str, key: str, works: dict[str, DurableWork]
 ) -> AsyncIterator[Steps]:
-    """A unit of a leader: it ends when the block ends well; otherwise the next run of the block goes on with it.
+    """A unit of a leader: it ends when the block succeeds; otherwise the next run of the block continues it.
 
     Args:
-        ground: What its runner has.
-        tenure: By which right.
-        singleton: Whose it is.
-        key: Names it among those of its singleton.
-        works: Where it is found by whoever has news for it.
+        ground: The services of its runner.
+        tenure: The tenure under which it writes.
+        singleton: The singleton that it belongs to.
+        key: Its name within the singleton.
+        works: Registers it by name, so that hints reach it.
     """
     if not key or "\x00" in key or "\n" in key or storable(key) != key:
         raise ValueError(f"key of a unit is {key!r}, expected text on one line")
@@ -157,5 +157,5 @@ async def unit(
         del works[named]
         work.places.leave()
         await work.end_branches()
-    if not isinstance(work.halted, Exception):  # what diverged is kept, also if the block has caught that
+    if not isinstance(work.halted, Exception):  # a unit that diverged is kept, even if the block has caught the error
         await finish(work, ground.units, tenure)

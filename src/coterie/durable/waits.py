@@ -1,10 +1,10 @@
-"""Waiting: sleeps and deferreds of a unit, and whether all that it does is wait, so that it may be suspended.
+"""Sleeps and deferreds of a unit, and whether all it does is wait, so that it may be suspended.
 
-sleep      stored? ──no──▶ store when it is over ────────▶ wait until then ────────────────────────▶ store that it is
-deferred   stored? ──no──▶ store that it is waited for ──▶ wait for its value, or its time is over ─▶ store which
+sleep      stored? ──no──▶ store when it ends ─────▶ wait until then ────────────────▶ store that it has ended
+deferred   stored? ──no──▶ store that it waits ────▶ wait for its value or timeout ──▶ store which came first
 
-A branch of a unit is at work (something runs, or is being stored), waits, or stands still since nothing new may be
-begun. If one waits or stands still, and none is at work, the unit is quiet.
+A branch of a unit is busy (a step runs or is being stored), waits, or is parked because nothing new may be started. If
+a branch waits or is parked, and none is busy, the unit is quiet.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_S = 5.0
-"""Between two looks for values of which no hint has come."""
+"""Polling interval for values whose hints were lost."""
 _LONGEST_S = 9e9
-"""What is due later would be due after the last day that a database knows."""
+"""The longest delay: a later due date would exceed what databases can represent."""
 _GRACE_S = 3.0
-"""How long a cancelled branch may take to end: then nobody waits for it any more."""
+"""How long a cancelled branch may take to end before it is abandoned."""
 _TURNS = 100
-"""Of the loop, in which branches come to where they were: several for each group of tasks inside of another."""
+"""Turns of the loop that branches get to reach their former places: several for each nested task group."""
 
 
 class WaitingWork(Journal):
-    """The branches of one unit: what they wait for, and which of them are at work.
+    """The branches of one unit: what they wait for, and which of them are busy.
 
     Args:
         tokens: Makes the tokens of its deferreds. For the others see `Journal`.
@@ -71,27 +71,27 @@ class WaitingWork(Journal):
         super().__init__(unit, open=open, tenure=tenure, units=units, dial=dial, tasks=tasks, life=life)
         self.waits: dict[Wait, None] = {}
         self.busy = 0
-        """Steps that run, or are being stored."""
+        """Steps that run or are being stored."""
         self.at_work = ActiveBlock(self)
         self.on_quiet: Callable[[], None] | None = None
-        """Called when there is something to wait for, and nothing else to do."""
+        """Called when the unit becomes quiet."""
         self.stop_at_frontier = False
-        """Whether what is not stored is not begun any more: it shall be interrupted, or is left to another runner.
-        Branches that come there stand still, so that the others get as far as they can."""
+        """Whether steps that are not stored may no longer start: the unit is to be interrupted, or left to another
+        runner. Branches that reach such a step are parked, so that the others get as far as they can."""
         self.standing = 0
-        """Branches that stand still."""
+        """Parked branches."""
         self.closed = False
-        """Whether the body shall end: whoever comes there now is cancelled."""
+        """Whether the body is to end: branches that reach a new step are cancelled."""
         self.turns = 0
-        """Counts whatever begins or ends, so that it can be seen whether something did."""
+        """Counts all beginnings and ends, to detect activity."""
         self._tokens = tokens
         self._loop = asyncio.get_running_loop()
-        self._branches: dict[asyncio.Task[Any] | None, None] = {}  # that run a step, or wait
+        self._branches: dict[asyncio.Task[Any] | None, None] = {}  # those that run a step, or wait
 
     # Sleeps and deferreds
 
     def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]:
-        """Wait for so long from the first time that this was called, across restarts."""
+        """Wait for a duration, measured from the first call, across restarts."""
         length_s = to_seconds(duration, what=f"sleep {name!r}", allow_zero=True)
         return self._sleep(self.places.take("sleep", named(name, "a sleep")), length_s)
 
@@ -102,23 +102,23 @@ class WaitingWork(Journal):
         assert row.due_at is not None, "a sleep has an end"
         await self._wait(None, row.due_at)
         with self.at_work:
-            await self._stored(place)  # that it is over must stay so, also if the database's clock is set back
+            await self._stored(place)  # the sleep must stay over even if the database's clock is set back
 
     def deferred(self, name: str, type: type[T]) -> Deferred[T]:
-        """A value that comes from elsewhere."""
+        """A value that another process provides."""
         return Deferred(self, named(name, "a deferred"), type)
 
     def token(self, name: str, type: Any) -> str:
-        """By which anybody may resolve a deferred, as long as this life of the unit lasts."""
+        """The token that resolves a deferred, valid for this life of the unit."""
         return self._tokens().make(self.unit, name, life=self.life, takes=schema.describe(type))
 
     async def wait_for(self, place: Place, type: Any, timeout_s: float | None) -> Any:
-        """The value of a deferred."""
+        """Wait for the value of a deferred."""
         takes = msgspec.msgpack.encode(schema.describe(type))
         row = await self.begin_waiting(place, due_s=timeout_s, takes=takes)
         if not row.done:
             found = await self._wait(place.name, row.due_at)
-            if row.due_at is not None:  # which of both it was must stay so
+            if row.due_at is not None:  # store whether value or timeout came first
                 row = await self._decided(place, found, timeout_s or 0.0)
             elif found is not None and found.error is not None:
                 raise await self.after_others(DeferredRejected(unit=self.unit, name=place.name, problem=found.error))
@@ -131,7 +131,7 @@ class WaitingWork(Journal):
     def _value(self, place: Place, type: Any, data: bytes | None) -> Any:
         try:
             return codec_for(type).decode(data or b"", what=f"deferred {place.name!r}")
-        except MalformedMessage as error:  # it fitted the type that its token told: the code has changed
+        except MalformedMessage as error:  # it fitted the type in its token: the code has changed
             found = f"deferred {place.name}, whose value is another one now ({error.problem})"
             raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
 
@@ -145,10 +145,10 @@ class WaitingWork(Journal):
                 return await self._stored(place, error=failure.pack(rejected))
             return await self._stored(place, value=found.value)
 
-    # What they are made of
+    # Building blocks
 
     async def begin_waiting(self, place: Place, *, due_s: float | None = None, takes: bytes | None = None) -> StepRow:
-        """Store that something is waited for, and of which type, where its value will be; the row as it is then."""
+        """Store that the unit waits at a place, with the type of the value. Returns: the row as stored."""
         await self.opened()
         row = self._found(place)
         if row is None:
@@ -159,13 +159,13 @@ class WaitingWork(Journal):
         return row
 
     async def wait_value(self, name: str) -> DeferredRow:
-        """What a deferred gives, however long that takes."""
+        """Wait for the value of a deferred, without a timeout."""
         found = await self._wait(name, None)
         assert found is not None, "it has no end"
         return found
 
     async def wait_until_told(self, place: Place, look: Callable[[], Awaitable[bytes | None]]) -> bytes:
-        """Look now and then for something that nobody tells, and store it."""
+        """Poll for something that sends no hint, and store it."""
         while True:
             with self.at_work:
                 data = await look()
@@ -174,7 +174,7 @@ class WaitingWork(Journal):
             await self._wait(None, self._dial.now() + timedelta(seconds=_LOOK_S))
 
     async def _wait(self, name: str | None, due_at: datetime | None) -> DeferredRow | None:
-        """Wait for a value, or for an instant of the database's clock; what was first."""
+        """Wait for a value or until an instant of the database's clock. Returns: the value; None at the instant."""
         wait = Wait(name, due_at)
         self.waits[wait] = None
         self._tell()
@@ -193,12 +193,12 @@ class WaitingWork(Journal):
             self._tell()
 
     def _has_read_at(self, due_at: datetime | None) -> bool:
-        """Whether it was looked when the time was over: what came before that, and was acknowledged, counts."""
+        """Whether values were read after `due_at`: a value that was acknowledged before then must count."""
         return due_at is not None and self._read_at is not None and self._read_at >= due_at
 
     async def _wait_for_news(self, limit_s: float, name: str | None) -> None:
-        """Wait until it is time to look again, and look, if there is something to look for. What was hinted at while
-        somebody looked has not been looked for: then that time is now."""
+        """Wait until the next read is due, then read, if there is a value to read. If a hint came while the last read
+        ran, the value may have been missed: then the read is due now."""
         if name is None or self._hints.came == self._hints.read:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
@@ -210,7 +210,7 @@ class WaitingWork(Journal):
     # Branches
 
     async def may_go_on(self) -> None:
-        """Return if something new may be begun here. If not: never, or by an error."""
+        """Return if a new step may start here. Otherwise park the branch until it is cancelled, or raise."""
         if self.halted is not None:
             self.require_same_way()
         if not self.stop_at_frontier and not self.closed:
@@ -222,21 +222,21 @@ class WaitingWork(Journal):
         self._here()
         self._tell()
         try:
-            await self._loop.create_future()  # whoever has set the mark cancels this
+            await self._loop.create_future()  # cancelled by what has set the flag
         finally:
             self.standing -= 1
             self._gone()
 
     async def after_others(self, error: Exception) -> Exception:
-        """What to raise. It may be known at once, in a later run, and ends the other branches: these come as far as
-        they were first, by what is stored, and say what is to be undone."""
+        """Return the error to raise. In a later run it may be known at once, and ends the other branches: so these
+        first get the time to reach their former places, by what is stored, and to register their compensations."""
         if self.places.is_branched:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
         return error
 
     async def end_branches(self) -> None:
-        """Whoever ran it is done: what still runs beside (siblings of a step that failed) begins nothing, and ends."""
+        """The body has ended: cancel branches that still run (siblings of a failed step); they start nothing new."""
         self.closed = True
         left = [each for each in self._branches if each is not None and each is not asyncio.current_task()]
         for each in left:
@@ -246,7 +246,7 @@ class WaitingWork(Journal):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is something to wait for, and nothing else to do."""
+        """Whether a branch waits or is parked, and none is busy."""
         return bool(self.waits or self.standing) and not self.busy
 
     def _tell(self) -> None:
@@ -254,12 +254,12 @@ class WaitingWork(Journal):
             self.on_quiet()
 
     def begin(self) -> None:
-        """Something runs here now, or is being stored."""
+        """A step begins to run or to be stored."""
         self.busy += 1
         self._here()
 
     def end(self) -> None:
-        """It does not any more."""
+        """It has ended."""
         self.busy -= 1
         self._gone()
         self._tell()
@@ -274,7 +274,7 @@ class WaitingWork(Journal):
 
 
 class Wait:
-    """Something that a unit waits for, without doing anything else in this branch."""
+    """One branch's wait, for a deferred or an instant."""
 
     __slots__ = ("deferred", "due_at")
 
@@ -284,7 +284,7 @@ class Wait:
 
 
 class ActiveBlock:
-    """A block in which something runs, or is being stored: its unit does not only wait."""
+    """A block that counts as busy: something runs or is being stored."""
 
     __slots__ = ("_work",)
 
@@ -299,8 +299,8 @@ class ActiveBlock:
 
 
 class Deferred(Generic[T]):
-    """A value that comes from elsewhere: give its `token` away, and `wait`. Whoever has the token resolves it, once:
-    `cluster.resolve(token, value)`, or `cluster.reject(token, "why")`.
+    """A value that another process provides: pass on its `token`, then `wait`. Any holder of the token resolves it,
+    once: `cluster.resolve(token, value)`, or `cluster.reject(token, "why")`.
     """
 
     def __init__(self, work: WaitingWork, name: str, type: type[T]) -> None:
@@ -310,18 +310,18 @@ class Deferred(Generic[T]):
 
     @property
     def token(self) -> str:
-        """By which it is resolved. It can be given away before anybody waits."""
+        """The token that resolves it. It can be passed on before the unit waits."""
         return self._work.token(self._name, self._type)
 
     def wait(self, *, timeout: Duration | None = None) -> Coroutine[Any, Any, T]:
         """Wait for the value, across restarts.
 
         Args:
-            timeout: How long at most, from the first time that this was called.
+            timeout: The longest wait, measured from the first call.
 
         Raises:
-            DeferredTimeout: It did not come in time.
-            DeferredRejected: Somebody rejected it.
+            DeferredTimeout: The value did not arrive in time.
+            DeferredRejected: The deferred was rejected.
         """
         timeout_s = seconds_or_none(timeout, what=f"timeout of deferred {self._name!r}")
         return self._work.wait_for(self._work.places.take("deferred", self._name), self._type, timeout_s)

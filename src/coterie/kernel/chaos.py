@@ -1,12 +1,12 @@
-"""Chaos points: places in the product where a simulation may delay, reorder or take the rare way.
+"""Chaos points: places in the product where a simulation may delay, reorder or take the rare branch.
 
     from coterie.kernel import chaos
 
     if chaos.on:
         await chaos.point("commit.before")       # may wait here: a yield, a moment, long
-    if chaos.on and chaos.flip("batch.of_one"):  # may take the rare way
+    if chaos.on and chaos.flip("batch.of_one"):  # may take the rare branch
         …
-    error = chaos.failure("settle seats")        # what this standing task shall raise now
+    error = chaos.failure("settle seats")        # what this standing task must raise now
     if chaos.on:
         chaos.saw("rpc", "Account/alice.charge")  # for the report of a run that fails
 
@@ -22,18 +22,18 @@ on = False
 
 
 class ChaosSource(Protocol):
-    """Who decides what happens at a point."""
+    """Decides what happens at a point."""
 
     async def point(self, name: str, /) -> None:
-        """Come back now or later."""
+        """Return now or later."""
         ...
 
     def flip(self, name: str, /) -> bool:
-        """Whether to take the rare way."""
+        """Whether to take the rare branch."""
         ...
 
     def failure(self, task: str, /) -> Exception | None:
-        """What a standing task shall raise where it is; None: nothing."""
+        """What a standing task must raise at this point; None: nothing."""
         ...
 
     def saw(self, what: str, name: str, /) -> None:
@@ -45,29 +45,29 @@ _source: ChaosSource | None = None
 
 
 async def point(name: str) -> None:
-    """A place where others may come in between."""
+    """A point where other tasks may run in between."""
     if _source is not None:
         await _source.point(name)
 
 
 def flip(name: str) -> bool:
-    """A place with a rare way: whether to take it."""
+    """A point with a rare branch: whether to take it."""
     return _source is not None and _source.flip(name)
 
 
 def failure(task: str) -> Exception | None:
-    """What a standing task shall raise where it is; None: nothing."""
+    """What a standing task must raise at this point; None: nothing."""
     return None if _source is None else _source.failure(task)
 
 
 def saw(what: str, name: str) -> None:
-    """Say which code of the program runs now: an rpc, a message, a step, a tick, a singleton."""
+    """Report which code of the program runs now: an rpc, a message, a step, a tick, a singleton."""
     if _source is not None:
         _source.saw(what, name)
 
 
 def source() -> ChaosSource | None:
-    """Who decides at the moment."""
+    """The installed source, if any."""
     return _source
 
 

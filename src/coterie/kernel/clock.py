@@ -1,6 +1,5 @@
-"""Time: the one place that reads a clock, so that tests can drive it (H6).
-
-Dial: the database's clock, as it is known in this process. It alone decides when a tick is due.
+"""Time: the one place that reads a clock, so that tests can drive it (H6); and this process's estimate of the
+database's clock (`Dial`), which alone decides when a tick is due.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_YEAR = 2200
-"""Not every database can count much further."""
+"""Not every database supports much later years."""
 
 # Counts suspension (a closed laptop), which CLOCK_MONOTONIC on Linux does not [M13].
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """Two clocks in one: the wall, which may step, and a steady one, which only goes forward."""
+    """Two clocks in one: the wall clock, which may step, and a steady one, which only goes forward."""
 
     def wall_ns(self) -> int:
         """Nanoseconds since 1970 in UTC. May step back or forward."""
@@ -46,7 +45,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move. For tests."""
+    """A clock that stands still until it is advanced. For tests."""
 
     def __init__(self, start_at: datetime = _EPOCH) -> None:
         self._wall_ns = to_ns(start_at)
@@ -72,7 +71,7 @@ class ManualClock:
 
 
 def require_instant(at: datetime, *, what: str) -> None:
-    """Refuse an instant that not every database can keep.
+    """Refuse an instant that not every database can store.
 
     Raises:
         InvalidArgument: It is before 1970, or too late.
@@ -90,26 +89,26 @@ def to_ns(at: datetime) -> int:
 
 
 def to_datetime(ns: int) -> datetime:
-    """The aware UTC instant of nanoseconds since 1970, cut to microseconds."""
+    """The aware UTC instant of nanoseconds since 1970, truncated to microseconds."""
     return _EPOCH + timedelta(microseconds=ns // 1000)
 
 
 _BEST_S = 30.0
-"""For how long the best reading counts: clocks drift, but not much in that time."""
+"""How long the best reading counts: clocks drift, but not much in that time."""
 _DRIFT_S = 0.05
 """More than they drift in that time."""
 
 
 class Dial:
-    """Reads the database's clock without asking it, from what its answers said.
+    """Estimates the database's clock from the times in its answers, without a query.
 
-    An answer was read at some moment before it arrived, so the clock is at least that far now: the best of the last
-    readings is the one that arrived fastest. It is never ahead, so nobody asks for a tick before it is due, unless the
-    database's clock is set back: whoever is told so says it with `correct`.
+    The time in an answer was read some moment before it arrived, so the clock is at least that far now: the best of
+    the last readings is the one that arrived fastest. The estimate is never ahead, so no tick is requested before it is
+    due, unless the database's clock is set back: then call `correct`.
 
     Args:
         time: A steady time, in seconds.
-        first: What to believe until the first answer, in seconds since 1970.
+        first: The estimate until the first answer, in seconds since 1970.
     """
 
     def __init__(self, time: Callable[[], float], first: float) -> None:
@@ -122,8 +121,8 @@ class Dial:
 
         Args:
             now: What the database's clock showed when it was made.
-            asked: What was believed when the question was sent. An answer is not older than its question: if it says
-                so, the database's clock was set back.
+            asked: The estimate when the query was sent. An answer is not older than its query: if it says so, the
+                database's clock was set back.
         """
         is_set_back = asked is not None and (asked - now).total_seconds() > _DRIFT_S
         is_better = now.timestamp() - self._time() >= self._offset_s
@@ -131,14 +130,14 @@ class Dial:
             self.correct(now)
 
     def correct(self, now: datetime) -> None:
-        """It is that time, whatever was believed."""
+        """Set the clock, whatever the estimate was."""
         self._read_s = self._time()
         self._offset_s = now.timestamp() - self._read_s
 
     def now(self) -> datetime:
-        """The database's clock, or a bit less."""
+        """The database's clock, or slightly less."""
         return datetime.fromtimestamp(self._time() + self._offset_s, UTC)
 
     def until_s(self, at: datetime) -> float:
-        """How long until it shows that."""
+        """Seconds until the clock shows `at`."""
         return at.timestamp() - self._offset_s - self._time()

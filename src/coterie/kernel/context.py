@@ -1,4 +1,4 @@
-"""The cluster context: who runs this, for whom, as what, known in every handler without being passed [K4]."""
+"""The cluster context: which runner runs this work, for which caller, as what; available in every handler [K4]."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterContext:
-    """What is known about the work that runs here. What does not apply to it is None."""
+    """What is known about the current work. Fields that do not apply are None."""
 
     runner_id: str | None = None
     """The incarnation of the runner."""
     runner_address: str | None = None
-    """Where other runners reach it: `10.0.0.5:7650`."""
+    """The address at which other runners reach it: `10.0.0.5:7650`."""
     shard: ShardId | None = None
     entity_type: str | None = None
     entity_id: str | None = None
     name: str | None = None
-    """Of the singleton, cron or workflow."""
+    """The name of the singleton, cron or workflow."""
     is_leader: bool = False
     epoch: int | None = None
-    """The fencing token: give it to resources of your own that can compare numbers."""
+    """The fencing token: pass it to your own resources that can compare numbers."""
     seat: str | None = None
-    """In whose name this is done: `shard:default:42`, `singleton:importer`. Durable writes prove that it is held at
-    this epoch, and are refused if it is not any more (K1)."""
+    """The seat of the work: `shard:default:42`, `singleton:importer`. Durable writes prove that it is held at this
+    epoch, and are refused if it no longer is (K1)."""
     message_id: MessageId[Any] | None = None
     key: str | None = None
     """The idempotency key that the caller gave."""
@@ -70,7 +70,7 @@ class ContextFields(TypedDict, total=False):
 
 
 class ContextSource(Protocol):
-    """Work that knows its context, and makes it when asked for: most handlers never ask, and it costs microseconds."""
+    """Work that makes its context on demand: most handlers never need it, and it costs microseconds."""
 
     def cluster_context(self) -> ClusterContext: ...
 
@@ -82,7 +82,7 @@ class OpenTransaction(NamedTuple):
     """A transaction whose block must end before anything else is committed."""
 
     who: str
-    """Has it open."""
+    """The work that has it open."""
     transaction: Any
 
 
@@ -91,10 +91,10 @@ transacting: ContextVar[OpenTransaction | None] = ContextVar("coterie_transactin
 
 
 def current() -> ClusterContext:
-    """The context of the work that runs here.
+    """The context of the current work.
 
     Raises:
-        ClusterContextRequired: This is no cluster work, nor inside of `within_cluster`.
+        ClusterContextRequired: This is no cluster work, nor inside `within_cluster`.
     """
     found = _made()
     if found is None:
@@ -103,27 +103,27 @@ def current() -> ClusterContext:
 
 
 context_here = _current.get
-"""What tells the context of the work that runs here, or that context; what is given if there is neither."""
+"""The source of the current context, or that context; the given default if there is neither."""
 
 
 def trace_here() -> str | None:
-    """The trace to which what runs here belongs; None if there is none, or no context at all."""
+    """The trace to which the current work belongs; None if there is none, or no context at all."""
     return None if _current.get(None) is None else current().trace_id
 
 
 def work_here() -> ClusterContext | None:
-    """The context of the work that runs here; None outside of cluster work."""
+    """The context of the current work; None outside of cluster work."""
     return _made()
 
 
 enter = _current.set
-"""From here on, in this context, `current` tells what the source, or the context, knows."""
+"""Sets the source, or the context, that `current` uses from here on, in this context."""
 
 
 def refuse_in_transaction(what: object) -> None:
-    """Refuse a commit of its own while locks of the database are held here: on SQLite it needs the same one [C3].
+    """Refuse a separate commit while database locks are held here: on SQLite it needs the same lock [C3].
 
-    `what` is made text only then.
+    `what` is converted to text only then.
     """
     opened = transacting.get()
     if opened is not None:
@@ -134,14 +134,14 @@ def refuse_in_transaction(what: object) -> None:
 
 
 def within_cluster(**fields: Unpack[ContextFields]) -> AbstractContextManager[ClusterContext]:
-    """Open a context by hand, for threads and tests. Inside another one, what is not given is inherited.
+    """Open a context by hand, for threads and tests. Inside another one, fields that are not given are inherited.
 
         >>> with within_cluster(entity_type="Account", entity_id="alice"):
         ...     current().entity_id
         'alice'
 
     Promise:
-        It is seen by the block and by tasks begun in it, never by tasks begun before or by other threads.
+        The block and tasks started in it see it; tasks started before and other threads never do.
     """
     return _within(fields)
 

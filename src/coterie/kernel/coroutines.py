@@ -1,11 +1,9 @@
-"""Driving coroutines by hand: what was begun in one place is gone on with in another, in a context of its own.
+"""Runs a coroutine's first step here and the rest in another task, in its own context; and keeps threads responsive.
 
-Turns of threads: a busy event loop must not starve the threads beside it.
-
-A thread that waits for the interpreter asks for it after the *switch interval*, 5 ms by default, and starts to count
-anew whenever the holder lets go for a moment. A saturated event loop lets go at each look at its sockets, every
-millisecond or so, and takes it back before anybody has woken up: other threads then stood still for seconds, and so did
-the lease. An interval shorter than a turn of the loop makes the waiting thread ask in time.
+A thread that waits for the interpreter requests it after the *switch interval*, 5 ms by default, and restarts its count
+whenever the holder releases it for a moment. A saturated event loop releases it at each poll of its sockets, every
+millisecond or so, and takes it back before any thread has woken up: other threads then stood still for seconds, and so
+did the lease. An interval shorter than a turn of the loop makes the waiting thread request it in time.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ def remaining_steps(
     waits_for: Any,
     cancelled: BaseException | None = None,
 ) -> Generator[Any, Any, Any]:
-    """Await the rest of a coroutine that was begun elsewhere, in its own context; its result.
+    """Await the rest of a coroutine that was started elsewhere, in its own context. Returns: its result.
 
     Args:
         context: Its context.
-        coroutine: What was begun.
-        waits_for: What its first step gave.
+        coroutine: The coroutine.
+        waits_for: What its first step yielded.
         cancelled: Thrown into it before anything else.
     """
     step: Any
@@ -60,7 +58,7 @@ def remaining_steps(
 
 
 async def within(context: Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await a coroutine in another context than one's own."""
+    """Await a coroutine in another context."""
     try:
         waits_for = context.run(coroutine.send, None)
     except StopIteration as ended:
@@ -69,7 +67,7 @@ async def within(context: Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def coroutine_of(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
-    """What can be stepped: a method behind a decorator may give another awaitable."""
+    """A coroutine that can be stepped: a decorated method may return another awaitable."""
     return awaitable if isinstance(awaitable, types.CoroutineType) else _awaiting(awaitable)
 
 
@@ -82,6 +80,6 @@ TURN_S = 0.0001
 
 
 def shorten() -> None:
-    """Shorten the switch interval of this process, unless it is shorter already. It stays so."""
+    """Shorten the switch interval of this process permanently, unless it is shorter already."""
     if sys.getswitchinterval() > TURN_S:
         sys.setswitchinterval(TURN_S)

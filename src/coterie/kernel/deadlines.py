@@ -1,8 +1,8 @@
 """Deadlines of many calls with one timer, and next to no cost for each: a timer per call would cost as much as a task.
 
-A call only compares its deadline with the moment of the next sweep, which is no later than the earliest deadline. A
-sweep looks at all that wait then. Nearly all calls are done long before, so sweeps are as rare as timeouts are long;
-and where many wait they are kept apart, so that they take a twentieth of the time at most.
+A call only compares its deadline with the time of the next sweep, which is no later than the earliest deadline. A sweep
+examines all waiting calls. Nearly all calls are done long before, so sweeps are as rare as timeouts are long; and with
+many waiting calls sweeps are spaced out, so that they take a twentieth of the time at most.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 TICK_S = 0.01
 _AGAIN_S = 0.1
-"""After a sweep that failed."""
-_REST_S = 1e-6  # for each that waits: some twenty times what it costs to look at it
+"""Pause after a sweep that failed."""
+_REST_S = 1e-6  # per waiting call: some twenty times what it costs to examine it
 
 
 class Deadlines:
-    """Calls for a sweep when the first deadline has passed.
+    """Triggers a sweep when the first deadline has passed.
 
     Args:
-        loop: Whose clock counts.
-        sweep: Given the time, ends all whose deadline has passed; returns the earliest one left and how many there are.
+        loop: Its clock counts.
+        sweep: Given the time, ends all calls whose deadline has passed; returns the earliest one left and their number.
 
     Promise:
-        Never early; late by a tick and a microsecond for each that waits, or as long as the loop is blocked.
+        Never early; late by a tick and a microsecond for each waiting call, or as long as the loop is blocked.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sweep: Callable[[float], tuple[float, int]]) -> None:
@@ -42,12 +42,12 @@ class Deadlines:
         assert until_s < self.next_s, "whoever has more time needs no earlier sweep"
         if self._timer is not None:
             self._timer.cancel()
-        # On the grid, so that deadlines close to each other share a sweep; never before the deadline.
+        # On the grid, so that nearby deadlines share a sweep; never before the deadline.
         self.next_s = until_s
         self._timer = self._loop.call_at(math.ceil(until_s / TICK_S) * TICK_S, self._ring)
 
     def stop(self) -> None:
-        """No more sweeps."""
+        """Stop sweeping."""
         self.next_s = math.inf
         if self._timer is not None:
             self._timer.cancel()
@@ -59,7 +59,7 @@ class Deadlines:
         try:
             least_s, waiting = self._sweep(now_s)
         except Exception:
-            self.arm(now_s + _AGAIN_S)  # the loop tells of it; the others have deadlines, too
+            self.arm(now_s + _AGAIN_S)  # the loop logs the error; the others have deadlines, too
             raise
         least_s = max(least_s, now_s + TICK_S / 2 + waiting * _REST_S)
         if least_s < self.next_s:

@@ -1,4 +1,4 @@
-"""Lengths of time as users write them: a timedelta, seconds, or text such as "1h30m"."""
+"""Durations as users write them: a timedelta, seconds, or text such as "1h30m"."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _TEXT = re.compile("".join(rf"(?:({_NUMBER}){unit})?" for unit in _UNITS_US))
 _FORMS = "250ms, 10m, 1h30m"
 
-# Longer than any duration, and short enough that its digits cost nothing to read.
+# Longer than any duration, and short enough that its digits cost nothing to parse.
 _MOST_CHARACTERS = 60
 
 
 def to_timedelta(value: Duration, *, what: str, allow_zero: bool = False) -> timedelta:
-    """The length of time that `value` says, to the microsecond.
+    """Parse a duration, to the microsecond.
 
     Text has whole or decimal numbers, each with its unit (d, h, m, s, ms), the largest unit first. A string
     without unit is refused: "30" has meant seconds, minutes and milliseconds, and each reader is sure.
@@ -33,10 +33,10 @@ def to_timedelta(value: Duration, *, what: str, allow_zero: bool = False) -> tim
     Args:
         value: What the user wrote.
         what: The name under which the user knows the value, for the error.
-        allow_zero: Whether no time at all makes sense here.
+        allow_zero: Whether zero makes sense here.
 
     Raises:
-        ConfigurationError: It is no duration, negative, zero where that makes no sense, or too long.
+        ConfigurationError: It is not a duration, negative, zero where that makes no sense, or too long.
     """
     try:
         length = _read(value, what)
@@ -55,12 +55,12 @@ def to_seconds(value: Duration, *, what: str, allow_zero: bool = False) -> float
 
 
 def seconds_or_none(value: Duration | None, *, what: str) -> float | None:
-    """The same of what may be left out."""
+    """The same for an optional value."""
     return None if value is None else to_seconds(value, what=what)
 
 
 def format_duration(length: timedelta) -> str:
-    """The text that reads back as exactly this length: `1h30m`, `1.5s`, `250ms`, `0s`."""
+    """The text that parses back to exactly this duration: `1h30m`, `1.5s`, `250ms`, `0s`."""
     if length < timedelta():
         raise ValueError(f"a duration cannot be negative, this one is {length.total_seconds():g}s")
     rest_us = length // timedelta(microseconds=1)

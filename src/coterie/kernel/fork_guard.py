@@ -1,4 +1,4 @@
-"""Forked children and other event loops [P13]: what was opened elsewhere refuses to work, and cannot hurt its owner."""
+"""Guards against forked children and other event loops [P13]: objects opened elsewhere refuse to work."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from coterie.errors import Forked, WrongLoop
 
 _running_loop = asyncio._get_running_loop  # noqa: SLF001 documented; unlike its sister it does not raise without a loop
 _here = os.getpid()
-"""This process: kept, since asking costs a system call and each call of an entity would ask."""
+"""The id of this process: cached, since a system call for each call of an entity would be too slow."""
 
 
 class ProcessOrigin:
     """The process, and if it was opened there the event loop, in which `what` was made or opened.
 
-    A child has the memory of its parent, but not its threads, nor its file locks, and its sockets are the same
-    two ends that the parent talks through. So a child must neither use nor close what its parent opened. Another
-    loop of the same process, in another thread as a rule, has nobody who wakes what waits there.
+    A child has the memory of its parent, but neither its threads nor its file locks, and its sockets are the same
+    two ends that the parent talks through. So a child must neither use nor close what its parent opened. On another
+    loop of the same process, usually in another thread, nothing would wake the waiters.
     """
 
     def __init__(self, what: str) -> None:
@@ -30,7 +30,7 @@ class ProcessOrigin:
         self._thread = ""
 
     def set(self) -> None:
-        """It is opened now, here: what was merely made in the parent may be opened by a child."""
+        """Record that it is opened now, here: what was merely made in the parent may be opened by a child."""
         self._pid = _here
         self._loop = _running_loop()
         self._thread = threading.current_thread().name
@@ -43,7 +43,7 @@ class ProcessOrigin:
     def require_same_loop(self) -> None:
         """Raise `Forked` as above, and `WrongLoop` on another loop than the one on which it was opened.
 
-        Without a running loop nothing can be awaited: what needs none may be asked anywhere.
+        Without a running loop nothing can be awaited: what needs none may be called anywhere.
         """
         self.require_same()
         if self._loop is not (running := _running_loop()) and running is not None and self._loop is not None:
@@ -73,9 +73,9 @@ def _forked() -> None:
 
 
 def _unplug() -> None:
-    # The descriptors are pointed at nothing instead of being closed. A database driver says goodbye to the server
-    # when it drops a connection, and an event loop takes a descriptor out of the epoll set that it shares
-    # with the parent: both would reach the parent's connection. On /dev/null they reach nothing.
+    # The descriptors are redirected instead of being closed. A database driver says goodbye to the server when it drops
+    # a connection, and an event loop removes a descriptor from the epoll set that it shares with the parent: both would
+    # reach the parent's connection. On /dev/null they reach nothing.
     nothing = os.open(os.devnull, os.O_RDWR)
     for plugged in list(_plugged):
         if (descriptor := plugged.fileno()) >= 0:

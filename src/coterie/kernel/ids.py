@@ -1,11 +1,11 @@
-"""Names of things in a cluster: shards, entities, incarnations of runners, messages.
+"""Ids of things in a cluster: shards, entities, incarnations of runners, messages, and snowflakes.
 
-Snowflakes: 64-bit ids that are unique in the cluster and sort by time [K2].
+Snowflakes are 64-bit ids that are unique in the cluster and sort by time [K2].
 
     0 │ 41 bits: milliseconds since 2025 │ 10 bits: machine id │ 12 bits: sequence
 
 A machine id is leased, together with a *mark* that is written ahead: the millisecond up to which its holder
-may draw. Whoever holds the machine id next starts after the mark, so nothing that a crashed holder drew since
+may draw. The next holder of the machine id starts after the mark, so nothing that a crashed holder drew since
 it last wrote is ever drawn again [M15].
 
     predecessor's ids ……………… mark │ ids of this holder ………… mark │ ids of the next …
@@ -44,12 +44,12 @@ _MOST_NAME_BYTES = 1000  # two of them fit in one index entry of PostgreSQL (2,7
 _SEQUENCE_BITS = 16
 _RANDOM_BITS = 64
 _DRAWN_AHEAD = 64
-"""Random halves that are drawn together: the system is asked once for all of them."""
+"""How many random halves are drawn together: one system call for all of them."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class ShardId:
-    """One of the slices of a group's key space. Prints as `default:42`, which `parse` reads [K3]."""
+    """One of the slices of a group's key space. Prints as `default:42`, which `parse` parses [K3]."""
 
     group: str
     number: int
@@ -61,7 +61,7 @@ class ShardId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The shard that `str()` printed."""
+        """Parse a shard printed by `str()`."""
         match = _SHARD.fullmatch(text)
         if match is None:
             raise ValueError(f'{text!r} is not a shard: write group and number, as in "default:42"')
@@ -72,7 +72,7 @@ class ShardId:
 
 
 class Seat:
-    """The names of seats: the kind, a colon, and what it is: `shard:default:42`, `singleton:importer`."""
+    """Names of seats: the kind, a colon, and the name: `shard:default:42`, `singleton:importer`."""
 
     @staticmethod
     def shard(shard: ShardId) -> str:
@@ -91,14 +91,14 @@ class Seat:
 
     @staticmethod
     def split(seat: str) -> tuple[str, str]:
-        """Kind and the rest."""
+        """The kind and the rest."""
         kind, _, rest = seat.partition(":")
         return kind, rest
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class EntityAddress:
-    """Where an entity is called: its type and its id. Prints as `Account/alice`, which `parse` reads."""
+    """The address of an entity: its type and its id. Prints as `Account/alice`, which `parse` parses."""
 
     type: str
     id: str
@@ -111,7 +111,7 @@ class EntityAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The address that `str()` printed. Ids may have slashes of their own."""
+        """Parse an address printed by `str()`. Ids may contain slashes."""
         if "/" not in text:
             raise ValueError(f'{text!r} is not an entity: write type and id, as in "Account/alice"')
         return cls(*text.split("/", 1))
@@ -121,13 +121,13 @@ class EntityAddress:
 
 
 class MessageId(str, Generic[T_co]):
-    """The name of a message; its type remembers what the reply will be."""
+    """The id of a message; its type parameter is the type of the reply."""
 
     __slots__ = ()
 
 
 class MessageIds:
-    """Draws the message ids of one sender, without asking anybody [M15].
+    """Draws the message ids of one sender, without coordination [M15].
 
     An id has 48 bits of milliseconds since 1970, 16 bits of sequence and 64 random bits, as 32 hexadecimal
     digits.
@@ -137,7 +137,7 @@ class MessageIds:
         or steps back, and when more than 65,536 are drawn in a millisecond (they borrow from the next).
 
     Not promised:
-        An order between senders, nor the exact time after a clock went back. Not for several threads.
+        An order between senders, nor the exact time after a clock went back. Not thread-safe.
     """
 
     def __init__(self, clock: Clock, chance: Random) -> None:
@@ -168,16 +168,16 @@ def drawn_at(message_id: str) -> datetime:
 
 
 def new_incarnation(chance: Random) -> str:
-    """A runner's identity for one life: 128 random bits, so no restart is taken for its predecessor."""
+    """A runner's identity for one life: 128 random bits, so that a restart is not mistaken for its predecessor."""
     return f"{chance.bits(128):032x}"
 
 
 def shard_number(entity_type: str, entity_id: str, shards: int) -> int:
-    """The shard of its group on which an entity lives.
+    """The shard of an entity within its group.
 
     Promise:
         The same number in every process, on every platform and in every version: messages are stored under
-        it. The encoding before the hash is injective, so ("ab", "c") and ("a", "bc") are strangers.
+        it. The encoding before the hash is injective, so ("ab", "c") and ("a", "bc") are unrelated.
     """
     if shards < 1:
         raise ValueError(f"a group needs at least one shard, not {shards}")
@@ -190,13 +190,13 @@ def shard_number(entity_type: str, entity_id: str, shards: int) -> int:
 
 
 def check_group(group: str) -> None:
-    """Raise `ValueError` unless this can name a shard group."""
+    """Raise `ValueError` unless this is a valid name of a shard group."""
     if not _GROUP.fullmatch(group):
         raise ValueError(f'shard group {group!r} is not a name: use 1-64 of letters, digits, "_", "." and "-"')
 
 
 def _check_name(name: str, *, what: str) -> None:
-    """Names must fit in a database's text and index: what cannot be stored is refused at the door."""
+    """Names must fit in a database's text and index: what cannot be stored is refused early."""
     if not name:
         raise ValueError(f"an {what} cannot be empty")
     if "\0" in name:
@@ -218,7 +218,7 @@ _LAST_MS = EPOCH_MS + 2**_TIME_BITS - 1
 
 
 class SnowflakeParts(NamedTuple):
-    """What a snowflake is made of."""
+    """The parts of a snowflake."""
 
     timestamp: int
     """Milliseconds since 1970."""
@@ -227,11 +227,11 @@ class SnowflakeParts(NamedTuple):
 
 
 class Snowflake:
-    """Reads and composes snowflakes; the ids themselves are plain whole numbers."""
+    """Splits and composes snowflakes; the ids themselves are plain whole numbers."""
 
     @staticmethod
     def parts(id: int) -> SnowflakeParts:
-        """Take an id apart."""
+        """Split an id."""
         if not 0 <= id < 2**63:
             raise ValueError(f"{id} is not a snowflake: those are from 0 to 2**63-1")
         sequence = id & _SEQUENCE_MOST
@@ -245,7 +245,7 @@ class Snowflake:
 
     @staticmethod
     def compose(*, timestamp: int, machine_id: int, sequence: int) -> int:
-        """The id of these parts; the opposite of `parts`."""
+        """The id of these parts; the inverse of `parts`."""
         _check_time(timestamp)
         _check_machine(machine_id)
         if not 0 <= sequence <= _SEQUENCE_MOST:
@@ -254,11 +254,11 @@ class Snowflake:
 
 
 class SnowflakeGenerator:
-    """Draws the ids of one holder of a machine id. It has no clock and no storage: the caller brings both.
+    """Draws the ids of one holder of a machine id. It has no clock and no storage: the caller provides both.
 
     Args:
         machine_id: The leased machine id.
-        after_ms: The mark that the holder before wrote, or 0; every id here is later.
+        after_ms: The mark that the previous holder wrote, or 0; every id here is later.
         until_ms: The mark that this holder wrote; no id here is later.
 
     Promise:
@@ -277,7 +277,7 @@ class SnowflakeGenerator:
 
     @property
     def last_ms(self) -> int:
-        """The millisecond of the last id. A new mark must lie beyond it and beyond the clock to be of use."""
+        """The millisecond of the last id. A useful new mark must lie beyond it and beyond the clock."""
         return self._last >> _SNOWFLAKE_SEQUENCE_BITS
 
     @property

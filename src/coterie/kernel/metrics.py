@@ -1,17 +1,17 @@
-"""Metrics: plain numbers that the code counts in, each declared once. Who publishes them reads them when asked.
+"""Metrics: plain numbers that the code counts in, each declared once, and read when they are published.
 
 >>> calls = Meter("calls_total", "counter", "Calls that were handled", ("type",))
 >>> accounts = calls.of("Account")  # once: this looks it up
 >>> accounts.value += 1  # for each call
 
-No locks: each number is counted by one thread, the runner's loop as a rule, and may be read by any. Several runners in
+No locks: each number is counted by one thread, usually the runner's loop, and may be read by any. Several runners in
 one process, as in tests, share them.
 
-All metrics that coterie publishes, each declared once: what is written about them elsewhere is made from here.
+All metrics that coterie publishes are declared here; their documentation is generated from the declarations.
 
-Four have the names by which singletons are watched everywhere; all others begin with `coterie_`. A label's values are
-few: names of the program, or words from a short list. A runner publishes what happened in its own process; the gauges
-that say so count the whole cluster, as its health does, and are alike on all runners.
+Four have the names by which singletons are monitored everywhere; all others begin with `coterie_`. A label has few
+values: names of the program, or words from a short list. A runner publishes what happened in its own process; gauges
+whose help says so count the whole cluster, as its health does, and are equal on all runners.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""From a local call to a run that takes its time."""
+"""From a local call to a long run."""
 
 SERIES_MOST = 5_000
-"""Label values are names of a program, which are few: beyond that they share one series, `…`."""
+"""Label values are names of a program, which are few: beyond this number they share one series, `…`."""
 
 _REST = "…"
 
@@ -45,23 +45,23 @@ class Series:
 
 
 class Spread:
-    """How often which value was seen."""
+    """The distribution of the values of a histogram."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Up to each bound, and beyond the last one: not cumulative."""
+        """Counts up to each bound, and beyond the last one: not cumulative."""
         self.total = 0.0
 
     def see(self, value: float) -> None:
-        """Once more."""
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """How many were at most as large as each bound, by its text; the last one, `+Inf`, is all of them."""
+        """The number of values up to each bound, by its text; the last one, `+Inf`, is all of them."""
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         return list(zip(names, accumulate(self.counts), strict=True))
 
@@ -71,8 +71,8 @@ class Meter:
 
     Args:
         name: As published.
-        kind: Of counters and gauges `of` gives a `Series`, of histograms `spread` gives a `Spread`.
-        help: What it says, for people.
+        kind: For counters and gauges `of` returns a `Series`, for histograms `spread` returns a `Spread`.
+        help: Its description.
         labels: The names of its labels. Their values are names that the program chose, never ids.
         bounds: The upper bounds of a histogram.
     """
@@ -91,7 +91,7 @@ class Meter:
         self.spreads: dict[tuple[str, ...], Spread] = {}
 
     def of(self, *values: str) -> Series:
-        """The number for these values of its labels."""
+        """The number for these label values."""
         assert self.kind != "histogram", f"{self.name} has a spread"
         found = self.series.get(values)
         if found is None:
@@ -99,7 +99,7 @@ class Meter:
         return found
 
     def spread(self, *values: str) -> Spread:
-        """The spread for these values of its labels."""
+        """The distribution for these label values."""
         assert self.kind == "histogram", f"{self.name} has no spread"
         found = self.spreads.get(values)
         if found is None:
@@ -107,12 +107,12 @@ class Meter:
         return found
 
     def forget(self) -> None:
-        """Publish nothing until it is set again: of a gauge whose value is not known any more."""
+        """Publish nothing until it is set again: for a gauge whose value is no longer known."""
         assert self.kind == "gauge", f"{self.name} counts what has happened, and that stays so"
         self.series.clear()
 
     def together(self) -> list[int]:
-        """How often which value was seen, whatever its labels, by the bounds of the histogram."""
+        """The counts per bound of the histogram, summed over all labels."""
         spreads = [spread.counts for spread in list(self.spreads.values())]
         return [sum(counts) for counts in zip(*spreads, strict=True)] or [0] * (len(self.bounds) + 1)
 
@@ -126,7 +126,7 @@ _LONG_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
 _LEASE_SECONDS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 30.0)
 
 ALL: list[Meter] = []
-"""In the order in which they are published."""
+"""All metrics, in the order in which they are published."""
 
 
 def _counter(name: str, help: str, *labels: str) -> Meter:
@@ -325,7 +325,7 @@ LEASE_MARGIN = _histogram(
     bounds=_LEASE_SECONDS,
 )
 
-# What is known to come is published from the start: a rate does not see the first one of a series that comes with it.
+# Series that are certain to come are published from the start: a rate misses the first value of a new series.
 
 _KNOWN: list[tuple[Meter, Sequence[tuple[str, ...]]]] = [
     *((each, [()]) for each in ALL if each.kind == "counter" and not each.labels),

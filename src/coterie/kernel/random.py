@@ -1,4 +1,4 @@
-"""Randomness: the one place that draws it, so that a seed decides everything under simulation."""
+"""Randomness: the one place that draws it, so that a seed determines everything in simulation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 
 class Random:
-    """A source of randomness: the operating system's, or one that a seed repeats."""
+    """A source of randomness: the operating system's, or a seeded one."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.SystemRandom() if seed is None else random.Random(seed)

@@ -1,4 +1,4 @@
-"""When to try again (`Retry`) and when to leave something alone for a while (`Breaker`): pure policies."""
+"""When to try again (`Retry`) and when to stop trying for a while (`Breaker`): pure policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Retry:
-    """How often and after which pauses something that failed is tried again.
+    """How often and after which pauses something that failed is retried.
 
     The pause after the first failure is `base`, each following one is `factor` times as long, up to `max`.
 
@@ -25,20 +25,20 @@ class Retry:
         datetime.timedelta(seconds=1)
 
     Args:
-        attempts: All tries, the first included. Five: with the pauses below they span 1.5 s, which outlasts a
-            dropped connection or a change of owner, and tells of a real fault while somebody still looks.
-        base: The first pause. 100 ms: longer than a hiccup, shorter than anybody notices.
-        factor: How much longer each pause is than the one before. Two: a burdened service gets half the load
+        attempts: All attempts, the first included. Five: with the pauses below they span 1.5 s, which outlasts a
+            dropped connection or a change of owner, and still reports a real fault quickly.
+        base: The first pause. 100 ms: longer than a hiccup, too short to be noticed.
+        factor: How much longer each pause is than the one before. Two: an overloaded service gets half the load
             at each round.
-        max: The longest pause. 30 s: long enough to be no burden, short enough that nobody waits for minutes
+        max: The longest pause. 30 s: long enough to be no burden, short enough that no one waits for minutes
             after a recovery.
-        jitter: The part of each pause, from 0 to 1, that is left to chance, so that what failed together is
-            not tried again together. It shortens, never lengthens, so `max` holds and pauses at `max` spread
-            too. A fifth is enough to spread a crowd, and leaves pauses that can be told from a log.
+        jitter: The random part of each pause, from 0 to 1, so that what failed together is not retried together.
+            It shortens, never lengthens, so `max` holds and pauses at `max` spread too. A fifth is enough to spread
+            a crowd, and leaves pauses that can be recognised in a log.
     """
 
     never: ClassVar[Retry]
-    """One attempt, and that is it."""
+    """One attempt, no retries."""
 
     attempts: int
     base: timedelta
@@ -54,7 +54,7 @@ class Retry:
         max: Duration = "30s",
         jitter: float = 0.2,
     ) -> None:
-        put = object.__setattr__  # a frozen dataclass that keeps other types than it takes
+        put = object.__setattr__  # a frozen dataclass whose fields have other types than its arguments
         put(self, "attempts", _counted(attempts, what="attempts of Retry"))
         put(self, "base", to_timedelta(base, what="base of Retry", allow_zero=True))
         put(self, "factor", _within(factor, what="factor of Retry", low=1, high=100))
@@ -88,12 +88,12 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Breaker:
-    """After how many failures in a row something is left alone, and for how long.
+    """After how many failures in a row attempts are suspended, and for how long.
 
     Args:
         failures: Failures in a row that open the breaker. Five: more than a hiccup, and soon
             enough to spare what is down.
-        reset: How long after the last failure one try is let through. A minute: most restarts take less.
+        reset: How long after the last failure one attempt is let through. A minute: most restarts take less.
     """
 
     failures: int
@@ -105,7 +105,7 @@ class Breaker:
 
 
 class Phase(enum.Enum):
-    """What a breaker does with work that comes along."""
+    """Whether a breaker lets attempts through."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -114,15 +114,15 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """What a breaker knows. Each transition gives a new state; times are of one steady clock.
+    """The state of a breaker. Each transition returns a new state; times are of one steady clock.
 
         closed ──failed, the n-th in a row──▶ open ──reset after the last failure──▶ half-open
           ▲                                     ▲                                       │
           │                                     └──── tried: one gets through ──────────┤
           └──────────────────────── succeeded, from anywhere ───────────────────────────┘
 
-    The one that got through either succeeds, or fails (which counts from then), or is never heard of again:
-    then another one gets through after `reset`. No state waits for a report that a crash has eaten.
+    The attempt that got through either succeeds, or fails (which counts from then), or its outcome is never reported:
+    then another one gets through after `reset`. No state waits for a report that a crash has lost.
     """
 
     policy: Breaker
@@ -137,19 +137,19 @@ class BreakerState:
         return Phase.OPEN if now_ns - self.since_ns < reset_ns else Phase.HALF_OPEN
 
     def allows(self, now_ns: int) -> bool:
-        """Whether a try may begin now. Say so with `tried`."""
+        """Whether an attempt may begin now. Report it with `tried`."""
         return self.phase(now_ns) is not Phase.OPEN
 
     def tried(self, now_ns: int) -> BreakerState:
-        """A try begins. Half-open, it is the only one for the time of `reset`."""
+        """An attempt begins. Half-open, it is the only one for the time of `reset`."""
         return replace(self, since_ns=now_ns) if self.phase(now_ns) is Phase.HALF_OPEN else self
 
     def succeeded(self) -> BreakerState:
-        """A try ended well: all is forgotten."""
+        """An attempt succeeded: all failures are forgotten."""
         return BreakerState(self.policy)
 
     def failed(self, now_ns: int) -> BreakerState:
-        """A try ended badly."""
+        """An attempt failed."""
         return replace(self, failures=min(self.failures + 1, self.policy.failures), since_ns=now_ns)
 
 

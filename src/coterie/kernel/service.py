@@ -1,13 +1,11 @@
-"""Tasks that belong to somebody: named, kept alive, failures reported, all gone when the group stops.
-
-The one lifecycle that everything with a beginning and an end follows.
+"""The one lifecycle of everything that starts and stops, and groups of tasks that belong to an owner.
 
     new ──start()──▶ starting ──▶ running ──stop()──▶ stopping ──▶ stopped
      │                  │                                             ▲
      └────stop()────────┴──── stop() or an error ─────────────────────┘
 
-A service lives once. `start` returns when it works, `stop` when it has stopped. `stop` may be called twice,
-at once from several tasks, and before or during `start`.
+A service lives once. `start` returns when it works, `stop` when it has stopped. `stop` may be called repeatedly,
+concurrently from several tasks, and before or during `start`.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ log = logging.getLogger("coterie")
 
 
 class Tasks:
-    """A group of tasks that outlives each of them.
+    """A group of tasks that outlives each of them: they are named, kept alive, and gone when the group stops.
 
-    asyncio keeps only weak references to tasks and drops the errors of those nobody awaits; this keeps both.
+    asyncio keeps only weak references to tasks and drops the errors of those never awaited; this keeps both.
     """
 
     def __init__(self, owner: str) -> None:
@@ -44,7 +42,7 @@ class Tasks:
     def spawn(
         self, work: Coroutine[Any, Any, Any], *, name: str, report: bool = True, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """Run `work` as a task of this group; an error that ends it is logged unless somebody awaits it."""
+        """Run `work` as a task of this group; an error that ends it is logged unless the task is awaited."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}/{name}", context=context)
         self._tasks[task] = None
         task.add_done_callback(self._ended if report else self._forget)
@@ -61,16 +59,16 @@ class Tasks:
     ) -> asyncio.Task[None]:
         """Run a standing task: a loop that an unexpected error must not end.
 
-        An error is logged and counted, and the task begins again after a pause that grows. If it fails seven times
-        within a minute it is given up: a task with `seated` gives up its seat and ends; for any other one the runner
-        ends, and its process with exit code 1. When the work returns, or is cancelled, the task ends.
+        An error is logged and counted, and the task restarts after a pause that grows. If it fails seven times within a
+        minute it is given up: a task with `seated` releases its seat and ends; for any other one the runner ends, and
+        its process with exit code 1. When the work returns, or is cancelled, the task ends.
 
         Args:
-            make: Makes the work anew for each beginning, so that it begins with what is in its object's attributes.
+            make: Makes the work for each restart, so that it starts from the attributes of its object.
             name: What it does, unique among the standing tasks: a label of `coterie_task_failures_total`.
-            supervisor: The one of this process.
+            supervisor: The supervisor of this process.
             seated: The seat that it works for; None: the task is the runner's own.
-            context: What it inherits.
+            context: The context that it inherits.
         """
         standing = StandingTask(make, name=name, supervisor=supervisor, seated=seated)
         return self.spawn(standing.run(), name=name if seated is None else f"{name} {seated.seat}", context=context)
@@ -82,18 +80,18 @@ class Tasks:
         return task in self._tasks
 
     async def stop(self) -> None:
-        """Cancel what still runs and wait until it has ended, and what it began while ending, too.
+        """Cancel all running tasks and wait until they, and the tasks they start while ending, have ended.
 
-        It waits without a deadline: to go on while a task still runs would break the promise that it is gone.
-        Whoever runs code of users here bounds that code. Cancelled itself, it does not cancel the tasks a
-        second time, which would cut short their cleaning up.
+        It waits without a deadline: to continue while a task still runs would break the promise that it is gone.
+        Callers that run user code here must bound that code. If this is cancelled itself, it does not cancel the tasks
+        a second time, which would cut short their cleanup.
         """
         assert asyncio.current_task() not in self._tasks, f"a task of {self._owner} cannot wait for itself"
         while running := list(self._tasks):
             for task in running:
                 task.cancel()
             await asyncio.shield(asyncio.gather(*running, return_exceptions=True))
-            await asyncio.sleep(0)  # from 3.12 on gathering the done takes no turn, and they are forgotten in one
+            await asyncio.sleep(0)  # since 3.12 gathering done tasks takes no turn, and they are forgotten in one
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -105,7 +103,7 @@ class Tasks:
 
 
 class State(enum.Enum):
-    """Where a service is in its one life."""
+    """The states of a service's one life."""
 
     NEW = "new"
     STARTING = "starting"
@@ -115,7 +113,7 @@ class State(enum.Enum):
 
 
 class Service:
-    """Something that starts and stops. Subclasses fill in `_start` and `_stop`.
+    """Something that starts and stops. Subclasses implement `_start` and `_stop`.
 
     Promise:
         `_stop` runs exactly once if `_start` was entered, whether `_start` succeeded, failed or was cancelled
@@ -128,14 +126,14 @@ class Service:
         self.what = what
         self.tasks = Tasks(what)
         self.state = State.NEW
-        """Where this service is in its life. It alone changes it."""
+        """The current state. Only the service itself changes it."""
         self._starting: asyncio.Task[None] | None = None
         self._start_entered = False
         self._ending: asyncio.Task[None] | None = None
         self._lifecycle = Tasks(what)
 
     def require_running(self) -> None:
-        """Raise unless the service runs: `NotStarted` before, `ShuttingDown` after."""
+        """Raise unless the service is running: `NotStarted` before, `ShuttingDown` after."""
         if self.state is State.RUNNING:
             return
         if self.state in (State.NEW, State.STARTING):
@@ -146,7 +144,7 @@ class Service:
         """Return when the service works; raise what kept it from doing so (it is then stopped).
 
         Raises:
-            ShuttingDown: Somebody stopped it before it worked.
+            ShuttingDown: It was stopped before it worked.
             RuntimeError: It was started before.
         """
         if self._starting is not None:
@@ -158,7 +156,7 @@ class Service:
         await self._started(self._starting)
 
     async def stop(self) -> None:
-        """Return when the service has stopped; raise what `_stop` raised to all who wait for it.
+        """Return when the service has stopped; raise what `_stop` raised to all waiting callers.
 
         A task of the service itself may call this too: it is cancelled here, like all of them.
         """
@@ -168,7 +166,7 @@ class Service:
             return
         if self._ending is None:
             self.state = State.STOPPING
-            # Reported in any case: those who wait for it may all be cancelled before it fails.
+            # Reported in any case: all waiting callers may be cancelled before it fails.
             self._ending = self._lifecycle.spawn(self._end(), name="stop")
         if not self._is_waited_for(asyncio.current_task()):
             await asyncio.shield(self._ending)
@@ -195,7 +193,7 @@ class Service:
             if _cancels() > cancels:  # the caller of start() was cancelled
                 _report(starting)
                 raise
-            raise ShuttingDown(what=self.what) from None  # stopped by somebody else while starting
+            raise ShuttingDown(what=self.what) from None  # stopped by another task while starting
         except BaseException:
             await self._stop_for_another_reason()
             raise
@@ -204,7 +202,7 @@ class Service:
             raise ShuttingDown(what=self.what)
 
     async def _stop_for_another_reason(self) -> None:
-        """Stop, without letting an error in `_stop`, which is logged, hide why."""
+        """Stop, without letting an error in `_stop`, which is logged, hide the reason."""
         with contextlib.suppress(Exception):
             await self.stop()
 
@@ -224,14 +222,14 @@ class Service:
                 await self._stop()
         finally:
             try:
-                await self.tasks.stop()  # what _stop began
+                await self.tasks.stop()  # tasks that _stop started
             finally:
                 self.state = State.STOPPED
 
     def _is_waited_for(self, task: asyncio.Task[object] | None) -> bool:
-        """Whether the end waits for this task, which then cannot wait for the end: it must be let go.
+        """Whether `stop` waits for this task, which then must not wait for `stop`.
 
-        Until it is cancelled it may wait, since that is what the end does to it first.
+        Until it is cancelled it may wait, since `stop` cancels it first.
         """
         if task is None or task is self._ending:
             return True

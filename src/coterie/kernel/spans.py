@@ -1,17 +1,17 @@
 """Tracing: spans through OpenTelemetry, for programs that use it; for all others a flag that is off (H5).
 
-    from coterie.kernel import tracing
+    from coterie.kernel import spans
 
-    if tracing.on:
-        with tracing.span("step.charge", {"coterie.unit": unit}):
+    if spans.on:
+        with spans.span("step.charge", {"coterie.unit": unit}):
             …
 
 `on` is False unless the program has set a TracerProvider before its runner or client starts: then nothing is imported,
 and a place where there could be a span costs the reading of one global.
 
-A trace travels as text: a W3C `traceparent`, `00-<trace id>-<span id>-<flags>`. Who does not trace passes it on as it
-is; where nobody does, the text is the bare id, that of the first message. Whether a trace is sampled is said by its
-flags, and decided by the program's own sampler.
+A trace is passed on as text: a W3C `traceparent`, `00-<trace id>-<span id>-<flags>`. Processes that do not trace pass
+it on unchanged; where none does, the text is the bare id, that of the first message. Whether a trace is sampled is in
+its flags, and decided by the program's own sampler.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TEXT_BYTES: Final = 55
 
 
 def look() -> None:
-    """Turn it on, if the program has set a provider. Asked whenever a runner or a client starts."""
+    """Turn tracing on, if the program has set a provider. Called whenever a runner or a client starts."""
     if on or "opentelemetry.trace" not in sys.modules:
         return
     from opentelemetry import trace
@@ -60,7 +60,7 @@ def look() -> None:
 
 
 def install(tracer: Tracer | None) -> None:
-    """Turn it on with a tracer, or off with None."""
+    """Turn tracing on with a tracer, or off with None."""
     global _tracer, on
     _tracer = tracer
     on = tracer is not None
@@ -69,15 +69,15 @@ def install(tracer: Tracer | None) -> None:
 # Spans
 
 
-class span:  # noqa: N801 used as a statement: `with tracing.span(…):`
+class span:  # noqa: N801 used as a statement: `with spans.span(…):`
     """A span around a block, current in it. Only where `on`.
 
     Args:
-        name: Of the span.
-        facts: Its attributes: names and numbers, never what was sent.
-        kind: As OpenTelemetry has it.
+        name: The name of the span.
+        facts: Its attributes: names and numbers, never payloads.
+        kind: OpenTelemetry's kind of span.
         trace: The trace that it belongs to, as text.
-        inherits: Whether the span that is current here comes before that one.
+        inherits: Whether the span that is current here takes precedence over `trace`.
     """
 
     __slots__ = ("_before", "_span")
@@ -93,7 +93,7 @@ class span:  # noqa: N801 used as a statement: `with tracing.span(…):`
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is not GeneratorExit:  # else this is anybody's context: whoever throws a coroutine away
+        if kind is not GeneratorExit:  # otherwise the context is unrelated: the coroutine is being discarded
             from opentelemetry.context import attach
 
             assert self._before is not None, "it was entered"
@@ -102,16 +102,16 @@ class span:  # noqa: N801 used as a statement: `with tracing.span(…):`
 
 
 def start(name: str, facts: Facts, *, kind: Kind = "INTERNAL", trace: str | None = None, inherits: bool = True) -> Span:
-    """A span that is current nowhere yet, and to be finished; as for `span`.
+    """A span that is not current yet, and must be finished; arguments as for `span`.
 
-    Samplers and processors are the program's: what they raise costs a span, and never a call.
+    Samplers and processors are the program's: their errors cost a span, and never a call.
     """
     from opentelemetry.trace import INVALID_SPAN, SpanKind, get_current_span
 
     is_child = inherits and get_current_span().get_span_context().is_valid
     context = None if is_child else _coming_from(trace)
     if not is_child and not context and trace is not None:
-        facts = {**facts, "coterie.trace_id": trace}  # no span's, but somebody's: by hand, or a first message's
+        facts = {**facts, "coterie.trace_id": trace}  # not a span's id: set by hand, or a first message's
     try:
         assert _tracer is not None, "it is on"
         return _tracer.start_span(name, context, SpanKind[kind], facts)
@@ -121,7 +121,7 @@ def start(name: str, facts: Facts, *, kind: Kind = "INTERNAL", trace: str | None
 
 
 def make_current(opened: Span) -> Context:
-    """Have a span current from here on, in this context; what was so before."""
+    """Make a span current from here on, in this context. Returns: the previous context."""
     from opentelemetry.context import attach, get_current
     from opentelemetry.trace import set_span_in_context
 
@@ -131,7 +131,7 @@ def make_current(opened: Span) -> Context:
 
 
 def finish(opened: Span, error: BaseException | None = None) -> None:
-    """It is over. A cancellation is none of its errors: others have decided it."""
+    """End a span. A cancellation is not recorded as an error: it was decided elsewhere."""
     try:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             opened.add_event("cancelled")
@@ -143,7 +143,7 @@ def finish(opened: Span, error: BaseException | None = None) -> None:
 
 
 async def spanned(work: Awaitable[Any], name: str, facts: Facts, *, trace: str | None = None) -> Any:
-    """Await something that others did not ask for directly, in a span; `current().trace_id` tells it there."""
+    """Await work that was not called directly, in a span; `current().trace_id` is that span's there."""
     with span(name, facts, trace=trace, inherits=False):
         outer = work_here()
         if outer is not None:
@@ -156,28 +156,28 @@ async def spanned(work: Awaitable[Any], name: str, facts: Facts, *, trace: str |
 
 
 def note(fact: str, value: str) -> None:
-    """An attribute that is known in the end, for the span that is current here."""
+    """Set an attribute that is known only at the end, on the current span."""
     from opentelemetry.trace import get_current_span
 
     get_current_span().set_attribute(fact, value)
 
 
 def failed(error: BaseException) -> None:
-    """What the span that is current here has failed by, though nobody raises it."""
+    """Record an error on the current span, though it is not raised."""
     from opentelemetry.trace import get_current_span
 
     _fail(get_current_span(), error)
 
 
 def clear() -> None:
-    """Nothing is current from here on, in this context: what runs here has nothing to do with whoever began it."""
+    """Make no span current from here on, in this context: what runs here is unrelated to its creator."""
     from opentelemetry.context import Context, attach
 
     attach(Context())
 
 
 def seated(*, runner: str, seat: str, epoch: int) -> dict[str, str | int]:
-    """The attributes of what is done in the name of a seat."""
+    """The attributes of work under a seat."""
     kind, name = Seat.split(seat)
     return {
         "coterie.runner": runner,
@@ -190,7 +190,7 @@ def seated(*, runner: str, seat: str, epoch: int) -> dict[str, str | int]:
 
 
 def here() -> str | None:
-    """The span that is current here, as text; None if there is none. Only where `on`."""
+    """The current span, as text; None if there is none. Only where `on`."""
     from opentelemetry.trace import get_current_span
 
     found = get_current_span().get_span_context()
@@ -200,14 +200,14 @@ def here() -> str | None:
 
 
 def id_of(trace: str | None) -> str | None:
-    """The id of a trace, 32 digits; what is no `traceparent` is an id itself."""
+    """The id of a trace, 32 digits; text that is no `traceparent` is an id itself."""
     if trace is None or len(trace) != _TEXT_BYTES or (found := _TRACEPARENT.fullmatch(trace)) is None:
         return trace
     return found[1]
 
 
 def stamped(payload: bytes, trace: str | None) -> bytes:
-    """A payload that is stored where a trace has no column of its own, together with it."""
+    """A payload combined with its trace, for storage without a column for traces."""
     return _MARK + trace.encode() + payload if trace is not None and _TRACEPARENT.fullmatch(trace) else payload
 
 
@@ -220,7 +220,7 @@ def unstamped(stored: bytes) -> tuple[bytes, str | None]:
 
 
 def _coming_from(trace: str | None) -> Context:
-    """A context in which the other end of a wire, or the past, is current; an empty one if the text names no span."""
+    """A context in which the remote span of `trace` is current; an empty one if the text names no span."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 

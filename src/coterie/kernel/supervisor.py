@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie")
 
 MOST = 7
-"""So many failures within `WITHIN_S` and a task is given up. With the pauses below that takes at least 12 s: probes
-that ask every few seconds tell of it before."""
+"""After this many failures within `WITHIN_S` a task is given up. With the pauses below that takes at least 12 s: probes
+every few seconds report it before."""
 WITHIN_S = 60.0
 PAUSES = Retry(attempts=MOST + 1, base="250ms", max="10s")
-"""Pauses before a failed task begins again, by the number of its failures within `WITHIN_S`."""
+"""Pauses before a failed task restarts, by the number of its failures within `WITHIN_S`."""
 _OURS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent))
-"""Where the code is into which the simulator may throw errors."""
+"""Paths of the code into which the simulator may throw errors."""
 WELL_S = 10.0
-"""A task that has run so long since it last began does not keep failing."""
+"""A task that has run this long since its last restart does not keep failing."""
 
 
 class Seated(NamedTuple):
@@ -51,7 +51,7 @@ class Seated(NamedTuple):
 
     Args:
         seat: Its name.
-        give_up: Gives the seat to another runner; called once, when the task keeps failing, after which it has ended.
+        give_up: Releases the seat to another runner; called once, when the task keeps failing; then the task ends.
     """
 
     seat: str
@@ -59,15 +59,15 @@ class Seated(NamedTuple):
 
 
 class FailingTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A standing task that failed within the last minute. Crosses the wire by names."""
+    """A standing task that failed within the last minute. Sent over the wire with field names."""
 
     name: str
     seat: str = ""
     """The seat that it works for; empty: it is the runner's own."""
     failures: int = 1
-    """Within the last minute."""
+    """The number of failures within the last minute."""
     error: str = ""
-    """The last one."""
+    """The last error."""
     keeps_failing: bool = False
     """It failed more than once, and has not run well since."""
 
@@ -90,19 +90,19 @@ class Supervisor:
         self._context: Context
 
     def failing(self) -> tuple[FailingTask, ...]:
-        """Those that failed within the last minute, in the order of their first failures. From any thread."""
+        """Those that failed within the last minute, in the order of their first failures. Thread-safe."""
         return tuple(failing for each in list(self._standing) if (failing := each.failing()) is not None)
 
     def on_hopeless(self, end: Callable[[FailingTask], object]) -> None:
-        """Have the loop that runs here call `end`, once, when a task that belongs to no seat keeps failing.
+        """Call `end` on the current loop, once, when a task that belongs to no seat keeps failing.
 
-        Without it, as in a client, such a task goes on at the longest pause.
+        Without it, as in a client, such a task restarts at the longest pause.
         """
         self._loop, self._context = asyncio.get_running_loop(), copy_context()
         self._hopeless = end
 
     def register(self, task: StandingTask) -> None:
-        """A standing task has failed for the first time: from now on it is among those that may be failing."""
+        """A standing task has failed for the first time: track it from now on."""
         self._standing[task] = None
 
     def forget(self, task: StandingTask) -> None:
@@ -110,7 +110,7 @@ class Supervisor:
         self._standing.pop(task, None)
 
     def give_up(self, failing: FailingTask) -> None:
-        """A task of no seat keeps failing. From any thread: the lease is kept in one of its own."""
+        """A task of no seat keeps failing. Thread-safe: the lease is kept in its own thread."""
         end, self._hopeless = self._hopeless, None
         if end is not None:
             self._loop.call_soon_threadsafe(end, failing, context=self._context)
@@ -120,9 +120,9 @@ class StandingTask:
     """One loop under supervision: `run` is what its task executes. Made by `Tasks.supervise` only.
 
     Args:
-        make: Makes the work anew for each beginning.
+        make: Makes the work for each restart.
         name: What it is; a label of the metric, so it contains no ids and no names of seats.
-        supervisor: Who knows about its failures.
+        supervisor: Tracks its failures.
         seated: The seat that it works for; None: it is the runner's own.
     """
 
@@ -151,7 +151,7 @@ class StandingTask:
                 except asyncio.CancelledError as error:
                     if task.cancelling():
                         raise
-                    pause_s = self._failed(error)  # it waited for something that was cancelled: an error like any
+                    pause_s = self._failed(error)  # it awaited something that was cancelled: an error like any other
                 except Exception as error:  # noqa: BLE001 that is what it is for
                     pause_s = self._failed(error)
                 else:
@@ -163,7 +163,7 @@ class StandingTask:
             self._supervisor.forget(self)
 
     def failing(self) -> FailingTask | None:
-        """How it stands; None: it has not failed within the last minute."""
+        """Its failures; None: it has not failed within the last minute."""
         now_s, failed_at_s = self._now_s(), list(self._failed_at_s)
         failures = len(recent(failed_at_s, now_s))
         if not failures:
@@ -177,7 +177,7 @@ class StandingTask:
         )
 
     def _failed(self, error: BaseException) -> float | None:
-        """Count a failure: the pause before it begins again; None: it is given up."""
+        """Count a failure. Returns: the pause before the restart; None: it is given up."""
         now_s = self._now_s()
         ran_s = 0.0 if self._began_s is None else now_s - self._began_s
         self._began_s = None
@@ -206,7 +206,7 @@ class StandingTask:
         if self._seated is None:
             log.error("standing task %s failed %s: %r", self, times, error, exc_info=error)
             self._supervisor.give_up(failing)
-            return pause_s  # the runner may need it for leaving in order
+            return pause_s  # the runner may need it to leave in order
         log.error("standing task %s failed %s, its seat is given up: %r", self, times, error, exc_info=error)
         self._seated.give_up()
         return None
@@ -224,7 +224,7 @@ def recent(failed_at_s: Iterable[float], now_s: float) -> list[float]:
 
 
 def is_hopeless(failures: int) -> bool:
-    """Whether a task with so many failures within `WITHIN_S` is given up."""
+    """Whether a task with this many failures within `WITHIN_S` is given up."""
     return failures >= MOST
 
 
@@ -234,18 +234,18 @@ def is_outage(error: BaseException) -> bool:
 
 
 def keeps_failing(failures: int, *, ran_s: float | None) -> bool:
-    """Whether a task fails again and again just now.
+    """Whether a task keeps failing just now.
 
     Args:
         failures: Within `WITHIN_S`.
-        ran_s: For how long it has run since it last began; None: it waits to begin again.
+        ran_s: How long it has run since its last restart; None: it waits to restart.
     """
     return failures > 1 and (ran_s is None or ran_s < WELL_S)
 
 
 @types.coroutine
 def _work_that_may_fail(work: Coroutine[Any, Any, Any], name: str) -> Generator[Any, Any, Any]:
-    """Await work into which the simulator may throw an error wherever it goes on after a wait."""
+    """Await work into which the simulator may throw an error wherever it resumes after a wait."""
     step: Callable[[], Any] = functools.partial(work.send, None)
     while True:
         try:
@@ -265,10 +265,10 @@ def _work_that_may_fail(work: Coroutine[Any, Any, Any], name: str) -> Generator[
 
 
 def _may_raise(work: Any) -> bool:
-    """Whether an error may come from where the work waits.
+    """Whether an error may be thrown where the work waits.
 
-    Not in code of the program, which has its own tests; and not where a lock was just handed over: it would be left
-    to nobody, as no error of ours can.
+    Not in code of the program, which has its own tests; and not where a lock was just handed over: no task would own
+    it, which no error of ours can cause.
     """
     while (code := getattr(work, "cr_code", None)) is not None:
         if code.co_name == "acquire" or not code.co_filename.startswith(_OURS):

@@ -1,4 +1,4 @@
-"""Texts of strangers, errors and notes: whatever they say, what was to be told with them is told."""
+"""Makes untrusted text, errors and notes safe to store, log and display."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _COUNT_MOST = 2**63 - 1
 
 
 def storable(text: str) -> str:
-    """The same without what a database refuses: the character zero, and halves of surrogate pairs."""
+    """The text without what a database refuses: the character zero, and halves of surrogate pairs."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """The same on one line, fit for a terminal.
+    """The text on one line, fit for a terminal.
 
-    What moves the cursor, colours, turns text around or is not seen at all (controls, escape sequences, bidirectional
-    marks, characters without width) is shown as an escape.
+    What moves the cursor, colours, reverses text or is invisible (controls, escape sequences, bidirectional marks,
+    characters without width) is shown as an escape.
 
     Args:
-        keep: What is left as it is: line ends, where a text is known to have several.
+        keep: Characters left as they are: line ends, where a text is known to have several lines.
 
     >>> visible("a\x1b[2Jb\u202ec")
     'a\\x1b[2Jb\\u202ec'
@@ -32,14 +32,14 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 def visible_json(document: str) -> str:
-    """A JSON document that means the same, without such characters: JSON's own escapes stand for them."""
+    """An equivalent JSON document without such characters: JSON's own escapes stand for them."""
     if document.isprintable():
         return document
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in document)
 
 
 def require_text(text: str, *, what: str) -> str:
-    """A text that somebody gives as a name or an id, if every database can keep it and give it back.
+    """Validate a text given as a name or an id: every database must be able to store and return it.
 
     Raises:
         InvalidArgument: It has a zero character, or half a surrogate pair.
@@ -59,12 +59,12 @@ def not_unicode(text: str, *, what: str) -> InvalidArgument:
 
 
 def countable(number: int | None) -> int | None:
-    """The same, or the next number that a database can store."""
+    """The number, or the nearest one that a database can store."""
     return None if number is None else max(-_COUNT_MOST, min(number, _COUNT_MOST))
 
 
 def said(error: BaseException) -> str:
-    """What an error is and says, also where its own `__str__` raises."""
+    """The class and text of an error, also where its own `__str__` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 a user's class may do anything

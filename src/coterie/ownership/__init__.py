@@ -1,19 +1,19 @@
-"""Who holds which seat, at which epoch: the room that everything else stands on.
+"""Ownership: which runner holds which seat, at which epoch. All other packages rely on it.
 
-A seat has one holder at a time. The holder is a row in the database, and every durable write in the seat's name
-proves that row in the same statement: the fence. All else here serves speed and courtesy: to stop in time, to be
-replaced soon, to hand over without a gap. If all of it failed, work would stop or be refused; it would not be wrong.
+A seat has one holder at a time. The holder is a row in the database, and every durable write under the seat proves
+that row in the same statement: the fence. Everything else here serves speed: to stop in time, to be replaced soon, to
+hand over without a gap. If all of it failed, work would stop or be refused; it would not be wrong.
 
     process ──▶ registered ──▶ trusted ──────── renewed each second ────────▶ trusted …
                                   │
                                   ├─ no renewal for TTL - margin ─▶ untrusted: everything stops; owed seats are
-                                  │                                 given back with the next renewal, if there is one
-                                  ├─ the loop stood still ────────▶ evicts itself ─┐
-                                  ├─ another one evicted it ───────────────────────┼─▶ ended: a new incarnation starts
+                                  │                                 released with the next renewal, if there is one
+                                  ├─ the loop was blocked ────────▶ evicts itself ─┐
+                                  ├─ another runner evicted it ────────────────────┼─▶ ended: a new incarnation starts
                                   └─ leave: drain, release, offer ─▶ row deleted   ┘
 
 The *trust window* begins at the moment before the last successful renewal was sent and lasts TTL - margin, on a clock
-that counts suspension. Others may evict only after TTL by the database's clock and by what they saw themselves, so a
+that counts suspension. Others may evict only after TTL by the database's clock and by their own observation, so a
 runner that can measure time stops before it is replaced. One that cannot (frozen, its machine paused) is fenced.
 
 Invariants:
@@ -23,8 +23,9 @@ Invariants:
     INV-F5  while one runner that may hold a seat reaches the database, the seat does not stay free
     INV-F6  all runners agree on shards and lease; one that does not refuses to start
 
-Read in this order: `seats` (what is held, and how it comes and goes), `lease` (pure) and `lease_thread` (the lease,
-and with `runner_health` what it says about its runner), `assignment`, `rebalance` and `exclusion` (who should hold
-what, pure), `liveness` (who is provably dead, pure) and `failure_detector` (others that are gone), `admission` (who
-may join) and `membership` (all of it together), `directory` and `peer_notices` (what others are told), `machine_id`.
+Read in this order: `seats` (what is held, and how it is acquired and released), `lease` (pure), `lease_thread` (keeps
+the lease) and `runner_health` (what it measures about its runner), `assignment`, `rebalance` and `exclusion` (who
+should hold what, pure), `liveness` (who is provably dead, pure) and `failure_detector` (evicts them), `admission` (who
+may join) and `membership` (all of it together), `directory` and `peer_notices` (what runners tell others),
+`machine_id`.
 """

@@ -1,4 +1,4 @@
-"""Joining a cluster: agree on what all must share, see that everybody can reach everybody, appear in the tables."""
+"""Joining a cluster: agree on shared settings, check that all runners can reach each other, register in the tables."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Registration, RunnerRow
 
 _SECOND_LOOK = 1.5
-"""Renewals between two looks at a runner: a living one has renewed its lease, and taken its lock again, in between."""
+"""Renewals between two looks at a runner: a live one has renewed its lease, and retaken its lock, in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """A seat other than a shard that this program knows: a singleton, a cron.
+    """A seat other than a shard that this program defines: a singleton, a cron.
 
     Args:
-        fingerprint: Of everything about it that two versions of a program must not mix [M8].
-        takeover_delay_s: How long to wait after its holder was lost without a farewell.
+        fingerprint: Covers everything that two versions of a program must not mix [M8].
+        takeover_delay_s: How long to wait after its holder was lost without deregistering.
     """
 
     seat: str
@@ -41,12 +41,12 @@ class Definition:
 
     @property
     def declaration(self) -> SeatDeclaration:
-        """As it is stored."""
+        """Its stored form."""
         return SeatDeclaration(self.seat, self.group, self.fingerprint)
 
 
 async def agree(settings: Settings, keeping: LeaseKeeper) -> None:
-    """Refuse to join a cluster whose shared settings are others [INV-F6]. The first one decides."""
+    """Refuse to join a cluster whose shared settings differ [INV-F6]. The first runner sets them."""
     mine = {"lease_ttl": format_duration(settings.lease_ttl), "shards": str(settings.shards)}
     stored = await keeping.ask(lambda session: session.agree(mine))
     for name, value in mine.items():
@@ -64,7 +64,7 @@ async def register(
     definitions: Iterable[Definition],
     now_ns: Callable[[], int],
 ) -> None:
-    """Appear in the cluster, unless living runners could not reach us or we not them; the lease begins."""
+    """Register in the cluster, unless live runners could not reach us or we them; the lease begins."""
     view = await keeping.ask(lambda session: session.view())
     mine = Member(me.name, me.address, me.host_id)
     apart = {each.id: member for each in view.runners if is_apart(mine, member := _member(each))}
@@ -77,7 +77,7 @@ async def register(
 
 
 def rule(settings: Settings) -> Rule:
-    """When a runner is dead that was there before us."""
+    """The rule for when a runner is dead that was there before us."""
     pause_ns = round(_SECOND_LOOK * settings.lease_renew.total_seconds() * 1e9)
     return Rule(pause_ns=pause_ns, ttl_s=settings.lease_ttl.total_seconds())
 
@@ -85,7 +85,7 @@ def rule(settings: Settings) -> Rule:
 async def _living(
     runners: Collection[str], rule: Rule, keeping: LeaseKeeper, now_ns: Callable[[], int]
 ) -> Collection[str]:
-    """One of some runners that may be alive, if there is any: what a crash has left in the tables refuses nobody."""
+    """One of some runners that may be alive, if any: rows that a crash has left in the tables block no one."""
     first: dict[str, Look] = {}
     while runners:
         looks = await _look(sorted(runners), keeping, at_ns=now_ns())

@@ -1,17 +1,19 @@
-"""Who should hold which seat: a pure function of the membership and of the present holders.
+"""Which runner should hold which seat: a pure function of the membership and of the current holders.
 
-Every runner computes it for itself from what the database shows, and all come to the same answer:
+Every runner computes it for itself from what the database shows, and all get the same result:
 
-- A seat stays where it is unless its holder is gone or may not hold it. A shard also leaves a holder that has more than
-  its quota; a leader or a cron is not interrupted for balance alone.
-- Seats without a home go, by name, each to the nearest runner that has room. Near is weighted rendezvous: the hash of
-  seat and runner makes a number u in (0, 1], and the least -ln(u) / weight comes first (the order of -weight / ln(u)).
+- A seat stays where it is unless its holder is gone or may not hold it. A shard also leaves a holder that exceeds its
+  quota; a leader or a cron is not interrupted for balance alone.
+- Seats without a holder go, in order of name, each to the nearest runner that has room. Distance is weighted rendezvous
+  hashing: the hash of seat and runner makes a number u in (0, 1], and the least -ln(u) / weight comes first (the order
+  of -weight / ln(u)).
 - Seats are balanced in pools: the shards of a group, and the other seats of a group that have the same candidates.
 
 Promise:
     Within a pool of shards each runner's number of seats is its weighted share, rounded up or down. With equal weights
-    the end of a runner moves its seats only, and a newcomer receives seats while no others move. Where everybody holds
-    what they should, nothing moves. Of other seats a runner gets free ones up to its share, and keeps what it holds.
+    the end of a runner moves its seats only, and a new runner receives seats while no others move. Where all runners
+    hold what they should, nothing moves. Of other seats a runner gets free ones up to its share, and keeps what it
+    holds.
 
 Not promised:
     An order of weighted runners that survives another C library's logarithm in its last digit. Runners that disagree
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def is_candidate(runner: RunnerRow, seat: SeatRow) -> bool:
-    """Whether a runner may hold a seat: of its group, and with its current definition, which shards have not [M8]."""
+    """Whether a runner may hold a seat: it is in the group, and has its current definition, which shards lack [M8]."""
     if runner.leaving or seat.group not in runner.groups:
         return False
     return _is_shard(seat) or runner.knows.get(seat.name) == seat.fingerprint
@@ -46,18 +48,18 @@ def is_shard_of(runner: RunnerRow, seat: SeatRow) -> bool:
 
 
 def order(seat: SeatRow, runners: Iterable[RunnerRow]) -> list[str]:
-    """The ids of all who may hold a seat, the nearest first."""
+    """The ids of all runners that may hold a seat, the nearest first."""
     near = _Near(seat.name)
     bidders = [_Bidder.of(each) for each in runners if is_candidate(each, seat)]
     return [bidder.id for _, bidder in sorted((near.to(each), each) for each in bidders)]
 
 
 def targets(runners: Iterable[RunnerRow], seats: Iterable[SeatRow], *, balances: bool = False) -> dict[str, str]:
-    """The runner that each seat should be with, by the seat's name. A seat without a candidate is absent.
+    """The runner that should hold each seat, by the seat's name. A seat without a candidate is absent.
 
     Args:
-        runners: Everybody.
-        seats: With their present holders.
+        runners: All runners.
+        seats: The seats, with their current holders.
         balances: Whether seats other than shards are balanced too.
     """
     found: dict[str, str] = {}
@@ -67,13 +69,13 @@ def targets(runners: Iterable[RunnerRow], seats: Iterable[SeatRow], *, balances:
 
 
 class _Bidder(NamedTuple):
-    """What matters of a runner while seats are shared out."""
+    """The facts about a runner that matter for the assignment."""
 
     id: str
     key: bytes
     weight: float
     units: int
-    """The weight as a whole number, exactly: sums of it do not depend on the order of input."""
+    """The weight as an exact whole number: sums of it do not depend on the order of input."""
 
     @classmethod
     def of(cls, runner: RunnerRow) -> _Bidder:
@@ -84,7 +86,7 @@ _Pool: TypeAlias = tuple[list[_Bidder], list["SeatRow"]]
 
 
 class _Near:
-    """How near a seat is to runners."""
+    """Distances between a seat and runners."""
 
     __slots__ = ("_seat",)
 
@@ -93,18 +95,18 @@ class _Near:
 
     def to(self, bidder: _Bidder) -> float:
         """The distance to a runner; the smaller the nearer."""
-        both = self._seat.copy()  # a third of what a new one costs, which is nearly all that an assignment costs
+        both = self._seat.copy()  # a third of the cost of a new hash, which is nearly all that an assignment costs
         both.update(bidder.key)
         return -math.log((int.from_bytes(both.digest(), "big") + 1) * 2.0**-64) / bidder.weight
 
     def first(self, bidders: list[_Bidder]) -> _Bidder:
-        """The nearest of them; of two equally near the first."""
+        """The nearest of them; of two equally near ones the first."""
         distances = [self.to(each) for each in bidders]
         return bidders[distances.index(min(distances))]
 
 
 def _pools(runners: Iterable[RunnerRow], seats: Iterable[SeatRow]) -> Iterator[_Pool]:
-    """Seats that are balanced together, by name, with all who may hold them, by id."""
+    """Seats that are balanced together, by name, with all candidates, by id."""
     staying = sorted((each for each in runners if not each.leaving), key=lambda each: each.id)
     kinds: dict[tuple[str, bool], list[SeatRow]] = {}
     for seat in sorted(seats, key=lambda each: each.name):
@@ -118,7 +120,7 @@ def _pools(runners: Iterable[RunnerRow], seats: Iterable[SeatRow]) -> Iterator[_
 
 
 def _pools_by_knowledge(serving: list[RunnerRow], seats: list[SeatRow]) -> Iterator[_Pool]:
-    """As a rule all runners know the same: they are compared as a whole, not seat by seat."""
+    """Usually all runners have the same definitions: they are compared as a whole, not seat by seat."""
     names = [each.name for each in seats]
     versions: dict[tuple[str | None, ...], list[_Bidder]] = {}
     for runner in serving:
@@ -137,9 +139,9 @@ def _is_shard(seat: SeatRow) -> bool:
 
 
 def _settle(bidders: list[_Bidder], pool: list[SeatRow], *, balances: bool) -> Iterator[tuple[str, str]]:
-    """Share out a pool: who stays within its quota keeps, the rest goes to the nearest with room.
+    """Assign a pool: a holder within its quota keeps its seats, the rest go to the nearest runner with room.
 
-    Without `balances` every holder keeps what it has; only what has no holder is shared out.
+    Without `balances` every holder keeps what it has; only seats without a holder are assigned.
     """
     holding: dict[str, list[str]] = {each.id: [] for each in bidders}
     homeless: list[str] = []
@@ -156,7 +158,7 @@ def _settle(bidders: list[_Bidder], pool: list[SeatRow], *, balances: bool) -> I
 
 
 def _quotas(bidders: list[_Bidder], holding: Mapping[str, list[str]], pool: list[SeatRow]) -> dict[str, int]:
-    """How many seats each may hold: its share rounded down, and one more for some, those first who have it already."""
+    """How many seats each may hold: its share rounded down, plus one for some, first for those that have it already."""
     units = sum(each.units for each in bidders)
     quotas = {each.id: len(pool) * each.units // units for each in bidders}
     odd = len(pool) - sum(quotas.values())
@@ -173,7 +175,7 @@ def _quotas(bidders: list[_Bidder], holding: Mapping[str, list[str]], pool: list
 
 
 def _part(bidder: _Bidder, names: list[str], quota: int) -> tuple[list[str], list[str]]:
-    """What a runner keeps and what leaves it: the farthest."""
+    """The seats that a runner keeps, and those that it loses: the farthest."""
     if len(names) <= quota:
         return names, []
     nearest_first = sorted(names, key=lambda name: (_Near(name).to(bidder), name))
@@ -181,7 +183,7 @@ def _part(bidder: _Bidder, names: list[str], quota: int) -> tuple[list[str], lis
 
 
 def _house(names: list[str], open: list[_Bidder], room: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Each seat to the nearest that has room. Only these are scored."""
+    """Assign each seat to the nearest runner that has room. Only these runners are scored."""
     for name in names:
         first = _Near(name).first(open)
         yield name, first.id

@@ -1,4 +1,4 @@
-"""Who holds which seat, as last seen: what calls are routed by, on runners and clients alike."""
+"""The last known holder of each seat, by which calls are routed, on runners and clients alike."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from coterie.storage.interface import ClusterSnapshot, RunnerRow
 
 _NAMES_MOST = 1_000
-"""Runners whose names are remembered."""
+"""How many names of runners are remembered."""
 
 
 def peer_of(runner: RunnerRow) -> PeerAddress:
-    """Where a runner is reached, and which one it must be there."""
+    """The address and incarnation of a runner."""
     return PeerAddress(runner.address, runner.id)
 
 
 class Directory:
-    """A picture of the cluster. It may be old: whoever is asked in vain says so, and `refresh` brings a newer one.
+    """A view of the cluster. It may be outdated: a wrong receiver says so, and `refresh` reads a newer one.
 
     Args:
         read: Reads the tables.
@@ -40,14 +40,14 @@ class Directory:
         self._on_gone: list[Callable[[str], None]] = []
         self._names: dict[str, str] = {}
         self._seen: dict[str, int] = {}
-        """Of each runner the reading that showed it last."""
+        """The number of the read that last showed each runner."""
         self._readings = 0
         self.read_s = -math.inf
-        """When `refresh` has read the tables last, in the loop's time."""
+        """When `refresh` last read the tables, in the loop's time."""
 
     @property
     def runners(self) -> tuple[RunnerRow, ...]:
-        """All runners, in the order of their ids."""
+        """All runners, ordered by id."""
         return tuple(self._runners.values())
 
     def runner(self, id: str) -> RunnerRow | None:
@@ -55,42 +55,42 @@ class Directory:
         return self._runners.get(id)
 
     def holder(self, seat: str) -> RunnerRow | None:
-        """Who holds a seat, as far as is known here."""
+        """The holder of a seat, as far as is known here."""
         holder, _ = self._holders.get(seat, (None, 0))
         return None if holder is None else self._runners.get(holder)
 
     def epoch(self, seat: str) -> int:
-        """The last epoch of a seat that is known here; 0 if none is."""
+        """The last known epoch of a seat; 0 if none is known."""
         return self._holders.get(seat, (None, 0))[1]
 
     def name_of(self, id: str) -> str:
-        """What people call a runner, also one that has just left."""
+        """The name of a runner, also of one that has just left."""
         return self._names.get(id, id)
 
     def on_gone(self, listener: Callable[[str], None]) -> None:
-        """Have `listener` called with each runner that is no member any more. It never comes back as one."""
+        """Call `listener` with each runner that is no longer a member. It never becomes one again."""
         self._on_gone.append(listener)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called after each change."""
+        """Call `listener` after each change."""
         self._listeners.append(listener)
 
     def begin_reading(self) -> int:
-        """The number of a reading of the tables that is about to begin, for `learn`."""
+        """The number of a read of the tables that is about to begin, for `learn`."""
         return self._readings
 
     def learn(self, view: ClusterSnapshot, *, reading: int | None = None) -> None:
-        """Take over a picture just read. Of what was heard since, nothing gets lost: a greater epoch stays.
+        """Apply a view that was just read. Newer grants learned meanwhile are kept: the greater epoch wins.
 
         Args:
-            view: What the tables say.
-            reading: What `begin_reading` gave before they were read. None: nothing was learned since.
+            view: The content of the tables.
+            reading: The result of `begin_reading` before the read. None: nothing was learned since.
         """
         reading = self._readings if reading is None else reading
         self._runners = {runner.id: runner for runner in view.runners}
         self._readings += 1
         self._seen |= dict.fromkeys(self._runners, self._readings)
-        # A runner that another reading showed after this one had begun may have come since: it is not gone.
+        # A runner that another read showed after this one had begun may have joined since: it is not gone.
         gone = [each for each, shown in self._seen.items() if each not in self._runners and shown <= reading]
         self._remember_names()
         heard = self._holders
@@ -110,26 +110,26 @@ class Directory:
         self._names |= {runner.id: runner.name for runner in self._runners.values()}
 
     def hear(self, holder: str, granted: Iterable[tuple[str, int]]) -> None:
-        """A runner says that it was granted seats."""
+        """Apply a runner's notice that it was granted seats."""
         for name, epoch in granted:
             if epoch > self.epoch(name):
                 self._holders[name] = holder, epoch
         self._tell()
 
     async def refresh(self) -> None:
-        """Read the tables anew; all who ask meanwhile share one reading that began after they asked, or the next."""
+        """Read the tables again; concurrent callers share one read that began after they called, or the next."""
         if self._refreshing is None:
             self._refreshing = self._tasks.spawn(self._refresh(), name="refresh", report=False)
-            # All who asked may have given up by the time it fails.
+            # All callers may have given up by the time it fails.
             self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._refreshing)
 
     async def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         await self._tasks.stop()
 
     async def _refresh(self) -> None:
-        await asyncio.sleep(0)  # whoever asks in this turn joins
+        await asyncio.sleep(0)  # callers in this turn of the loop join
         reading = self.begin_reading()
         try:
             self.learn(await self._read(), reading=reading)

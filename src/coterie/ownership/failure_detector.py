@@ -1,17 +1,16 @@
-"""Which other runners may be evicted by their lease: those whose counter stood still while we could see it move [M1].
-
-After an outage of the database, or a step of its clock, every lease has run out at once, and the first runner to
-return must not take that for the death of all others. So what counts is what an observer saw itself: the time between
-its own successful renewals, while none of them was late.
-
-Finds runners that are gone, and evicts them: by their lease [M1], or at once by two witnesses [M2].
+"""Detects runners that are gone, and evicts them: by their lease [M1], or at once by two witnesses [M2].
 
     the connection to a peer breaks ─▶ does its address refuse, or answer as another incarnation?   (witness 2)
                                        is its session's lock gone, on the same start of the server? (witness 1)
                                             both: evict now · otherwise: look again for a while, then its lease decides
-    a runner that was never met     ─▶ look at its lock, ask its address, look again: `liveness` decides
+    a runner that was never met     ─▶ look at its lock, probe its address, look again: `liveness` decides
 
-Unreachability alone moves nothing: the database is the only arbiter.
+Unreachability alone changes nothing: the database is the only arbiter.
+
+By lease: a runner may be evicted whose counter did not change while we could have seen it change [M1]. After an outage
+of the database, or a step of its clock, all leases have expired at once, and the first runner to return must not
+conclude that all others are dead. So only an observer's own observation counts: the time between its own successful
+renewals, while none of them was late.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A runner that may be evicted if its counter is still the same and, if so asked, its lease has run out."""
+    """A runner that may be evicted if its counter is unchanged and, if `expired`, its lease has expired."""
 
     id: str
     counter: int
     expired: bool
-    """Whether the eviction must find it expired. False: it stood still for so long that no clock matters."""
+    """Whether the eviction requires an expired lease. False: the counter stood still so long that no clock matters."""
 
 
 class LeaseWatch:
     """What one runner has seen of the others' leases, over its own successful renewals.
 
     Args:
-        ttl_ns: For so long a counter stands still before an expired lease is believed; twice that before any is.
-        gap_ns: Two renewals of our own that lie further apart prove nothing about the time between: we could not
-            renew, or were paused, and so perhaps was everybody.
+        ttl_ns: How long a counter must stand still before an expired lease is believed; twice that before any is.
+        gap_ns: Two renewals of our own that are further apart prove nothing about the time between: we could not
+            renew, or were paused, and so perhaps were all others.
 
     Promise:
         No outage and no step of a clock makes a runner a suspect that renews again when the database is back.
@@ -76,7 +75,7 @@ class LeaseWatch:
         self._sent_ns = sent_ns
 
     def evictable(self) -> list[Suspect]:
-        """Who may be evicted, by what was last seen."""
+        """The runners that may be evicted, by the last observation."""
         return [
             Suspect(runner, seen.counter, expired=seen.still_ns < 2 * self._ttl_ns)
             for runner, seen in sorted(self._seen.items())
@@ -89,21 +88,21 @@ class LeaseWatch:
         return seen is not None and seen.moved
 
     def _passed_ns(self, sent_ns: int) -> int:
-        """The time since our renewal before this one, as far as it counts."""
+        """The time since our previous renewal, as far as it counts."""
         gap_ns = 0 if self._sent_ns is None else sent_ns - self._sent_ns
         return gap_ns if gap_ns <= self._gap_ns else 0
 
     def _after(self, sighting: Sighting, *, passed_ns: int, late_ns: int) -> _Seen:
         before = self._seen.get(sighting.id)
         if before is None or before.counter != sighting.counter:
-            # It was read at some moment until the answer came, so the time until then is not counted.
+            # It was read at some moment before the answer came, so the time until then is not counted.
             return _Seen(sighting.counter, -late_ns, sighting.expired, moved=before is not None)
         return _Seen(sighting.counter, before.still_ns + passed_ns, sighting.expired, before.moved)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A counter, for how long we know it to have stood still, what the database said of its lease, if it moved."""
+    """A counter, how long it is known to be unchanged, whether the lease has expired, whether it ever changed."""
 
     counter: int
     still_ns: int
@@ -114,23 +113,23 @@ class _Seen:
 log = logging.getLogger("coterie.ownership")
 
 _ALL_MOST = 32
-"""Up to so many runners everybody keeps a connection to everybody …"""
+"""With up to this many runners, each keeps a connection to all others …"""
 _NEIGHBOURS = 8
-"""… beyond, to the next ones in the order of ids: a crash is still seen by several."""
+"""… with more, to the next ones in the order of ids: a crash is still noticed by several."""
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0)
 """Pauses before each look at a suspect: the server takes some milliseconds to notice that a session is gone."""
 
 
 class FailureDetector:
-    """Watches the other runners. All methods belong to the runner's loop.
+    """Watches the other runners. All methods must be called on the runner's loop.
 
     Args:
         me: Our incarnation.
-        host_id: Where loopback leads to for us.
-        rule: Decides about those that were never met.
+        host_id: Identifies our host for loopback addresses.
+        rule: Judges runners that were never met.
         now_ns: A steady clock.
-        reached: Told when a runner was reached for the first time.
-        gone: Told after each runner that is not there any more.
+        reached: Called when a runner was reached for the first time.
+        gone: Called with each runner that is gone.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class FailureDetector:
         self._tasks = Tasks("watching other runners")
         self._reached: set[str] = set()
         self._seen: dict[str, str] = {}  # runner -> the start of the server on which its lock was seen
-        self._looked = 0  # at which of our sessions we last looked at the locks
+        self._looked = 0  # the number of our session with which we last looked at the locks
         self._suspects: set[str] = set()
         self._connecting: set[str] = set()
         self._counters: dict[str, int] = {}  # of runners that were never met, as first seen
@@ -169,23 +168,23 @@ class FailureDetector:
         transport.on_lost(self._lost)
 
     async def stop(self) -> None:
-        """Watch no more: the connections that break from now on are our own doing."""
+        """Stop watching: connections that break from now on are our own doing."""
         self._over = True
         await self._tasks.stop()
 
     async def evict_expired(self) -> None:
-        """Evict those whose lease has run out."""
+        """Evict runners whose lease has expired."""
         for suspect in self._watch.evictable():
             why = "its lease has run out"
             if await self._evict(suspect.id, counter=suspect.counter, expired=suspect.expired, why=why):
-                self._gone(suspect.id)  # one that was spared is looked at again with the next renewal
+                self._gone(suspect.id)  # one that was spared is checked again with the next renewal
 
     def met(self, runner: str) -> bool:
         """Whether a runner was seen alive: it was reached, or has renewed its lease since we first saw it."""
         return runner in self._reached or runner in self._renewed or self._watch.has_moved(runner)
 
     async def look_around(self) -> None:
-        """Have a connection to our neighbours, and remember that their locks were held. Examine who was never met."""
+        """Connect to our neighbours, and remember that their locks were held. Examine runners that were never met."""
         neighbours = self._neighbours()
         for runner in neighbours:
             if not self.met(runner.id):
@@ -212,7 +211,7 @@ class FailureDetector:
                     self._begin(runner, self._meet(runner, connect=False))
 
     def _begin(self, runner: RunnerRow, work: Coroutine[Any, Any, None]) -> None:
-        """Do something about a runner, unless something is being done already."""
+        """Start work about a runner, unless some is in progress."""
         if runner.id in self._connecting:
             work.close()
         else:
@@ -231,7 +230,7 @@ class FailureDetector:
                 self._reached.add(peer.incarnation)
                 self._told_reached(peer)
         except (RunnerUnavailable, SendTimeout, ShuttingDown):
-            pass  # tried again with the next renewal; whether it lives is for the database to say
+            pass  # retried with the next renewal; whether it lives is for the database to say
         finally:
             self._connecting.discard(peer.incarnation)
 
@@ -239,7 +238,7 @@ class FailureDetector:
         """Find out whether a runner that was never met is alive: reach it, see it renew its lease, or evict it.
 
         Args:
-            connect: Keep the connection. Without, its address is asked only while its lock is free.
+            connect: Keep the connection. Otherwise its address is probed only while its lock is free.
         """
         first: Look | None = None
         pauses_s = itertools.chain(_LOOKS_S[1:], itertools.repeat(_LOOKS_S[-1]))
@@ -249,7 +248,7 @@ class FailureDetector:
                 presence: Presence | None = None
                 if look.lock != "gone" and (connect or look.lock == "free"):
                     presence = await self._ask(runner)
-                    if (look := await self._look(runner)) is None:  # after the answer, as with `_dead`
+                    if (look := await self._look(runner)) is None:  # after the probe, as with `_dead`
                         return
                     first = series(first, look)
                 verdict = self._rule.judge(first, look, presence, near=self._is_near(runner))
@@ -263,7 +262,7 @@ class FailureDetector:
                 pause_s = min(next(pauses_s), self._rule.pause_ns / 3e9)
                 await asyncio.sleep(min(pause_s, second_ns / 1e9) if second_ns > 0 else pause_s)
         except (PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown):
-            pass  # tried again with the next renewal
+            pass  # retried with the next renewal
         finally:
             self._connecting.discard(runner.id)
 
@@ -282,7 +281,7 @@ class FailureDetector:
         return look
 
     async def _ask(self, runner: RunnerRow) -> Presence | None:
-        """What answers at its address; None: that leads elsewhere from here."""
+        """What answers at its address; None: from here the address leads elsewhere."""
         if not self._leads_there(runner):
             return None
         try:
@@ -299,7 +298,7 @@ class FailureDetector:
         self._told_reached(peer)
 
     def _is_near(self, runner: RunnerRow) -> bool:
-        """Whether our kernel knows if anybody listens at its address."""
+        """Whether our kernel knows if a process listens at its address."""
         return runner.host_id == self._host_id or runner.address == self._transport.address
 
     def _leads_there(self, runner: RunnerRow) -> bool:

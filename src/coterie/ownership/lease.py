@@ -1,7 +1,7 @@
-"""The lease keeper as a state machine: when to renew, how long the lease may be trusted, when to give oneself up.
+"""The lease keeper as a state machine: when to renew, how long to trust the lease, when to evict oneself.
 
-It does nothing itself. Whoever drives it, a thread in production and the loop in simulation, calls `step` at each
-`wake_ns` (also while a renewal is under way), does what it says, and reports how it went.
+It performs no I/O. Its driver, a thread in production and the loop in simulation, calls `step` at each `wake_ns` (also
+while a renewal is in flight), performs the action, and reports the result.
 
            registered              failed
     new ──────────────▶ kept ◀──────────────▶ failing
@@ -12,7 +12,7 @@ It does nothing itself. Whoever drives it, a thread in production and the loop i
                                      ▼
                                    ended
 
-Trust is no state: it runs out by itself, failing or not, and comes back with the next renewal that succeeds.
+Trust is not a state: it expires by itself, failing or not, and returns with the next renewal that succeeds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ State = Literal["new", "kept", "failing", "ended"]
 Action = Literal["wait", "renew", "report_stall", "evict_self"]
 
 _SLOW_NS = 100_000_000
-"""A renewal that took longer makes the next one start early [m6]."""
+"""A renewal slower than this makes the next one start early [m6]."""
 _RETRY_NS = 50_000_000
 """The pause after a first failure; each further one doubles it, up to the time between two renewals."""
 _DOUBLED_MOST = 10
 _JUMP_NS = 1_000_000_000
-"""A step that comes later than its wake-up by more was held up with the whole process: frozen, or suspended."""
+"""A step that comes later than planned by more than this was delayed with the whole process: frozen, or suspended."""
 _TURN_NS = 1_000_000_000
-"""So long the loop has to turn after such a jump, before it is taken for blocked."""
+"""How long the loop may take to turn after such a jump, before it counts as blocked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """The lease, and how long the runner's loop may be blocked: until its stack is logged, until we give up."""
+    """The lease, and how long the runner's loop may be blocked: until its stack is logged, until it is evicted."""
 
     ttl_ns: int
     renew_ns: int
@@ -47,7 +47,7 @@ class LeaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStep:
-    """What to do now, and when to ask again."""
+    """What to do now, and when to call `step` again."""
 
     action: Action
     wake_ns: int
@@ -58,8 +58,8 @@ class LeasePolicy:
 
     Promise:
         `trusted_until_ns` is never later than the moment before the last successful renewal was sent + TTL - margin
-        [INV-F4], and 0 once this incarnation has ended, which is for good. While nothing fails, and no renewal takes
-        longer than that, renewals are asked for at most `renew_ns` apart.
+        [INV-F4], and 0 once this incarnation has ended, which is final. While nothing fails, and no renewal takes
+        longer than that, renewals are requested at most `renew_ns` apart.
     """
 
     def __init__(self, times: LeaseTimes) -> None:
@@ -67,19 +67,19 @@ class LeasePolicy:
         self.trusted_until_ns = 0
         self._times = times
         self._due_ns = 0
-        self._asked_ns: int | None = None  # when the renewal that is under way was asked for
+        self._asked_ns: int | None = None  # when the renewal in flight was requested
         self._failures = 0
         self._loop = _Loop(times)
 
     def registered(self, sent_ns: int) -> None:
-        """The lease was granted, by a statement sent no earlier."""
+        """The lease was granted, by a statement sent no earlier than `sent_ns`."""
         assert self.state == "new", f"a {self.state} keeper does not register: each incarnation has one of its own"
         self.state = "kept"
         self._trust(sent_ns)
         self._due_ns = sent_ns + self._times.renew_ns
 
     def step(self, now_ns: int, pulse_ns: int) -> LeaseStep:
-        """What to do now. The runner's loop has last turned at `pulse_ns`."""
+        """Decide what to do now. The runner's loop last turned at `pulse_ns`."""
         if self.state in ("new", "ended"):
             return LeaseStep("wait", now_ns + self._times.renew_ns)
         self._loop.look(now_ns, pulse_ns)
@@ -91,7 +91,7 @@ class LeasePolicy:
         return LeaseStep(action, wake_ns)
 
     def renewed(self, sent_ns: int, now_ns: int) -> None:
-        """A renewal, sent no earlier than that, has succeeded."""
+        """A renewal, sent no earlier than `sent_ns`, has succeeded."""
         if self.state == "ended":
             return
         self.state = "kept"
@@ -102,7 +102,7 @@ class LeasePolicy:
         self._due_ns = sent_ns + self._times.renew_ns - (took_ns if took_ns > _SLOW_NS else 0)
 
     def failed(self, now_ns: int) -> None:
-        """A renewal has failed, or the session is known to be lost. What is trusted stays so until it runs out."""
+        """A renewal has failed, or the session is known to be lost. Trust lasts until it expires."""
         if self.state == "ended":
             return
         self.state = "failing"
@@ -113,12 +113,12 @@ class LeasePolicy:
         self._due_ns = max(now_ns, min(now_ns + pause_ns, regular_ns))
 
     def interrupted(self, now_ns: int) -> None:
-        """The renewal that was under way, if one was, was cut off: nothing is known of it, and another one is due."""
+        """The renewal in flight, if any, was cut off: its outcome is unknown, and another one is due."""
         if self._asked_ns is not None:
             self.failed(now_ns)
 
     def evicted(self) -> None:
-        """There is no lease any more."""
+        """The lease is gone."""
         self.state = "ended"
         self.trusted_until_ns = 0
 
@@ -136,10 +136,10 @@ class LeasePolicy:
 
 
 class _Loop:
-    """How long the runner's loop has been blocked.
+    """Measures how long the runner's loop has been blocked.
 
     A frozen process is not a blocked loop: when a step comes much later than planned, the time in between is forgiven,
-    and the loop may turn first, since it was no more able to than we were.
+    and the loop may turn first, since it was as unable to run as we were.
     """
 
     def __init__(self, times: LeaseTimes) -> None:
@@ -151,17 +151,17 @@ class _Loop:
         self._reports = 0
         self._turn_ns = 0  # until then the loop may not have had a chance to turn
         self.wake_ns: int | None = None
-        """When the next look was planned."""
+        """When the next step was planned."""
 
     def look(self, now_ns: int, pulse_ns: int) -> None:
-        """Take note of when the loop last turned."""
+        """Record when the loop last turned."""
         if pulse_ns != self._pulse_ns:
             self._pulse_ns, self._forgiven_ns, self._reports = pulse_ns, 0, 0
         late_ns = 0 if self.wake_ns is None else now_ns - self.wake_ns
         if late_ns > _JUMP_NS:
-            if not self._forgiven_ns:  # once: a loop that does not turn between two freezes is blocked
+            if not self._forgiven_ns:  # only once: a loop that does not turn between two freezes is blocked
                 self._turn_ns = now_ns + min(_TURN_NS, self._stall_ns // 2)
-            # Never more than the loop has been quiet: a later blockage is not forgiven in advance.
+            # Never more than the loop has been silent: a later blockage is not forgiven in advance.
             self._forgiven_ns = min(self._forgiven_ns + late_ns, max(now_ns - pulse_ns, 0))
 
     def is_stalled(self, now_ns: int) -> bool:
@@ -169,7 +169,7 @@ class _Loop:
         return self._blocked_ns(now_ns) >= self._stall_ns and now_ns >= self._turn_ns
 
     def report(self, now_ns: int) -> bool:
-        """Whether it is time to log the stack; then not again before it was blocked for as long once more."""
+        """Whether to log the stack now; then not again before the loop was blocked for as long once more."""
         due = self._blocked_ns(now_ns) // self._stack_ns
         if due <= self._reports:
             return False
@@ -177,8 +177,8 @@ class _Loop:
         return True
 
     def next_ns(self, now_ns: int) -> int:
-        """When to look again: at the next limit, and often enough that a driver that asks the loop at each step is
-        answered long before the first."""
+        """When to check again: at the next limit, and often enough that a driver that pings the loop at each step gets
+        an answer long before the first."""
         since_ns = self._pulse_ns + self._forgiven_ns
         stalled_ns = max(since_ns + self._stall_ns, self._turn_ns)
         return min(now_ns + self._often_ns, since_ns + (self._reports + 1) * self._stack_ns, stalled_ns)

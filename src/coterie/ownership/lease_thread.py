@@ -1,18 +1,16 @@
-"""The place beside the runner's loop where the lease is kept: a thread with a small loop of its own.
+"""Keeps the lease: performs what `lease` decides, in a thread with its own small loop, on the one dedicated session.
 
-A handler that blocks the runner's loop for some seconds, as plain Python does, must not cost the lease. Under
-simulation a node of the same process stands in for the thread, so that the loop can be blocked without it.
-
-Keeps the lease: carries out what `keeper` decides, aside of the runner's loop, on the one dedicated session.
+A handler that blocks the runner's loop for some seconds, as plain Python does, must not cost the lease. In simulation
+a node of the same process stands in for the thread, so that the loop can be blocked without it.
 
     runner's loop                          aside (a thread of its own)
     ─────────────                          ───────────────────────────
     ask(work) ───────────────────────────▶ work(session), one at a time
     pulse() ◀── tell ────────────────────  each step: does the loop turn?
     on_renewed(renewal) ◀── tell ────────  renew, about once a second
-    on_ended(reason) ◀── tell ───────────  the row is gone, or the loop has stood still: self-eviction
+    on_ended(reason) ◀── tell ───────────  the row is gone, or the loop was blocked: self-eviction
 
-`Trust` is written here and read by everybody.
+`Trust` is written here and read everywhere.
 """
 
 from __future__ import annotations
@@ -45,20 +43,20 @@ T = TypeVar("T")
 
 
 class SideLoop(Protocol):
-    """Somewhere else to run coroutines, which goes on while the runner's loop is blocked."""
+    """A second place to run coroutines, which keeps running while the runner's loop is blocked."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work`, which runs over there. Cancelling this cancels it."""
+        """Run `work` there and return its result. Cancelling this cancels it."""
         ...
 
     def tell(self, callback: Callable[..., object], *args: object) -> None:
-        """From over there: have a callback run on the runner's loop as soon as it turns."""
+        """Called from there: run a callback on the runner's loop as soon as it turns."""
         ...
 
     def stack(self) -> str:
-        """From over there: what the runner's loop is busy with just now, as a traceback; empty if unknown."""
+        """Called from there: the current traceback of the runner's loop; empty if unknown."""
         ...
 
 
@@ -71,18 +69,18 @@ class ThreadSideLoop(Service):
         self._thread: threading.Thread | None = None
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work`, which runs in the thread."""
+        """Run `work` in the thread and return its result."""
         self.require_running()
         assert self._there is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._there))
 
     def tell(self, callback: Callable[..., object], *args: object) -> None:
-        """Run a callback on the runner's loop; nothing if that is closed."""
+        """Run a callback on the runner's loop; does nothing if that is closed."""
         if not self._here.is_closed():
             self._here.call_soon_threadsafe(callback, *args)
 
     def stack(self) -> str:
-        """What the thread of the runner's loop executes just now."""
+        """The current traceback of the thread of the runner's loop."""
         frame = sys._current_frames().get(self._here_id)  # noqa: SLF001 the documented way to another thread's stack
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
@@ -107,7 +105,7 @@ class ThreadSideLoop(Service):
         try:
             loop.run_forever()
         finally:
-            for task in asyncio.all_tasks(loop):  # whoever waits for one is told, also if the loop was broken
+            for task in asyncio.all_tasks(loop):  # their waiters get the cancellation, also if the loop was broken
                 task.cancel()
             loop.run_until_complete(asyncio.sleep(0))
             loop.close()
@@ -121,13 +119,13 @@ class ThreadSideLoop(Service):
 log = logging.getLogger("coterie.ownership")
 
 _AGAIN_S = 0.1
-"""Between two tries of what has to be done at last."""
+"""Pause between two attempts of something that must succeed eventually."""
 _RECONNECT_S = 0.2
-"""After a failed try to open the session others fail at once for so long, instead of waiting one after another."""
+"""For this long after a failed attempt to open the session, others fail at once instead of waiting in turn."""
 
 
 async def insist(work: Callable[[], Awaitable[T]], *, what: str) -> T:
-    """The result of `work`, tried as often as it takes; whoever asks bounds it."""
+    """Retry `work` until it succeeds, and return its result; the caller sets the limit."""
     while True:
         try:
             return await work()
@@ -139,15 +137,16 @@ async def insist(work: Callable[[], Awaitable[T]], *, what: str) -> T:
 
 
 class LeaseKeeper:
-    """The dedicated session and the lease that lives on it. Made and asked on the runner's loop.
+    """The dedicated session and the lease on it. Created and called on the runner's loop.
 
     Args:
         open: Opens the dedicated session.
         presence: The sign of life across all sessions, where there is one.
-        vitals: Told how the loop and the database get on.
-        on_renewed: Told on the runner's loop after each renewal, with the moment before it was sent.
-        on_ended: Told there why, once, when this incarnation is over: in words, or by an error if no other can follow.
-        supervisor: The one of this process.
+        vitals: Records how the loop and the database are doing.
+        on_renewed: Called on the runner's loop after each renewal, with the moment before it was sent.
+        on_ended: Called there once, when this incarnation is over: with a text, or with an error if no other can
+            follow.
+        supervisor: The supervisor of this process.
     """
 
     def __init__(
@@ -178,25 +177,25 @@ class LeaseKeeper:
         self._on_ended = on_ended
         self._supervisor = supervisor
         self._pulse_ns = self._now_ns()
-        self._turn = asyncio.Lock()  # of whoever uses the session; belongs to the loop aside
+        self._turn = asyncio.Lock()  # serializes the use of the session; belongs to the loop of the thread
         self._session: Ownership | None = None
         self._opened = AsyncExitStack()
         self._failed: tuple[int, PersistenceError] | None = None
         self.generation = 0
-        """The database's, as it was when the runner registered."""
+        """The generation of the database when the runner registered."""
         self.sessions = 0
-        """How many sessions there were: a new one may be on another start of the server."""
+        """The number of sessions so far: a new one may be on another start of the server."""
 
     async def ask(self, work: Callable[[Ownership], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work` on the dedicated session.
+        """Run `work` on the dedicated session and return its result.
 
         Raises:
-            PersistenceError: It is not there, or was lost meanwhile.
+            PersistenceError: There is no session, or it was lost meanwhile.
         """
         return await self._aside.run(lambda: self._use(work))
 
     async def register(self, me: Registration, seats: list[SeatDeclaration]) -> None:
-        """Appear in the cluster; trust begins."""
+        """Register in the cluster; trust begins."""
         self._pulse_ns = self._now_ns()
 
         async def appear(session: Ownership) -> None:
@@ -214,11 +213,11 @@ class LeaseKeeper:
         await self._aside.run(self._live)
 
     async def close(self) -> None:
-        """Let go of the session, and give no sign of life any more. Trust ends with it."""
+        """Close the session, and give no further sign of life. Trust ends with it."""
         self._trust.end()
         await self._aside.run(self._depart)
 
-    # All that follows runs aside, but for `_pulse`.
+    # All that follows runs in the thread, except `_pulse`.
 
     async def _live(self) -> None:
         tasks = Tasks("lease keeper")
@@ -233,7 +232,7 @@ class LeaseKeeper:
         try:
             while True:
                 if renewing is not None and renewing.done():
-                    renewing.result()  # raises what nobody expected
+                    renewing.result()  # raises unexpected errors
                     renewing = None
                 step = self._keeper.step(self._now_ns(), self._pulse_ns)
                 if step.action == "renew" and renewing is None:
@@ -248,10 +247,10 @@ class LeaseKeeper:
                 await asyncio.sleep(max((step.wake_ns - self._now_ns()) / 1e9, 0.01))
         finally:
             await tasks.stop()
-            self._keeper.interrupted(self._now_ns())  # else it would wait for that renewal for ever
+            self._keeper.interrupted(self._now_ns())  # otherwise it would wait for that renewal for ever
 
     def _pulse(self, since_ns: int) -> None:
-        """The runner's loop turns; it was asked to at that moment."""
+        """The runner's loop turns; it was pinged at `since_ns`."""
         self._pulse_ns = self._now_ns()
         self._vitals.turned(since_ns)
 
@@ -302,7 +301,7 @@ class LeaseKeeper:
             log.warning("the own row could not be deleted, others wait for the lease to run out: %s", error)
 
     def _end(self, reason: str | StorageReplaced) -> None:
-        self._trust.end()  # first: whoever looks next must see it
+        self._trust.end()  # first: later reads must see it
         self._keeper.evicted()
         self._aside.tell(self._on_ended, reason)
 
@@ -327,7 +326,7 @@ class LeaseKeeper:
                     await self._close()
                 raise
             except BaseException:
-                await self._close()  # cancelled half-way: what is still under way must not meet the next one
+                await self._close()  # cancelled half-way: what is still in flight must not meet the next work
                 raise
 
     async def _connected(self) -> Ownership:

@@ -1,28 +1,29 @@
-"""Whether a runner that nobody here has met is dead: the rule for those that died before this process started. Pure.
+"""Whether a runner that this process has never met is dead: the rule for those that died before it started. Pure.
 
-A runner is met once it was reached, or has renewed its lease while we looked. One that was met falls to two witnesses
-(`evicting`) or to its lease (`watching`). One that was not is judged by what is there now:
+A runner is met once it was reached, or has renewed its lease while we watched. One that was met is evicted by two
+witnesses or by its lease (`failure_detector`). One that was not is judged by its current state:
 
     its lock                its address                                   verdict
     ────────                ───────────                                   ───────
-    the kernel let go       need not be asked                             gone
+    released by the kernel  need not be probed                            gone
     held, or none           any                                           unknown: its lease is watched
     free                    it answers, or its counter has moved          alive
     free                    refuses, or another incarnation answers       gone, if the absence of the lock counts
-    free                    silent, a stranger, or leads elsewhere        lapsed, if its lease has run out and a second
+    free                    silent, a stranger, or leads elsewhere        lapsed, if its lease has expired and a second
                                                                           look finds the lock free, the counter unmoved
 
-What each condition wards off:
+What each condition guards against:
 
-- After a restart of the server nobody holds a lock until its next renewal, and all leases may have run out. So a free
-  lock counts at once only where the kernel speaks for the address (`near`: the same network namespace, or our own
-  address), or if the server has been up for a whole lease. Else a second look must find it free, later than any living
-  runner renews.
-- A loopback address of another host or network namespace leads elsewhere: what answers there says nothing.
-- A stopped process whose session the server has closed is silent: its kernel still takes connections. Its lease counts.
+- After a restart of the server no runner holds a lock until its next renewal, and all leases may have expired. So a
+  free lock counts at once only where the kernel speaks for the address (`near`: the same network namespace, or our own
+  address), or if the server has been up for a whole lease. Otherwise a second look must find it free, later than any
+  live runner renews.
+- A loopback address of another host or network namespace leads elsewhere: what answers there means nothing.
+- A stopped process whose session the server has closed is silent: its kernel still accepts connections. Its lease
+counts.
 - A port that another program has taken is a stranger. It may also be the runner itself, with another secret.
-- Behind a transaction pooler a living runner has no lock either. Its row says so, and nothing is concluded.
-- A session of ours that is lost between two looks begins a new series, as does a lock that was held in between.
+- Behind a transaction pooler a live runner has no lock either. Its row says so, and nothing is concluded.
+- If our session is lost between two looks, a new series begins; likewise if the lock was held in between.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from coterie.transport.interface import Presence
 
 Lock = Literal["held", "free", "gone", "none"]
-"""The lock of a runner: held; free; let go of by the kernel when the process ended; none that it could hold."""
+"""The lock of a runner: held; free; released by the kernel when the process ended; none that it could hold."""
 
 Verdict = Literal["alive", "gone", "lapsed", "unknown"]
-"""Gone: evict it. Lapsed: evict it if its lease has run out. Unknown: look again."""
+"""Gone: evict it. Lapsed: evict it if its lease has expired. Unknown: look again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class Look:
     """What the database said about a runner at one moment.
 
     Args:
-        at_ns: When it was asked, on a steady clock.
+        at_ns: When it was read, on a steady clock.
         server: Which start of the server, and which session of ours.
         lock: The runner's lock.
-        counter: Of its lease.
-        expired: Whether its lease has run out, by the database's clock.
+        counter: The counter of its lease.
+        expired: Whether its lease has expired, by the database's clock.
         up_s: How long the server had been up.
     """
 
@@ -79,7 +80,7 @@ def _lock(runner: str, found: Presences) -> Lock:
 
 
 def series(first: Look | None, look: Look) -> Look:
-    """The first look of the unbroken series that `look` belongs to: one session, the lock as it was, one counter."""
+    """The first look of the unbroken series that `look` belongs to: same session, same lock, same counter."""
     if first is None or (first.server, first.lock, first.counter) != (look.server, look.lock, look.counter):
         return look
     return first
@@ -90,8 +91,8 @@ class Rule:
     """When a runner that was never met is dead.
 
     Args:
-        pause_ns: Between two looks, the second of which counts: longer than the time between two renewals.
-        ttl_s: Of leases.
+        pause_ns: The time after which a second look counts: longer than the time between two renewals.
+        ttl_s: The TTL of leases.
 
     Promise:
         No restart of the server, however long it was down, makes a runner dead that takes its lock again within
@@ -106,9 +107,9 @@ class Rule:
 
         Args:
             first: The first look of the unbroken series.
-            look: The last one, made after its address was asked.
-            presence: What answered at its address; None: that leads elsewhere from here, or was not asked.
-            near: Whether this machine's kernel knows if anybody listens at its address.
+            look: The last one, made after its address was probed.
+            presence: What answered at its address; None: from here that leads elsewhere, or was not probed.
+            near: Whether this machine's kernel knows if a process listens at its address.
         """
         if look.lock == "gone":
             return "gone"

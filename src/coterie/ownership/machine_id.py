@@ -1,7 +1,7 @@
-"""Snowflakes for one process: leases a machine id at first use and keeps its mark ahead of what is drawn [K2, M15].
+"""Snowflakes for one process: leases a machine id at first use and keeps its mark ahead of the ids drawn [K2, M15].
 
-The mark makes ids unique: none is drawn beyond what the database has, and whoever leases the machine id next begins
-after it. The lease only says who may raise the mark, so that an expired, lost or doubtful one never repeats an id.
+The mark makes ids unique: none is drawn beyond the stored mark, and the next lessee of the machine id begins after it.
+The lease only says who may raise the mark, so an expired, lost or doubtful lease never repeats an id.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from coterie.storage.interface import MachineIds
 
 LEASE_S = 60.0
-"""How long a machine id stays taken after its holder was killed: long enough that the mark has passed by then."""
+"""How long a machine id stays leased after its holder was killed: long enough that the mark has passed by then."""
 
 AHEAD_MS = 10_000
-"""How far the mark is written ahead: one statement in 5 s while ids are drawn, and no more is left out by a restart."""
+"""How far the mark is written ahead: one statement in 5 s while ids are drawn; a restart skips no more than this."""
 
 PAUSE_NS = 1_000_000_000
-"""Between two tries to raise the mark ahead of need, when the database does not answer."""
+"""Pause between two attempts to raise the mark in advance, when the database does not answer."""
 
 
 class IdGenerator(Service):
@@ -36,13 +36,13 @@ class IdGenerator(Service):
 
     Args:
         machines: Where machine ids are leased.
-        holder: In whose name: the incarnation of this process.
-        clock: Its wall gives ids their time.
-        trust: Whether ids may be drawn now; a runner passes whether it trusts its own lease. Always, without.
+        holder: The lessee: the incarnation of this process.
+        clock: Its wall clock gives ids their time.
+        trust: Whether ids may be drawn now; a runner passes whether it trusts its own lease. Default: always.
 
     Promise:
-        No id repeats in the whole history of the cluster, and those of one process increase: not after a crash, nor
-        when the wall clock steps back, the lease runs out, or a commit's outcome stays unknown [S1, GAP-04, GAP-10].
+        No id repeats in the whole history of the cluster, and those of one process increase: also after a crash, when
+        the wall clock steps back, the lease expires, or a commit's outcome stays unknown [S1, GAP-04, GAP-10].
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class IdGenerator(Service):
         self._expiring_ns = self._not_before_ns = 0
 
     async def take(self) -> int:
-        """The next id. It waits for the database at the first call, after a long pause, and in an outage of seconds.
+        """The next id. Waits for the database at the first call, after a long pause, and in an outage of seconds.
 
         Raises:
-            PersistenceError: All machine ids are taken, the database cannot be asked for one, or this runner is out
-                of trust.
+            PersistenceError: All machine ids are leased, the database cannot be reached, or this runner no longer
+                trusts its lease.
         """
         while (drawn := self._draw()) is None:
             await self._raise()
         return drawn
 
     def lease_again(self) -> None:
-        """Draw no more under the present lease: the database may have lost it, and give the machine id to another."""
+        """Draw no more under the current lease: the database may have lost it, and lease the machine id to another."""
         self._after_ms = self._last_ms()
         self._generator = None
 
     def _draw(self) -> int | None:
-        # Asked right before each draw, and nothing is awaited in between.
+        # Checked right before each draw, with no await in between.
         self.require_running()
         self._origin.require_same()
         self._require_trust()
@@ -97,16 +97,17 @@ class IdGenerator(Service):
             )
 
     def _is_due(self, generator: SnowflakeGenerator) -> bool:
-        """Whether to raise the mark and prolong the lease now, before anybody has to wait for it."""
+        """Whether to raise the mark and prolong the lease now, before a caller has to wait for it."""
         now_ns = self._clock.steady_ns()
         if now_ns < self._not_before_ns:
             return False
         return generator.until_ms - generator.last_ms < AHEAD_MS // 2 or now_ns >= self._expiring_ns
 
     async def _raise(self) -> None:
-        """Raise the mark, together with all who wait for it."""
+        """Raise the mark, shared by all waiters."""
         raising = self._raising or self._begin_raising()
-        # The task goes on when a caller is cancelled; gathered, its own cancellation is not taken for the caller's.
+        # The task continues when a caller is cancelled; gathered, its own cancellation is not mistaken for the
+        # caller's.
         await asyncio.shield(asyncio.gather(raising, return_exceptions=True))
         if raising.cancelled():
             raise ShuttingDown(what=self.what)
@@ -143,7 +144,7 @@ class IdGenerator(Service):
         machine = await self._machines.lease(self._holder, ttl_s=LEASE_S, until_ms=until_ms)
         if machine is None:
             raise _all_taken()
-        # After the last id of this process too: they increase across a change of the machine id.
+        # Also after the last id of this process: ids increase across a change of the machine id.
         after_ms = max(machine.after_ms, self._last_ms())
         return SnowflakeGenerator(machine.id, after_ms=after_ms, until_ms=max(after_ms, until_ms))
 

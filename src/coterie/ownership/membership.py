@@ -1,7 +1,7 @@
-"""One incarnation's part in the cluster: it registers, settles which seats it holds, and leaves.
+"""One incarnation's membership in the cluster: it registers, settles which seats it holds, and leaves.
 
-Everything that happens makes `settle` run, one pass at a time: a renewal (each second), a notice of a peer, a seat
-given back, a runner evicted. A pass brings what is held closer to what should be held, by what the tables say.
+Every event triggers `settle`, one pass at a time: a renewal (each second), a notice of a peer, a released seat, an
+evicted runner. A pass brings the held seats closer to the target, by what the tables say.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.ownership")
 
 _FAREWELL_S = 5.0
-"""Beyond the drain, for what the database has to hear: then the process goes, and the lease decides."""
+"""Limit, beyond the drain, for deregistering in the database: then the process exits, and the lease decides."""
 
 
 _GRANTS_MOST = 500
@@ -53,10 +53,10 @@ _GRANTS_MOST = 500
 
 
 _AGAIN_S = 0.1
-"""Until it is ready a runner reads the tables so often: others take their share without telling it first."""
+"""Polling interval of a runner that is not ready yet: others take their share without notifying it first."""
 
 _SILENT_RENEWALS = 3
-"""So many renewals without an answer, and the database is silent."""
+"""After this many renewals without an answer the database counts as silent."""
 
 
 class Membership(Service):
@@ -64,18 +64,18 @@ class Membership(Service):
 
     Args:
         settings: Lease, groups, weight, shards, drain.
-        incarnation: Who this is, for this one life.
-        name: What people call it.
-        transport: Started already: others reach us before they know of us [M2].
+        incarnation: The identity of this life.
+        name: The runner's name, for display.
+        transport: Started already: others can reach us before they know of us [M2].
         directory: Kept up to date from here.
-        definitions: What this program knows besides shards.
-        occupy: Puts somebody on each seat that is acquired.
-        wake: Told that there is something new to do on a seat, perhaps one that is not held here.
-        failed_over: Told that commits which the database had acknowledged may be missing.
-        host: Where loopback leads to.
-        process: Which process of the host this is.
-        credentials: What it proves itself with, by fingerprints.
-        supervisor: The one of this process.
+        definitions: What this program defines besides shards.
+        occupy: Makes the occupant of each seat that is acquired.
+        wake: Called when there is something new to do on a seat, perhaps one that is not held here.
+        failed_over: Called when commits that the database had acknowledged may be missing.
+        host: Identifies the host that loopback leads to.
+        process: Identifies this process on its host.
+        credentials: Its credentials, as fingerprints.
+        supervisor: The supervisor of this process.
 
     Promise:
         A seat is occupied here only between its grant and its release, and while the lease is trusted. It ends
@@ -109,8 +109,8 @@ class Membership(Service):
         self.trust = Trust(clock)
         self.vitals = RunnerHealth(clock, silence_s=_SILENT_RENEWALS * settings.lease_renew.total_seconds())
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why it is over; with an exception if no other life can follow."""
-        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # asked for or not
+        """Why it is over; an exception if no other life can follow."""
+        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieves it
         self._settings = settings
         self._supervisor = supervisor
         self._host = host
@@ -160,7 +160,7 @@ class Membership(Service):
         self._stale = True
         self._generation = 0
         self._failed_over = failed_over
-        self._trouble: Exception | None = None  # met outside of a pass: the next one raises it
+        self._trouble: Exception | None = None  # raised outside of a pass: the next one raises it again
         self._leaving = False
         self._undeclared: dict[str, Definition] = {}
         self._moves: dict[str, asyncio.Task[None]] = {}
@@ -186,10 +186,10 @@ class Membership(Service):
             supervisor=self._supervisor,
         )
 
-    # Life
+    # Lifecycle
 
     async def ready(self) -> None:
-        """Return when a pass has found nothing more to acquire, and every shard with a runner that lives."""
+        """Return when a pass has found nothing more to acquire, and every shard is held by a live runner."""
         await self._settled.wait()
 
     @property
@@ -199,15 +199,15 @@ class Membership(Service):
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it gives up all that it holds, because it stops or somebody asked it to."""
+        """Whether it releases all that it holds, because it stops or was asked to drain."""
         return self._leaving
 
     def tenure(self, seat: str) -> Tenure | None:
-        """Our holding of a seat; None if it is not ours."""
+        """Our tenure of a seat; None if we do not hold it."""
         return self._holdings.tenure(seat)
 
     async def leave(self) -> None:
-        """Hand over everything, then disappear. What does not end in time is cut off, and found by its new holder."""
+        """Hand over everything, then deregister. Work that does not end in time is cut off; its new holder finds it."""
         self.require_running()
         self._leaving = True
         try:
@@ -219,14 +219,14 @@ class Membership(Service):
             log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
 
     def define(self, definition: Definition) -> None:
-        """Take up a definition that the program made after the start: the next pass declares its seat."""
+        """Add a definition made after the start: the next pass declares its seat."""
         self._definitions[definition.seat] = definition
         self._undeclared[definition.seat] = definition
         self._plans.delay(definition.seat, round(definition.takeover_delay_s * 1e9))
         self._wake.set()
 
     async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
-        """Give up a seat now, to whoever is next. This runner does not take it for a while (`exclusion`)."""
+        """Release a seat now, to the next runner in order. This runner does not take it for a while (`exclusion`)."""
         tenure = self.tenure(seat)
         epoch = None if tenure is None else tenure.epoch
         self._plans.exclude(seat, self._now_ns(), cause=cause, error=error, epoch=epoch)
@@ -285,7 +285,7 @@ class Membership(Service):
         if not self.ended.done():
             self.ended.cancel()
 
-    # What makes a pass run
+    # What triggers a pass
 
     def _renewed(self, renewal: Renewal, sent_ns: int) -> None:
         try:
@@ -307,7 +307,7 @@ class Membership(Service):
             self.tasks.supervise(self._hand_over, name="hand over", supervisor=self._supervisor)
 
     def _compare_generation(self, generation: int) -> None:
-        """After a failover memory may hold what the database has lost: all of it is dropped, and loaded anew [M13]."""
+        """After a failover memory may hold what the database has lost: all of it is dropped and reloaded [M13]."""
         before, self._generation = self._generation, generation
         if before == generation:
             return
@@ -332,12 +332,12 @@ class Membership(Service):
         self._look()
 
     def _removed(self, _: str) -> None:
-        """A runner is not there any more: its seats are free, for the others too."""
+        """A runner is gone: its seats are free, also for other runners."""
         self._look()
         self._talk.tell_all("look")
 
     def _greet(self, peer: PeerAddress) -> None:
-        """One of us two is new: what was settled without it is looked at again, at once."""
+        """One of us two is new: what was settled without it is reconsidered at once."""
         self._talk.tell(peer, "look")
         self._wake.set()
 
@@ -356,7 +356,7 @@ class Membership(Service):
             self._talk.tell(peer_of(runner), "offer", [(seat, epoch)])
 
     def _not_occupied(self, seat: str) -> None:
-        """What should have sat on a seat of ours could not begin: another runner may be able to."""
+        """The occupant of a seat of ours could not start: another runner may be able to."""
         self._plans.exclude(seat, self._now_ns(), cause="failed")
 
     def _offered(self, seat: str, epoch: int) -> None:
@@ -373,16 +373,16 @@ class Membership(Service):
             try:
                 await self._settle()
             except PersistenceError as error:
-                self._stale = True  # what was sent may have happened
+                self._stale = True  # statements that were sent may have taken effect
                 log.info("seats are not settled yet, again with the next renewal: %s", error)
             except BaseException:
-                self._look()  # the same; and what woke this pass is still to be done
+                self._look()  # likewise; and the cause of this pass is still pending
                 raise
             finally:
                 waiting.set_result(None)
 
     async def _passed(self) -> None:
-        """Return after a pass that began after this was called, whether it succeeded or not."""
+        """Return after a pass that began after this call, whether it succeeded or not."""
         self._look()
         await asyncio.shield(self._waiting)
 
@@ -417,7 +417,7 @@ class Membership(Service):
         self._holdings.compare({seat.name: seat.epoch for seat in view.seats if seat.holder == self.incarnation})
 
     async def _define(self) -> None:
-        """Declare what was defined after the start. If that fails, the next pass does it again."""
+        """Declare what was defined after the start. If that fails, the next pass retries."""
         if not self._undeclared:
             return
         taken = dict(self._undeclared)
@@ -429,7 +429,7 @@ class Membership(Service):
             self._talk.tell_all("look")
 
     async def _readopt(self) -> None:
-        """Bring back our older definition of a seat once nobody has the current one any more [M8]."""
+        """Restore our older definition of a seat once no runner has the current one any more [M8]."""
         seats = self._plans.readopt(self._definitions)
         if seats:
             declared = [self._definitions[seat].declaration for seat in seats]
@@ -441,7 +441,7 @@ class Membership(Service):
         return not self._leaving and self.trust.connected and self.trust.holds
 
     async def _acquire(self) -> bool:
-        """Take the free seats that should be ours; whether there were any."""
+        """Take the free seats that should be ours. Returns: whether there were any."""
         if not self._may_take:
             return False
         wanted = self._plans.acquire(set(self._holdings.staying) | self._moves.keys(), now_ns=self._now_ns())
@@ -452,7 +452,7 @@ class Membership(Service):
         return True
 
     async def _take(self, wanted: Sequence[str]) -> None:
-        """Acquire seats in one statement, between two of which a renewal has its turn, and occupy them."""
+        """Acquire seats and occupy them. One statement at a time, so that renewals get their turn in between."""
         if not self._may_take:
             return
         if chaos.on:
@@ -463,17 +463,17 @@ class Membership(Service):
         self._stale = True
         if taken:
             self._talk.tell_all("granted", taken)
-            self._wake.set()  # else others were faster, or it is not to be had: the next renewal looks again
+            self._wake.set()  # otherwise others were faster, or it is not available: the next renewal looks again
 
     # Handing over
 
     async def _hand_over(self) -> None:
-        """Give away everything that is held."""
+        """Hand over everything that is held."""
         try:
             await self._keeping.ask(lambda session: session.leaving(self.incarnation))
-        except PersistenceError as error:  # it only spares others plans with us: what runs here is drained all the same
+        except PersistenceError as error:  # it only tells others not to plan with us: seats are drained all the same
             log.info("runner %s could not say that it leaves: %s", self.name, error)
-        await self._passed()  # an acquire under way has ended, and the plans are those of everybody
+        await self._passed()  # an acquire in flight has ended, and the plans are up to date
         for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals, leaving=True):
             self._begin_move(seat, target)
         await asyncio.gather(*self._moves.values(), return_exceptions=True)
@@ -486,11 +486,11 @@ class Membership(Service):
 
     def _moved(self, seat: str) -> None:
         del self._moves[seat]
-        if not self._moves:  # a pass after each of thousands would look at all of them each time
+        if not self._moves:  # a pass after each of thousands would examine all of them each time
             self._wake.set()
 
     async def _end_with_trust(self) -> None:
-        """Stop everything as soon as the lease is not trusted any more."""
+        """Stop everything as soon as the lease is no longer trusted."""
         renew_s = self._settings.lease_renew.total_seconds()
         while True:
             await asyncio.sleep(self.trust.left_s if self.trust.holds else renew_s)

@@ -1,12 +1,10 @@
-"""What runners tell each other about seats, for speed alone: whatever gets lost is found in the tables.
+"""Notices about seats between runners, for speed only: whatever is lost is found in the tables.
 
-offer     I have given these seats back, and you are their target
+offer     I have released these seats, and you are their target
 granted   I was granted these seats, at these epochs: route by it
 look      something has changed: read the tables now, not with your next renewal
-wake      there is something new to do on these seats: whoever sits on them looks now (1 instead of an epoch: passed on)
-resign    asked, not told: give up these seats if you hold them at these epochs
-
-Telling other runners about seats, and hearing what they tell. Nothing rests on it: the tables have it all.
+wake      there is something new to do on these seats: their occupants check now (1 instead of an epoch: forwarded)
+resign    a request, not a notice: release these seats if you hold them at these epochs
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ _decoder = msgspec.msgpack.Decoder(PeerNotice)
 
 
 def encode(kind: Kind, seats: list[tuple[str, int]] | None = None) -> bytes:
-    """A notice as it is sent."""
+    """Encode a notice."""
     return _encoder.encode(PeerNotice(kind, seats or []))
 
 
 def decode(body: bytes) -> PeerNotice | None:
-    """The notice that arrived; None if it cannot be read: it was only a hint."""
+    """Decode a notice; None if it cannot be decoded: it was only a hint."""
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, ValueError):
@@ -59,10 +57,10 @@ class PeerNotices:
 
     Args:
         me: Our incarnation.
-        offered: Told of a seat that another runner gave back for us, and its epoch until then.
-        look: Told that the tables have changed.
-        wake: Told that there is something new to do on a seat.
-        resign: Gives up a seat that we hold at an epoch; whether we did.
+        offered: Called with a seat that another runner released for us, and its epoch until then.
+        look: Called when the tables have changed.
+        wake: Called when there is something new to do on a seat.
+        resign: Releases a seat that we hold at an epoch. Returns: whether we held it.
     """
 
     def __init__(
@@ -85,18 +83,18 @@ class PeerNotices:
         self._resign = resign
 
     def tell(self, peer: PeerAddress, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
-        """Tell one runner, if we are connected."""
+        """Notify one runner, if we are connected to it."""
         self._transport.notify(peer, Route.OWNERSHIP, encode(kind, seats))
 
     def tell_all(self, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
-        """Tell all other runners that we are connected to."""
+        """Notify all other runners that we are connected to."""
         notice = encode(kind, seats)
         for runner in self._directory.runners:
             if runner.id != self._me:
                 self._transport.notify(peer_of(runner), Route.OWNERSHIP, notice)
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Hear what another runner tells."""
+        """Handle a notice of another runner."""
         del route, headers
         notice = decode(body)
         if notice is None:
@@ -113,7 +111,7 @@ class PeerNotices:
             self._look()
 
     def _hear_wake(self, told: str, *, passed_on: bool) -> None:
-        """Whoever tells may not know yet that the seat has moved: then it is passed on, once, to its holder."""
+        """The sender may not know yet that the seat has moved: then the notice is forwarded, once, to its holder."""
         seat, _, _ = told.partition("\n")
         holder = self._directory.holder(seat)
         if passed_on or holder is None or holder.id == self._me:
@@ -122,7 +120,7 @@ class PeerNotices:
             self.tell(peer_of(holder), "wake", [(told, 1)])
 
     def on_request(self, request: Request) -> None:
-        """Give up what we are asked for. The reply says that it has begun, or that it is not ours."""
+        """Release the requested seats. The reply says that this has begun, or that we do not hold them."""
         notice = decode(request.body)
         if notice is None or notice.kind != "resign":
             request.fail(*MalformedMessage(what="a request about seats", problem="it is not known here").to_wire())

@@ -1,15 +1,15 @@
 """What one runner should do about seats, by the last view of the tables: which to take, which to hand over.
 
-A seat that is free goes to its target at once; one that was lost by a holder that did not give it back waits for its
-takeover delay first. If the target does not take it (no rights, a bug, a leader that refuses) the next in order does
-so after `patience_ns`, the one after that after twice as long [m1]. No shard is moved to a runner that has let one
-stand free, for a while: it would come back in the same way, and stand free in between each time. What this runner gave
-up, or failed on, it does not take for a while (`exclusion`).
+A seat that is free goes to its target at once; one whose holder was lost without releasing it waits for its takeover
+delay first. If the target does not take it (no rights, a bug, a leader that refuses) the next in order does so after
+`patience_ns`, the one after that after twice as long [m1]. For a while no shard is moved to a runner that has left one
+free: it would come back the same way, and be free in between each time. Seats that this runner resigned or failed on
+it does not take for a while (`exclusion`).
 
-A shard moves when another runner has been its target for two renewals: by then everybody has seen the same members,
+A shard moves when another runner has been its target for two renewals: by then all runners have seen the same members,
 and it will not be sent back [m2]. A seat moves at once when we leave, or have an outdated definition of it [M8].
 Leaders and crons do not move for balance, with one exception: what a runner took by itself in its first seconds is
-shared with runners that start together with it, else the first one of a cluster would keep everything.
+shared with runners that start together with it, otherwise the first one of a cluster would keep everything.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 _PATIENCE_NS = 5_000_000_000
 _SHUNNED_NS = 600_000_000_000
-"""For so long no shard is moved to a runner that has let one stand free, unless it takes a seat meanwhile."""
+"""For this long no shard is moved to a runner that has left one free, unless it takes a seat meanwhile."""
 _STEADY = 2
-"""Renewals for which a move must have been the answer [m2]."""
+"""For how many renewals a move must have been planned [m2]."""
 _START_NS = 10_000_000_000
-"""For so long after its first look a runner shares what it leads with those that start together with it."""
+"""How long after its first view a runner shares what it leads with runners that start together with it."""
 
 
 class Rebalance:
-    """The plans of one runner. Nothing here asks or tells anybody.
+    """The plans of one runner. No I/O.
 
     Args:
         me: Our incarnation.
-        patience_ns: How long a free seat is left to each who comes before us.
+        patience_ns: How long a free seat is left to each runner that comes before us.
         delays: Takeover delays of seats that have one.
     """
 
@@ -59,7 +59,7 @@ class Rebalance:
         self._exclusions = Exclusions()
         self._resigned: dict[str, int] = {}
         self._start_ns: int | None = None
-        self._first: set[str] = set()  # taken by target while we started, not given to us by another runner
+        self._first: set[str] = set()  # taken by target while we started, not offered by another runner
         self._shunned: dict[str, int] = {}
         self._now_ns = 0
 
@@ -68,7 +68,7 @@ class Rebalance:
         self._delays[name] = delay_ns
 
     def learn(self, view: ClusterSnapshot, *, now_ns: int, renewals: int) -> None:
-        """The tables were read. `renewals` is the number of our own so far."""
+        """The tables were read. `renewals` is the number of our own renewals so far."""
         self._now_ns = now_ns
         if self._start_ns is None:
             self._start_ns = now_ns
@@ -93,7 +93,7 @@ class Rebalance:
     def exclude(self, name: str, now_ns: int, *, cause: Cause, error: str = "", epoch: int | None = None) -> Exclusion:
         """Do not take this seat for a while, although it may be ours by target.
 
-        With the epoch at which it was resigned that ends as soon as another runner has held it and gave it up too.
+        With the epoch at which it was resigned, this ends as soon as another runner has held it and released it too.
         """
         if epoch is not None:
             self._resigned[name] = epoch
@@ -104,17 +104,17 @@ class Rebalance:
         return self._exclusions.lasting(now_ns)
 
     def offered(self, name: str, epoch: int) -> None:
-        """A seat was given back for us to take: the next `acquire` has it, if we agree or cannot know yet."""
+        """A seat was released for us to take: the next `acquire` includes it, if we agree or cannot know yet."""
         self._offers[name] = epoch
 
     def order(self, name: str) -> list[str]:
-        """Who may hold a seat, the nearest first."""
+        """The runners that may hold a seat, the nearest first."""
         return assignment.order(self._seats[name], self._view.runners) if name in self._seats else []
 
     def acquire(self, held: Collection[str], now_ns: int) -> list[str]:
-        """The seats to take now, in the order of their names, but for those that we hold already."""
+        """The seats to take now, in order of name, without those that we hold already."""
         self._now_ns = now_ns
-        offers, self._offers = self._offers, {}  # each is worth one try: it may be an old one
+        offers, self._offers = self._offers, {}  # each is good for one attempt: it may be outdated
         wanted = {name for name in self._free if self._is_our_turn(name)} | {
             each for each, epoch in offers.items() if self._agree(each, epoch)
         }
@@ -126,7 +126,7 @@ class Rebalance:
         return sorted(taken)
 
     def give(self, held: Collection[str], renewals: int, *, leaving: bool = False) -> list[tuple[str, str | None]]:
-        """The seats to hand over now, with their targets; when leaving that is all of them, some perhaps to nobody."""
+        """The seats to hand over now, with their targets; when leaving these are all seats, some without a target."""
         if leaving:
             others = [each for each in self._view.runners if each.id != self._me]
             without_us = assignment.targets(others, self._view.seats)
@@ -137,7 +137,7 @@ class Rebalance:
         return [(name, move.target) for name, move in sorted(ripe.items())]
 
     def missing(self, lives: Callable[[str], bool]) -> str:
-        """Which shards that we may hold are with nobody yet, or with a runner that may be dead; empty: none."""
+        """Which shards that we may hold are free, or held by a runner that may be dead; empty: none."""
         me = self._runners.get(self._me)
         ours = [] if me is None else [each for each in self._view.seats if assignment.is_shard_of(me, each)]
         free = sum(seat.holder is None for seat in ours)
@@ -148,7 +148,7 @@ class Rebalance:
         return f"{len(doubtful)} shards are held by {', '.join(names)}, not known yet to be alive" if names else ""
 
     def readopt(self, definitions: Collection[str]) -> list[str]:
-        """Those of our definitions, by seat, that should be current again: no runner has the current one [M8]."""
+        """Those of our definitions, by seat, that should become current again: no runner has the current one [M8]."""
         return sorted(
             name
             for name in definitions
@@ -157,7 +157,7 @@ class Rebalance:
         )
 
     def _is_our_turn(self, name: str) -> bool:
-        """Whether a free seat is for us to take: as its target, or as the next in order after those who did not."""
+        """Whether a free seat is for us to take: as its target, or as the next in order after those that did not."""
         target = self._targets.get(name)
         waited_ns = self._now_ns - self._free[name].since_ns
         if not self._seats[name].clean:
@@ -183,16 +183,16 @@ class Rebalance:
 
     def _line(self, name: str) -> list[str]:
         free = self._free[name]
-        if free.line is None:  # hashes of all runners: not anew at each pass
+        if free.line is None:  # hashes of all runners: cached between passes
             free.line = self.order(name)
         return free.line
 
     def _agree(self, name: str, epoch: int) -> bool:
         """Whether to take an offered seat.
 
-        Where our view still has a holder, or an epoch before, it is the older one, and cannot tell. A free one is taken
-        if nobody has held it since the offer, for who gave it back may have resigned; or if it is ours by target. One
-        that was lost since is no gift: it waits for its takeover delay.
+        If our view still has a holder, or an earlier epoch, it is older than the offer: no answer. A free seat is
+        taken if no runner has held it since the offer, for the offerer may have resigned; or if it is ours by target.
+        One that was lost since is not an offer any more: it waits for its takeover delay.
         """
         seat, me = self._seats.get(name), self._runners.get(self._me)
         if seat is None or me is None or not assignment.is_candidate(me, seat):
@@ -206,7 +206,7 @@ class Rebalance:
         return self._start_ns is not None and self._now_ns - self._start_ns < _START_NS
 
     def _shared(self) -> dict[str, str]:
-        """Where the seats should go that we took while we started, if they are to be balanced."""
+        """The targets of the seats that we took while we started, if they are to be balanced."""
         if not self._starts or not self._first:
             return {}
         balanced = assignment.targets(self._view.runners, self._view.seats, balances=True)
@@ -234,7 +234,7 @@ class Rebalance:
         return _Free(seat.epoch, before.since_ns)
 
     def _forget_shunned(self, view: ClusterSnapshot) -> None:
-        """A runner that takes a seat is well again; one that is gone is no matter."""
+        """A runner that takes a seat has recovered; one that is gone does not matter."""
         ids = {each.id for each in view.runners}
         taken = {each.holder for each in view.seats if each.name in self._free}
         self._shunned = {each: until for each, until in self._shunned.items() if each in ids and each not in taken}
@@ -255,7 +255,7 @@ class _Free:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Where a seat of ours should go, and since which of our renewals that has been the answer for this epoch of it."""
+    """The target of a seat of ours, and since which of our renewals it has been the target for this epoch."""
 
     target: str
     since_renewal: int

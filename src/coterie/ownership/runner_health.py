@@ -1,6 +1,6 @@
-"""How a runner gets on, as its lease keeper sees it anyway: whether its loop turns, and how the database answers.
+"""The health of a runner, as its lease keeper measures it: whether its loop turns, and how the database answers.
 
-Written aside and on the runner's loop, read by whoever judges its health: single values, so no thread needs a lock.
+Written in the lease thread and on the runner's loop, read anywhere: single values, so no thread needs a lock.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
 
 _WINDOW_NS = 10_000_000_000
-"""For so long a delay of the loop is remembered."""
+"""How long a delay of the loop is remembered."""
 
 
 class LastAnswer(NamedTuple):
-    """Of the database, the last one."""
+    """The last answer of the database."""
 
     at_ns: int
     took_s: float
 
 
 class RunnerHealth:
-    """Of one life of a runner.
+    """The health of one life of a runner.
 
     Args:
-        clock: The runner's: the wall, which is compared with the database's, and a steady one.
-        silence_s: After how long without an answer the database is taken for silent.
+        clock: The runner's: a wall clock, which is compared with the database's, and a steady one.
+        silence_s: After how long without an answer the database counts as silent.
     """
 
     def __init__(self, clock: Clock, *, silence_s: float) -> None:
@@ -44,10 +44,10 @@ class RunnerHealth:
         self._problem = ""
         self._failed_over_ns: int | None = None
 
-    # What is seen
+    # Observations
 
     def turned(self, since_ns: int) -> None:
-        """The loop turns; it was asked to at that moment."""
+        """The loop turns; it was pinged at `since_ns`."""
         now_ns = self._clock.steady_ns()
         lag_ns = now_ns - since_ns
         while self._lags and self._lags[-1][1] <= lag_ns:
@@ -56,7 +56,7 @@ class RunnerHealth:
         self._forget(now_ns)
 
     def answered(self, sent_ns: int, now: datetime | None = None) -> None:
-        """The database has answered, perhaps with the time."""
+        """The database has answered, perhaps with its time."""
         at_ns = self._clock.steady_ns()
         if now is not None:
             self._dial.hear(now)
@@ -64,29 +64,29 @@ class RunnerHealth:
         self._answer, self._problem = LastAnswer(at_ns, (at_ns - sent_ns) / 1e9), ""
 
     def failed(self, problem: str) -> None:
-        """The database could not be asked, or has not answered."""
+        """The database could not be reached, or has not answered."""
         self._problem = problem
 
     def failed_over(self) -> None:
         """The database is another server, or another timeline, than before."""
         self._failed_over_ns = self._clock.steady_ns()
 
-    # What that means
+    # Conclusions
 
     @property
     def failed_over_s(self) -> float | None:
-        """How long ago the database was found to be another one; None: it is the one on which this life began."""
+        """How long ago a failover was noticed; None: the database is the one on which this life began."""
         return None if self._failed_over_ns is None else (self._clock.steady_ns() - self._failed_over_ns) / 1e9
 
     @property
     def lag_s(self) -> float:
-        """The longest that the loop has made somebody wait, of the last 10 s. To be asked on that loop."""
+        """The longest delay of the loop in the last 10 s. To be called on that loop."""
         self._forget(self._clock.steady_ns())
         return self._lags[0][1] / 1e9 if self._lags else 0.0
 
     @property
     def storage_s(self) -> float | None:
-        """How long the last answer of the database took; None: there is none, or there is a problem."""
+        """The latency of the database's last answer; None: there is none, or there is a problem."""
         answer = self._answer
         return None if answer is None or self.storage_problem else answer.took_s
 
@@ -101,7 +101,7 @@ class RunnerHealth:
 
     @property
     def clock_offset_s(self) -> float | None:
-        """How far the wall is ahead of the database's clock, give or take the way of an answer; None: not known yet."""
+        """How far our wall clock is ahead of the database's, within the latency of an answer; None: not known yet."""
         return self._clock.wall_ns() / 1e9 - self._dial.now().timestamp() if self._heard else None
 
     def _forget(self, now_ns: int) -> None:

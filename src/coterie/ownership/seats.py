@@ -1,15 +1,13 @@
-"""What a runner believes: how long it may trust its lease, and which seats it holds at which epochs.
-
-The seats that this runner holds, and how each of them comes and goes.
+"""The seats that this runner holds, at which epochs, and how long it may trust its lease.
 
                  grant                     move, leave: drain ─▶ release ─▶ offer
     (not ours) ───────────▶ held ─────────────────────────────────────────────────▶ (not ours)
                              │                                                          ▲
-                             └── trust has run out: abandon ─▶ owed ─▶ release ─────────┤
+                             └── trust has expired: abandon ─▶ owed ─▶ release ─────────┤
                              └── the table says otherwise: abandon ─────────────────────┘
 
-A seat whose trust ran out is *owed*: its row may still have our name, but its work was cut off and might still
-write, so it is given back before anything else is acquired, ourselves included: then at another epoch.
+A seat whose trust has expired is *owed*: its row may still have our name, but its work was cut off and might still
+write, so it is released before this runner acquires anything. If we acquire it again, it is at another epoch.
 """
 
 from __future__ import annotations
@@ -47,12 +45,12 @@ class Trust:
         self.until_ns = 0
         self.ended = False
         self.connected = False
-        """Whether the dedicated session is there with its lock, where there are locks: without it nothing new is
+        """Whether the dedicated session exists and has its lock, where there are locks: without it nothing new is
         started [M2]."""
 
     @property
     def holds(self) -> bool:
-        """Whether what is held may be acted upon now."""
+        """Whether held seats may be acted upon now."""
         return self.steady_ns() < self.until_ns and not self.ended
 
     @property
@@ -61,22 +59,22 @@ class Trust:
         return (self.until_ns - self.steady_ns()) / 1e9
 
     def extend(self, until_ns: int) -> None:
-        """A renewal has succeeded. Trust is never shortened but by `end`."""
+        """A renewal has succeeded. Trust is only ever shortened by `end`."""
         self.until_ns = max(self.until_ns, until_ns)
 
     def end(self) -> None:
-        """Evicted, or about to be: for good. A later life has a trust of its own."""
+        """Evicted, or about to be: final. A later life has its own trust."""
         self.ended = True
 
 
 class Tenure:
-    """This runner's holding of a seat at an epoch; every handle that writes is bound to one.
+    """This runner's tenure of a seat at an epoch; every handle that writes is bound to one.
 
     Args:
-        claim: What the fence will ask for.
-        clean: Whether the holder before gave the seat back; otherwise its last work may have been cut short [C5].
-        trust: The runner's.
-        address: Where others reach it.
+        claim: What the fence checks.
+        clean: Whether the previous holder released the seat; otherwise its last work may have been cut short [C5].
+        trust: The runner's trust.
+        address: The address at which others reach the runner.
     """
 
     __slots__ = ("_trust", "address", "claim", "clean", "ended")
@@ -86,7 +84,7 @@ class Tenure:
         self.address = address
         self.clean = clean
         self.ended = False
-        """Whether the seat was given up, or found to be somebody else's."""
+        """Whether the seat was released, or found to be held by another runner."""
         self._trust = trust
 
     @property
@@ -101,20 +99,20 @@ class Tenure:
 
     @property
     def held(self) -> bool:
-        """Whether work in its name may go on. The proof is the fence; this is the courtesy before it."""
-        trust = self._trust  # `Trust.holds` written out, here and below: each call asks twice
+        """Whether work under it may continue. The proof is the fence; this check only stops work earlier."""
+        trust = self._trust  # `Trust.holds` inlined, here and below: each call checks twice
         return not self.ended and trust.steady_ns() < trust.until_ns and not trust.ended
 
     @property
     def may_start(self) -> bool:
-        """Whether new work may begin in its name."""
+        """Whether new work may start under it."""
         trust = self._trust
         return not self.ended and trust.connected and trust.steady_ns() < trust.until_ns and not trust.ended
 
     def held_at(self) -> int | None:
-        """The time on the steady clock, if it is held; None if not. For those who want to know both, at one reading."""
+        """The time on the steady clock if it is held, else None: both with one reading of the clock."""
         trust = self._trust
-        steady_ns = trust.steady_ns  # no method of it, and so quicker in two steps
+        steady_ns = trust.steady_ns  # it is not a method, so two steps are faster
         now_ns = steady_ns()
         return None if self.ended or now_ns >= trust.until_ns or trust.ended else now_ns
 
@@ -122,7 +120,7 @@ class Tenure:
         """The same for `may_start`; with `now_ns`, if the clock was read a moment ago."""
         trust = self._trust
         if not now_ns:
-            steady_ns = trust.steady_ns  # no method of it, and so quicker in two steps
+            steady_ns = trust.steady_ns  # it is not a method, so two steps are faster
             now_ns = steady_ns()
         usable = trust.connected and not self.ended and now_ns < trust.until_ns and not trust.ended
         return now_ns if usable else None
@@ -132,16 +130,16 @@ class Occupant(Protocol):
     """What runs on a seat of this runner: a shard's entities, a leader, a cron."""
 
     async def drain(self) -> None:
-        """Start nothing more, let what runs end, stop what does not within the limit; then nothing of it writes."""
+        """Start nothing new, let running work end, stop what exceeds the limit; afterwards nothing of it writes."""
         ...
 
     def abandon(self) -> None:
-        """The seat is lost: stop everything now. Nothing that is written any more would be accepted."""
+        """The seat is lost: stop everything now. Further writes would be refused."""
         ...
 
 
 class Occupy(Protocol):
-    """Puts somebody on a seat that was just acquired; called on the runner's loop, must not block."""
+    """Makes the occupant of a seat that was just acquired; called on the runner's loop, must not block."""
 
     def __call__(self, tenure: Tenure, /) -> Occupant: ...
 
@@ -150,33 +148,33 @@ log = logging.getLogger("coterie.ownership")
 
 _RELEASES_MOST = 50
 _RELEASING_S = 0.2
-"""Seats that are released in one turn on the dedicated session, and about how long that may take. The session serves in
-order: behind thousands of releases a renewal came too late, and the lease was lost while the runner left."""
+"""Seats released in one turn on the dedicated session, and about how long that may take. The session serves in order:
+behind thousands of releases a renewal came too late, and the lease was lost while the runner left."""
 
 
 class HeldSeat:
-    """One seat that is held, with whoever sits on it."""
+    """One held seat, with its occupant."""
 
     def __init__(self, tenure: Tenure, occupant: Occupant) -> None:
         self.tenure = tenure
         self.occupant = occupant
         self.moving: asyncio.Task[None] | None = None
-        """The task that drains and releases it; while there is one, nobody else touches the seat."""
+        """The task that drains and releases it; while there is one, nothing else touches the seat."""
 
     def abandon(self) -> None:
-        """It is lost: what runs on it is stopped now."""
+        """The seat is lost: stop its work now."""
         self.tenure.ended = True
         self.occupant.abandon()
 
 
 class HeldSeats:
-    """What this runner believes to hold. All methods belong to its loop.
+    """The seats that this runner believes to hold. All methods must be called on its loop.
 
     Args:
         me: The incarnation.
-        address: Where others reach it, once it listens.
-        occupy: Puts somebody on a seat.
-        released: Told when a seat was given back, with the target it was meant for.
+        address: The address at which others reach it, once it listens.
+        occupy: Makes the occupant of a seat.
+        released: Called when a seat was released, with its target.
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class HeldSeats:
         self._owed: dict[str, int] = {}
         self._unreleased: dict[str, int] = {}  # those that wait for their turn on the session
         self._releasing = asyncio.Lock()
-        self._gone: dict[str, int] = {}  # given back since a view was asked for, which may still have them
+        self._gone: dict[str, int] = {}  # released since a view was requested, which may still show them
 
     def __contains__(self, seat: str) -> bool:
         return seat in self._held
@@ -211,21 +209,21 @@ class HeldSeats:
 
     @property
     def staying(self) -> dict[str, int]:
-        """The seats, with their epochs, that are neither on their way out nor owed."""
+        """The seats, with their epochs, that are neither being released nor owed."""
         return {name: holding.tenure.epoch for name, holding in self._held.items() if holding.moving is None}
 
     @property
     def checksum(self) -> str:
-        """Of everything that the table should have in our name."""
+        """The checksum of all seats that the table should show in our name."""
         return checksum({name: holding.tenure.epoch for name, holding in self._held.items()} | self._owed)
 
     def tenure(self, seat: str) -> Tenure | None:
-        """Our holding of a seat."""
+        """Our tenure of a seat."""
         holding = self._held.get(seat)
         return None if holding is None else holding.tenure
 
     def granted(self, grants: Iterable[Grant]) -> list[tuple[str, int]]:
-        """Occupy seats that were just acquired, if we may still trust ourselves [m3]; what was occupied."""
+        """Occupy seats that were just acquired, if our lease is still trusted [m3]. Returns: the seats occupied."""
         taken = []
         for grant in grants:
             if not self._trust.holds:
@@ -236,7 +234,7 @@ class HeldSeats:
             )
             try:
                 occupant = self._occupy(tenure)
-            except Exception:  # its neighbours are ours all the same
+            except Exception:  # the other seats are ours all the same
                 log.exception("seat %s could not be occupied and is given back", grant.name)
                 tenure.ended = True
                 self._owed[grant.name] = grant.epoch
@@ -250,14 +248,14 @@ class HeldSeats:
         return taken
 
     def expect_view(self) -> None:
-        """A view is about to be read: it shows what was given back before. If not, the database has lost it [M13]."""
+        """A view is about to be read: it shows what was released before. If not, the database has lost it [M13]."""
         self._gone.clear()
 
     def compare(self, table: Mapping[str, int]) -> None:
-        """Drop what the table does not have in our name, and owe what it has and we know nothing of [M13].
+        """Drop what the table does not show in our name, and owe what it shows and we do not know of [M13].
 
-        The latter is an acquire whose answer was lost. Nothing was done under its epoch, but taking it up here would
-        be a second way to begin; giving it back costs one statement.
+        The latter is an acquire whose answer was lost. Nothing was done under its epoch, but occupying it here would
+        be a second way to start; releasing it costs one statement.
         """
         for name, holding in list(self._held.items()):
             if holding.moving is None and table.get(name) != holding.tenure.epoch:
@@ -272,7 +270,7 @@ class HeldSeats:
                 del self._owed[name]
 
     def give_up(self, reason: str) -> None:
-        """Stop everything now: we may not trust ourselves any more. Everything is owed."""
+        """Stop everything now: our lease is no longer trusted. All seats are owed."""
         if self._held:
             log.warning("%d seats are given up: %s", len(self._held), reason)
         for name, holding in self._held.items():
@@ -283,17 +281,17 @@ class HeldSeats:
         self._held.clear()
 
     async def repay(self) -> None:
-        """Give back what is owed. Nothing is acquired before (LOCK-09).
+        """Release owed seats. Nothing is acquired before (LOCK-09).
 
         Raises:
-            PersistenceError: Some of it could not be given back yet.
+            PersistenceError: Some of them could not be released yet.
         """
         for name, epoch in sorted(self._owed.items()):
             await self._release(name, epoch)
             self._owed.pop(name, None)
 
     async def move(self, seat: str, target: str | None) -> None:
-        """Drain a seat, give it back, and tell whoever should have it. A task of its own runs this."""
+        """Drain a seat, release it, and notify its target. Runs in its own task."""
         holding = self._held[seat]
         assert holding.moving is None, f"{seat} is moving already"
         holding.moving = asyncio.current_task()
@@ -310,21 +308,21 @@ class HeldSeats:
         except Exception:
             if self._held.get(seat) is holding:
                 del self._held[seat]
-                self._owed[seat] = holding.tenure.epoch  # the next pass gives it back
+                self._owed[seat] = holding.tenure.epoch  # the next pass releases it
             raise
         del self._held[seat]
         self._released(seat, holding.tenure.epoch, target)
 
     async def _release(self, seat: str, epoch: int) -> None:
-        """Give a seat back, in one turn with others that wait for the same.
+        """Release a seat, in one turn with others that wait for the same.
 
         Raises:
-            PersistenceError: It could not be given back. Others of that turn learn that in a turn of their own.
+            PersistenceError: It could not be released. Other seats of that turn get the error in their own turns.
         """
         self._unreleased[seat] = epoch
         try:
             async with self._releasing:
-                if seat in self._unreleased:  # else it went with another one's turn
+                if seat in self._unreleased:  # otherwise it was released in another's turn
                     await self._release_turn(seat, epoch)
         finally:
             self._unreleased.pop(seat, None)
@@ -341,7 +339,7 @@ class HeldSeats:
 
 
 async def _release_each(session: Ownership, seats: Mapping[str, int]) -> dict[str, PersistenceError | None]:
-    """Release seats one by one, each in a transaction of its own [C1], for so long; what became of those tried.
+    """Release seats one by one, each in its own transaction [C1], for a limited time. Returns: the results.
 
     Raises:
         PersistenceError: The session is lost.
@@ -363,7 +361,7 @@ async def _release_each(session: Ownership, seats: Mapping[str, int]) -> dict[st
 
 
 def _abandon(seat: str, holding: HeldSeat) -> None:
-    """Stop what sits on a seat; whatever that raises must not keep the others from being stopped."""
+    """Stop the occupant of a seat; its errors must not keep others from being stopped."""
     try:
         holding.abandon()
     except Exception:

@@ -1,7 +1,7 @@
-"""Every setting once: type, default with its reason, bounds, scope. Help and documentation come from here.
+"""All settings, each declared once: type, default with its reason, bounds, scope. Help and docs come from here.
 
 A value comes from the argument, else from the variable `COTERIE_<NAME>`, else it is the default; `origin`
-tells which. `make settings-docs` writes docs/settings.md and .env.example from this file.
+says which. `make settings-docs` writes docs/settings.md and .env.example from this file.
 """
 
 # ruff: noqa: RUF009  setting(…) gives a dataclasses.field
@@ -74,9 +74,9 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
-    """How a process runs. Values are checked here, together too; nothing checks them again.
+    """The settings of a process. Values are validated here, also in combination; nothing validates them again.
 
-    Durations are kept as `timedelta`, sizes as bytes, whatever form they were given in.
+    Durations are stored as `timedelta`, sizes as bytes, whatever form they were given in.
 
         >>> Settings.load({"heartbeat": "5s"}, environ={}).heartbeat
         datetime.timedelta(seconds=5)
@@ -311,11 +311,11 @@ class Settings:
 
         Args:
             overrides: The arguments, by name.
-            environ: The variables; those of the process if left out.
+            environ: The variables; default: those of the process.
             where: Where the arguments were written, for the error.
 
         Raises:
-            ConfigurationError: One is unknown, cannot be read, is out of bounds, or does not fit another.
+            ConfigurationError: One is unknown, cannot be parsed, is out of bounds, or does not fit another.
         """
         given: dict[str, Any] = gather(cls, overrides or {}, os.environ if environ is None else environ, where=where)
         settings = cls(**given)
@@ -324,7 +324,7 @@ class Settings:
         return settings
 
     def but(self, **given: Any) -> Self:
-        """The same with other values for some; of the rest it stays known where they came from."""
+        """A copy with other values for some; the others keep their origins."""
         origins: dict[str, str] = self.__dict__["_origins"]
         return type(self)(**{name: GivenValue(getattr(self, name), origin) for name, origin in origins.items()} | given)
 
@@ -334,7 +334,7 @@ class Settings:
         return origins[name]
 
     def warnings(self) -> list[str]:
-        """What works, but breaks the promise that an owner is replaced within 10 s [M16]."""
+        """Settings that work, but break the promise that an owner is replaced within 10 s [M16]."""
         lease = self.lease_ttl + 2 * self.lease_renew + _TAKEOVER
         stall = self.stall_limit + 2 * self.lease_renew
         said = [
@@ -353,7 +353,7 @@ class Settings:
 
 
 class SettingsOverrides(TypedDict, total=False):
-    """The settings as arguments of `Cluster`, for checkers and editors: all but url and name."""
+    """The settings as arguments of `Cluster`, for type checkers and editors: all but url and name."""
 
     runner_name: str | None
     groups: Sequence[str]
@@ -407,14 +407,14 @@ def env_example() -> str:
 
 
 def write_pages(root: Path) -> None:
-    """Write the files that are made from the declarations."""
+    """Write the files that are generated from the declarations."""
     (root / "docs").mkdir(exist_ok=True)
     (root / "docs" / "settings.md").write_text(settings_page(), "utf-8")
     (root / ".env.example").write_text(env_example(), "utf-8")
 
 
 def _refuse_together(settings: Settings) -> None:
-    """Refuse values that are fine one by one and cannot work together."""
+    """Refuse values that are valid one by one but cannot work together."""
     trusted = settings.lease_ttl - settings.lease_margin
     if trusted <= timedelta():
         _refuse(settings, "lease_margin", "not shorter than", "lease_ttl", "a lease would never be trusted")

@@ -1,7 +1,7 @@
-"""Settings declared once: what is said about each, where its value came from, and the pages made of that.
+"""Declares settings: their description, the origin of their values, and the generated pages.
 
 A frozen dataclass declares its fields with `setting(…)` and calls `take_values` in `__post_init__`. The
-fields then hold values that were read by their `Parser`, and each knows its origin.
+fields then hold values parsed by their `Parser`, and each knows its origin.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 Scope = Literal["process", "cluster"]
 
 PREFIX = "COTERIE_"
-_OURS = "COTERIE_TEST_"  # variables that belong to our own tests and are no settings
+_OURS = "COTERIE_TEST_"  # variables that belong to our own tests and are not settings
 
-# What Kubernetes puts into the pods beside a Service named "coterie", or "coterie-…".
+# What Kubernetes injects into pods beside a Service named "coterie", or "coterie-…".
 _SERVICE_LINK = re.compile(
     rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-_SERVICE_PORT = re.compile(rf"{PREFIX}(\w+_)?PORT")  # a URL such as tcp://10.0.0.1:7650, or somebody's mistake
+_SERVICE_PORT = re.compile(rf"{PREFIX}(\w+_)?PORT")  # a URL such as tcp://10.0.0.1:7650, or a user's mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class GivenValue:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that is said about one setting. `why` is the reason for the default."""
+    """The declaration of one setting. `why` is the reason for the default."""
 
     kind: Parser
     default: Any
@@ -64,13 +64,13 @@ class SettingRow:
 
 
 def setting(kind: Parser, default: Any, about: str, *, why: str, scope: Scope = "process") -> Any:
-    """A field of a dataclass, with all that is to be said about it."""
+    """Declare a field of a dataclass as a setting."""
     declared = Setting(kind, default, about, why, scope)
     return field(default_factory=lambda: GivenValue(default, "default"), metadata={"setting": declared})
 
 
 def declarations(kind: type) -> Mapping[str, Setting]:
-    """What a dataclass declares, by the name of the field."""
+    """The declarations of a dataclass, by the name of the field."""
     return {one.name: one.metadata["setting"] for one in fields(kind)}
 
 
@@ -80,7 +80,7 @@ def variable(name: str) -> str:
 
 
 def take_values(target: Any) -> dict[str, str]:
-    """Read what the fields of a dataclass under construction were given, in place; their origins."""
+    """Parse the values given to a dataclass under construction, in place. Returns: their origins."""
     origins = {}
     for name, declared in declarations(type(target)).items():
         given = getattr(target, name)
@@ -93,9 +93,9 @@ def take_values(target: Any) -> dict[str, str]:
 def gather(
     kind: type, arguments: Mapping[str, Any], environ: Mapping[str, str], *, where: str
 ) -> dict[str, GivenValue]:
-    """What was given for which field: the argument, else the variable. Unknown ones are refused.
+    """The value given for each field: the argument, else the variable. Unknown ones are refused.
 
-    An empty variable counts as not set. So does an argument of None where None is no value.
+    An empty variable counts as not set. So does an argument of None where None is not a valid value.
     """
     known = declarations(kind)
     _refuse_unknown(arguments, known, where)
@@ -110,14 +110,14 @@ def gather(
 
 
 def _is_meant(key: str, value: str) -> bool:
-    """Whether a variable that is no setting was meant as one."""
+    """Whether a variable that is not a setting was meant as one."""
     if not key.startswith(PREFIX) or key.startswith(_OURS):
         return False
     return not _SERVICE_LINK.fullmatch(key) and not (_SERVICE_PORT.fullmatch(key) and "://" in value)
 
 
 def rows(kind: type, values: object, origins: Mapping[str, str]) -> list[SettingRow]:
-    """Everything about every setting, with the values of `values`."""
+    """All facts about every setting, with the values of `values`."""
     return [
         SettingRow(
             name=name,
@@ -169,7 +169,7 @@ def _refuse_unknown(names: Iterable[str], known: Mapping[str, object], where: st
     unknown = next((name for name in names if name not in known), None)
     if unknown is None:
         return
-    import difflib  # only here: refusing is rare, and the command line has to start fast
+    import difflib  # only here: errors are rare, and the command line has to start fast
 
     close = difflib.get_close_matches(unknown, known, n=1)
     meant = f"did you mean {quoted(close[0])}? " if close else ""

@@ -1,7 +1,7 @@
-"""How a setting's value is read, from Python or from the text of a variable, and shown again.
+"""Parsers of settings: from Python values or the text of a variable, and back to text.
 
-A `Parser` is one way to read. Each constructor below makes one: `duration("1s", "5m")`, `whole(1, 100)`, …
-They take both what a program passes and what a variable holds: `8MiB` means the same in either place.
+Each constructor below makes a `Parser`: `duration("1s", "5m")`, `whole(1, 100)`, …
+They accept both what a program passes and what a variable holds: `8MiB` means the same in either place.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SECRET_LEAST = 16
 _DISTINCT_LEAST = 6
-"""Characters of a secret that differ: of 16 random hexadecimal digits nine or more do as a rule."""
+"""Distinct characters that a secret needs: 16 random hexadecimal digits usually have nine or more."""
 _ENCODED = "%23 for #, %2F for /, %3F for ?, %40 for @, %5B for [, %5D for ]"
 _SHOWN_MOST = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Parser:
-    """One way to read a value and to show it.
+    """Parses and formats the values of a setting.
 
     Args:
-        parse: Gives the value, or raises `ValueError` (it is refused with `accepts`) or `ConfigurationError`.
+        parse: Returns the value, or raises `ValueError` (it is refused with `accepts`) or `ConfigurationError`.
         accepts: What `parse` accepts.
-        show: The value as text that `parse` reads.
+        show: The value as text that `parse` accepts.
         hidden: Whether the value must not appear in an error.
-        optional: Whether none at all is accepted, written as `off` in a variable.
+        optional: Whether None is accepted, written as `off` in a variable.
     """
 
     parse: Callable[[Any, str], Any]
@@ -51,7 +51,7 @@ class Parser:
     optional: bool = False
 
     def read(self, value: object, *, what: str) -> Any:
-        """The value, or `ConfigurationError` naming `what`, the value and what would be accepted."""
+        """Parse the value, or raise a `ConfigurationError` with `what`, the value and what would be accepted."""
         value = value.strip() if isinstance(value, str) else value
         if self.optional and (value is None or value == "off"):
             return None
@@ -62,7 +62,7 @@ class Parser:
 
     @property
     def expected(self) -> str:
-        """All that is accepted, to follow the word "expected"."""
+        """What is accepted, to follow the word "expected"."""
         return f"{self.accepts}, or off" if self.optional else self.accepts
 
     def text(self, value: Any) -> str:
@@ -71,12 +71,12 @@ class Parser:
 
 
 def refuse(what: str, shown: str, problem: str, *, hint: str = "") -> NoReturn:
-    """Raise the error of a setting that cannot be used."""
+    """Raise the error of an invalid setting."""
     raise ConfigurationError(problem=f"{what} is {shown}: {problem}", hint=hint) from None
 
 
 def optional(kind: Parser) -> Parser:
-    """The same, or none at all: None, `off` in a variable."""
+    """The same, or None, which is `off` in a variable."""
     return replace(kind, optional=True)
 
 
@@ -130,7 +130,7 @@ def flag() -> Parser:
 
 
 def choice(*words: str, unset: str | None = None) -> Parser:
-    """One of a few words. `unset` is how "none of them was chosen" is written, if that is possible."""
+    """One of a few words. `unset` is how "none of them" is written, if that is allowed."""
 
     def parse(value: Any, _: str) -> str | None:
         if unset is not None and value in (None, unset):
@@ -146,7 +146,7 @@ def name() -> Parser:
 
 
 def names() -> Parser:
-    """One or several names: a sequence, or `a,b`."""
+    """One or more names: a sequence, or `a,b`."""
 
     def parse(value: Any, _: str) -> tuple[str, ...]:
         found = tuple(_match(_NAME, one)[0] for one in _several(value))
@@ -158,7 +158,7 @@ def names() -> Parser:
 
 
 def address(*, port_least: int = 0) -> Parser:
-    """Where to listen or to connect: `host:port`."""
+    """An address to listen at or to connect to: `host:port`."""
 
     def parse(value: Any, _: str) -> str:
         _, port = split_address(value if isinstance(value, str) else _fail())
@@ -168,14 +168,14 @@ def address(*, port_least: int = 0) -> Parser:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host (without brackets) and port of `host:port`; `ValueError` if it is none."""
+    """Host (without brackets) and port of `host:port`; otherwise raises `ValueError`."""
     match = _match(_ADDRESS, text)
     port = int(match["port"])
     return match["host"].strip("[]"), port if port <= 65535 else _fail()
 
 
 def file_path() -> Parser:
-    """The path of a file. Whether it is there is found out by who opens it."""
+    """The path of a file. Whether it exists is not checked here."""
     return Parser(
         lambda value, _: str(value) if isinstance(value, str | Path) and str(value) else _fail(),
         "the path of a file",
@@ -183,7 +183,7 @@ def file_path() -> Parser:
 
 
 def url() -> Parser:
-    """The database's address. Which ones exist is the business of the storage."""
+    """The URL of the database. Which schemes exist is up to the storage."""
     accepts = "a URL: sqlite:///file.db, sqlite:// (memory) or postgresql://user@host/database"
 
     def parse(value: Any, what: str) -> str:
@@ -191,17 +191,17 @@ def url() -> Parser:
             if value.startswith("postgres") and not _is_whole(value):
                 refuse(what, "(hidden)", f"its user or password must be encoded: {_ENCODED}")
             return value
-        safe = isinstance(value, str) and not set(value) & set(":@=")  # else there may be a password in it
+        safe = isinstance(value, str) and not set(value) & set(":@=")  # otherwise it may contain a password
         refuse(what, _shown(value) if safe else "(hidden)", f"expected {accepts}")
 
     return Parser(parse, accepts, redacted_url)
 
 
 def _is_whole(url: str) -> bool:
-    """Whether no character of the user or password ends them: whoever reads the URL would show what is left of them."""
+    """Whether no character of the user or password ends them early: a URL parser would then show the rest of them."""
     rest = url.partition("://")[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    begun = rest[len(authority) :].partition("=")[0]  # an @ in the value of a parameter is one
+    begun = rest[len(authority) :].partition("=")[0]  # an @ in the value of a parameter is allowed
     host = authority.rpartition("@")[2]
     return (
         "#" not in rest
@@ -220,7 +220,7 @@ def retry() -> Parser:
 
 
 def secrets(*, most: int) -> Parser:
-    """Up to `most` secrets: `a,b`, a sequence, `file:` and a path, or a function that gives them."""
+    """Up to `most` secrets: `a,b`, a sequence, `file:` and a path, or a function that returns them."""
 
     def parse(value: Any, what: str) -> tuple[Secret, ...]:
         if value is None or value in ("off", ()):
@@ -240,13 +240,13 @@ def _is_strong(text: str) -> bool:
 
 
 def secret() -> Parser:
-    """One secret, or none."""
+    """One secret, or None."""
     several = secrets(most=1)
     return optional(replace(several, parse=lambda value, what: several.parse(value, what)[0], show=str))
 
 
 def format_size(count: int) -> str:
-    """The text that reads back as this many bytes: `8MiB`."""
+    """The text that parses back to this many bytes: `8MiB`."""
     unit = next(unit for unit, size_bytes in _SIZE_UNITS.items() if count % size_bytes == 0)
     return f"{count // _SIZE_UNITS[unit]}{unit}" if count else "0B"
 
@@ -285,7 +285,7 @@ def _several(value: Any) -> list[Any]:
 
 
 def _fetched(value: Any, what: str) -> Any:
-    """Secrets may lie in a file (as orchestrators mount them) or come from a function."""
+    """Fetch secrets from a file (as orchestrators mount them) or from a function."""
     if callable(value):
         return value()
     if isinstance(value, str) and value.startswith("file:"):

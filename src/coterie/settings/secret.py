@@ -1,4 +1,4 @@
-"""What must not be read over a shoulder: texts that hide themselves, addresses without password."""
+"""Values that must not be displayed: secrets that hide themselves, URLs without their password."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 _HIDDEN = "***"
 
-# Greedy up to the last "@": a password may have any character, and showing less is better than showing it.
+# Greedy up to the last "@": a password may contain any character, and hiding too much is better than showing it.
 _PASSWORD = re.compile(r"^([^:/?#]*://[^:@/]*):(?:.*)@", re.DOTALL)
 _PARAMETER = re.compile(r"([?&][^=&#]*(?:pass|secret|token|key)[^=&#]*)=[^&#]*", re.IGNORECASE)
 
 
 class Secret:
-    """A text that shows itself only when asked to.
+    """A text that is shown only on request.
 
     >>> Secret("correct horse battery")
     Secret(***)
@@ -41,7 +41,7 @@ class Secret:
 
 
 def redacted_url(url: str) -> str:
-    """The URL fit to be printed: without the password, wherever it stands. Never raises.
+    """The URL without its password, safe to print. Never raises.
 
     >>> redacted_url("postgresql://app:hunter2@db.internal/app")
     'postgresql://app:***@db.internal/app'

@@ -1,4 +1,4 @@
-"""`cluster.singletons`: who leads what, how it stands and what was saved, for people and programs that look at it."""
+"""`cluster.singletons`: list singletons with their leaders, read their state and history, and make leaders resign."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingletonInfo:
-    """A singleton, as it was when it was looked at. All instants are the database's."""
+    """A snapshot of one singleton. All instants are the database's."""
 
     name: str
     group: str
     leader: str | None
-    """The name of the runner that leads it; None: nobody, just now."""
+    """The name of the runner that leads it; None: no runner does just now."""
     epoch: int
     since_at: datetime | None
-    """When that began; None: nobody has led it yet."""
+    """When that began; None: no runner has led it yet."""
     last_run_at: datetime | None
     """When its body, or its last execution, began; None: it never ran."""
     run_count: int
@@ -52,7 +52,7 @@ class SingletonInfo:
     alive_at: datetime | None
     """The last sign of life."""
     note: str
-    """What its body said with its last heartbeat, with `done` of `total`."""
+    """The note of its body's last heartbeat, with `done` of `total`."""
     done: int | None
     total: int | None
     expected_interval: timedelta | None
@@ -65,27 +65,27 @@ class SavedState:
     """A state that was saved."""
 
     value: Any
-    """In plain values: maps, lists, texts, numbers."""
+    """As plain values: maps, lists, texts, numbers."""
     number: int
     """The first one is 1."""
     version: int
-    """Of the program's type."""
+    """The version of the program's type."""
     epoch: int
     runner: str
     saved_at: datetime
     set_aside: str
-    """Why it was kept aside when another took its place; empty: it is part of the history."""
+    """Why it was set aside when another replaced it; empty: it is part of the history."""
 
 
 class Singletons:
-    """What runs once in the cluster.
+    """`cluster.singletons`: the singletons of the cluster.
 
     Args:
-        acting: For whom it is asked.
-        known: What this program defines.
+        acting: Returns the runner or client through which it acts.
+        known: The singletons that this program defines.
         heartbeat_s: How often a leader gives a sign of life.
-        staleness: How many of them, or of the intervals that are expected, may pass without one.
-        writing: As `acting`, for what writes: refuses it where it must not. None: nothing is refused.
+        staleness: How many such intervals, or expected intervals, may pass without a sign.
+        writing: As `acting`, for writes: raises where they are forbidden. None: nothing is forbidden.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Singletons:
         self._staleness = staleness
 
     async def list(self) -> Sequence[SingletonInfo]:
-        """All that the cluster knows, by name, also those that this program does not define."""
+        """All singletons of the cluster, by name, also those that this program does not define."""
         storage = self._acting().storage
         view, stamps = await storage.view(), await storage.executions.list(Seat.singleton(""))
         names = {row.id: row.name for row in view.runners}
@@ -113,10 +113,10 @@ class Singletons:
         return [self._info(seat, names, said.get(seat.name)) for seat in sorted(seats, key=lambda seat: seat.name)]
 
     async def get(self, name: str) -> SingletonInfo:
-        """One of them.
+        """One singleton.
 
         Raises:
-            ValueError: There is none of this name; those that there are.
+            ValueError: None has this name; the error lists the existing ones.
         """
         found = {each.name: each for each in await self.list()}
         if name not in found:
@@ -127,12 +127,12 @@ class Singletons:
         """The last saved state; None if none was saved, or it has expired.
 
         Args:
-            name: Of the singleton.
-            type: Of its state. Where this program defines the singleton with that type, its migrations are applied;
-                elsewhere fields that both know are read.
+            name: The name of the singleton.
+            type: The type of its state. If this program defines the singleton with that type, its migrations are
+                applied; otherwise the fields that both know are read.
 
         Raises:
-            MalformedMessage: What is stored does not fit the type.
+            MalformedMessage: The stored state does not fit the type.
         """
         row = await self._acting().storage.states.peek(PREFIX + require_text(name, what="name of a singleton"))
         if row is None:
@@ -151,12 +151,12 @@ class Singletons:
         return [_saved(row) for row in await self._acting().storage.states.history(key)]
 
     async def resign(self, name: str, *, timeout: Duration = "10s") -> str | None:
-        """Have the leader give up the leadership now, to another runner if there is one; who leads then.
+        """Make the leader resign now, in favour of another runner if there is one. Returns: who leads then.
 
         Raises:
             ValueError: There is no such singleton.
-            RunnerUnavailable: Its leader cannot be reached: if it is gone, it is replaced without being asked.
-            TimeoutError: Nobody has taken over within `timeout`; it was given up all the same.
+            RunnerUnavailable: Its leader cannot be reached: if it is gone, it is replaced anyway.
+            TimeoutError: No runner has taken over within `timeout`; the leader has resigned all the same.
         """
         here, within_s = self._writing("cluster.singletons.resign"), to_seconds(timeout, what="timeout")
         view = await here.storage.view()
@@ -220,7 +220,7 @@ def _saved(row: StateRow) -> SavedState:
         version, payload = split(row.value, what="a state")
         value = PLAIN.decode(payload)
     except MalformedMessage:
-        version, value = 0, row.value  # bytes that nobody can read: they are shown as they are
+        version, value = 0, row.value  # bytes that cannot be decoded: they are shown as they are
     return SavedState(
         value=value,
         number=row.version,

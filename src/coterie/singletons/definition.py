@@ -1,4 +1,4 @@
-"""From a function to a singleton: everything that can be refused is refused here, when the program is loaded."""
+"""Builds a `Singleton` from a function. All validation happens here, when the program is loaded."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 PREFIX = "singleton-state:"
-"""Under which states of singletons are stored (S10)."""
+"""The prefix of the keys under which states of singletons are stored (S10)."""
 
 
 class SingletonOptions(TypedDict, total=False):
-    """What `@cluster.singleton(name, …)` takes."""
+    """The options of `@cluster.singleton(name, …)`."""
 
     state: Any
     group: str
@@ -48,19 +48,19 @@ class SingletonOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Singleton(Generic[S]):
-    """All that is known of one singleton, made once."""
+    """The definition of one singleton, made once."""
 
     name: str
     body: SingletonBody
     group: str
     codec: Versioned[Any] | None
-    """How its state is stored; None if it has none."""
+    """The codec of its state; None if it has none."""
     initial: Callable[[], S]
     every_s: float | None
-    """From the beginning of one execution to that of the next; None: the body runs for as long as it likes."""
+    """From the start of one execution to that of the next; None: the body runs for as long as it likes."""
     ttl_s: float | None
     expected_s: float | None
-    """How often there should be progress; None: nobody knows, and being alive is enough."""
+    """How often progress is expected; None: unknown, and being alive is enough."""
     retry: Retry | None
     takeover_delay_s: float
     on_become_leader: Hook | None
@@ -73,12 +73,12 @@ class Singleton(Generic[S]):
 
     @property
     def key(self) -> str:
-        """Under which its state is stored."""
+        """The key under which its state is stored."""
         return PREFIX + self.name
 
     @property
     def definition(self) -> Definition:
-        """As it is declared to the cluster. Two programs that differ in this do not take turns [M8]."""
+        """Its declaration to the cluster. Programs whose declarations differ do not take turns [M8]."""
         version = 0 if self.codec is None else self.codec.version
         facts = repr((version, self.every_s, self.ttl_s, self.expected_s))
         fingerprint = hashlib.sha256(facts.encode()).hexdigest()[:16]
@@ -88,10 +88,10 @@ class Singleton(Generic[S]):
 
 
 def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singleton[Any]:
-    """The singleton that a function describes.
+    """Build the singleton that a function describes.
 
     Raises:
-        ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+        ConfigurationError: The function or an option is invalid; the error names it and what to write instead.
     """
     name = require_name(name, kind="singleton")
     what = f"singleton {name!r}"

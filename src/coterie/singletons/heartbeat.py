@@ -1,9 +1,8 @@
-"""Is a singleton well? Pure: by what is stored, at one moment of the database's clock (H1).
+"""Stamps: what a leader reports about its work (S3), and whether that means it is healthy (H1, pure).
 
-Stamps: what a leader says of its work (S3), written under the fence, soon after it changed and while it lives [m14].
-
-Two signs: *alive*, because this task runs on the loop that the body runs on; *progress*, because the body said so,
-saved something, slept on purpose or ended an execution.
+Stamps are written under the fence, soon after a change and periodically [m14]. There are two signs: *alive*, because
+this task runs on the loop that the body runs on; *progress*, because the body reported it, saved something, slept on
+purpose or ended an execution.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Stale:
     """No sign for too long.
 
     Args:
-        sign: Of what: progress where an interval is expected, else the sign of life; "execution": it never ran.
+        sign: The kind: progress where an interval is expected, else the sign of life; "execution": it never ran.
         silent_s: For how long.
-        expected_s: How often there should be one.
+        expected_s: How often one is expected.
     """
 
     sign: Sign
@@ -55,7 +54,7 @@ def judge(execution: ExecutionRecord, *, heartbeat_s: float, factor: float) -> S
     """What is wrong with it, if anything: more than `factor` intervals have passed without a sign (S10).
 
     A takeover proves that a leader is alive, not that there was progress: where progress is expected it gives no
-    grace. What never ran is measured from the day it became known.
+    grace. A singleton that never ran is measured from when it became known.
     """
     expected_s = execution.expected_s
     if expected_s is None:
@@ -73,18 +72,18 @@ def _stale(sign: Sign, silent_s: float, expected_s: float, factor: float) -> Sta
 log = logging.getLogger("coterie.singletons")
 
 _SOON_S = 1.0
-"""Changes are written this long after each other at most: a body may beat as often as it likes."""
+"""Minimum interval between writes of changes: a body may beat as often as it likes."""
 _AWAY_S = 0.2
-"""Between two looks whether the database is back."""
+"""Pause between two attempts while the database is away."""
 _FIRST_S = 0.1
-"""How long the first one waits: the state is loaded, and nobody should wait longer than needed for the first save."""
+"""How long the first stamp is delayed: the first save, once the state is loaded, must not wait for it."""
 _TEXT_MOST = 2_000
-"""Characters of an error or a note that are kept."""
+"""Characters of an error or a note that are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionMeta:
-    """What is known about the work of a singleton or cron, kept by the cluster (S3)."""
+    """What the cluster records about the work of a singleton or cron (S3)."""
 
     last_run_at: datetime | None
     """When the last run began; None: it never ran."""
@@ -98,15 +97,15 @@ class ExecutionMeta:
 
 
 class Heartbeats:
-    """What one leadership has to say.
+    """The stamps of one leadership.
 
     Args:
-        tenure: By which right.
-        executions: Where it is written.
-        clock: Whose steady time the ages are measured by.
+        tenure: The tenure under which they are written.
+        executions: Where they are written.
+        clock: Its steady time measures the ages.
         leader: The name of this runner.
-        heartbeat_s: How often it is said although nothing has changed.
-        expected_s: How often there should be progress.
+        heartbeat_s: How often they are written without a change.
+        expected_s: How often progress is expected.
     """
 
     def __init__(
@@ -129,10 +128,10 @@ class Heartbeats:
         self._soon_s = min(_SOON_S, heartbeat_s, _SOON_S if expected_s is None else expected_s / 4)
         self._is_away = False  # whether the last one could not be written
         self.has_begun = False
-        """Whether what is known was taken over."""
+        """Whether the stored record was taken over."""
         self.runs = 0
         self.ran_ns: int | None = None
-        """When the last run began, in steady time; those of former leaders count."""
+        """When the last run began, in steady time, including runs of former leaders."""
         self._progress_ns: int | None = None
         self._error: str | None = None
         self._error_ns: int | None = None
@@ -142,7 +141,7 @@ class Heartbeats:
 
     @property
     def meta(self) -> ExecutionMeta:
-        """For the body to read."""
+        """The record, for the body to read."""
         return ExecutionMeta(
             last_run_at=self._moment(self.ran_ns),
             run_count=self.runs,
@@ -153,10 +152,10 @@ class Heartbeats:
         )
 
     async def begin(self) -> None:
-        """Take over what is known.
+        """Take over the stored record.
 
         Raises:
-            LeadershipLost: The seat is not ours.
+            LeadershipLost: We do not hold the seat.
             PersistenceError: It could not be read.
         """
         found = await self._executions.begin(self._tenure.claim, leader=self._leader, expected_s=self._expected_s)
@@ -167,7 +166,7 @@ class Heartbeats:
         self.runs = found.runs
         self.ran_ns = _since(found.ran_at, found, now_ns)
         self._progress_ns = _since(found.progress_at, found, now_ns)
-        if self._error is None:  # else something failed here meanwhile, which is newer
+        if self._error is None:  # otherwise something failed here meanwhile, which is newer
             self._error = found.error
             self._error_ns = _since(found.error_at, found, now_ns)
 
@@ -185,7 +184,7 @@ class Heartbeats:
         self._news.set()
 
     def beat(self, note: str, done: int | None, total: int | None) -> None:
-        """The body says how far it is."""
+        """The body reports its progress."""
         self._done, self._total = _counted(done, "done"), _counted(total, "total")
         self._note = storable(note[:_TEXT_MOST])
         self.progress()
@@ -202,7 +201,7 @@ class Heartbeats:
         self._news.set()
 
     async def live(self) -> None:
-        """Write what is new soon, and a sign of life when nothing is, for as long as the seat is ours."""
+        """Write changes soon, and a sign of life when there are none, while we hold the seat."""
         await asyncio.sleep(min(_FIRST_S, self._soon_s))
         while True:
             with contextlib.suppress(TimeoutError):
@@ -213,13 +212,13 @@ class Heartbeats:
             await asyncio.sleep(self._soon_s)
 
     async def write(self) -> bool:
-        """Write it now, if it can be written; False: the seat is not ours any more."""
+        """Write the stamp now, if possible; False: we no longer hold the seat."""
         self._news.clear()
         try:
             told = await self._executions.stamp(self._stamp())
         except PersistenceError as error:
             _, _, name = self._tenure.seat.partition(":")
-            level = logging.INFO if self._is_away else logging.WARNING  # once for each time that it is away
+            level = logging.INFO if self._is_away else logging.WARNING  # one warning per outage
             log.log(level, "%s", HeartbeatFailed(singleton=name, problem=str(error)))
             self._is_away = True
             self._news.set()
@@ -228,10 +227,10 @@ class Heartbeats:
         return told != "fenced"
 
     async def insist(self) -> None:
-        """Write it, for as long as the seat is ours.
+        """Write the stamp, retrying while we hold the seat.
 
         Raises:
-            LeadershipLost: It is not.
+            LeadershipLost: We do not hold it any more.
         """
         while True:
             if not self._tenure.held or not await self.write():
@@ -267,7 +266,7 @@ def _since(at: datetime | None, found: ExecutionRecord, now_ns: int) -> int | No
 
 
 def _counted(value: Any, what: str) -> int | None:
-    """A number that the database can store: one that it refuses would keep all else from being told."""
+    """A number that the database can store: one that it refuses would block the whole stamp."""
     if value is None or (isinstance(value, int) and -(2**63) <= value < 2**63):
         return value
     raise ValueError(f"{what} of a heartbeat is {value!r}, expected a whole number of 64 bits")

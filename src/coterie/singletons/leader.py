@@ -1,4 +1,4 @@
-"""Leader: what the body of a singleton sees of its leadership."""
+"""The `Leader` handle that is passed to the body of a singleton."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ else:
 
 
 class Leader(Generic[S]):
-    """One leadership of a singleton, from the day its runner took the seat to the day it loses it.
+    """The handle passed to a singleton's body. Valid from when this runner becomes leader until it stops being leader.
 
     Example:
         ```python
@@ -46,7 +46,7 @@ class Leader(Generic[S]):
 
     Promise:
         What a method has written when it returns is durable, and was written while this runner led. Once another
-        one leads, everything here that writes raises `LeadershipLost` and has written nothing, or says `in_doubt`.
+        runner leads, every writing method raises `LeadershipLost` and has written nothing, or says `in_doubt`.
     """
 
     def __init__(
@@ -72,40 +72,40 @@ class Leader(Generic[S]):
 
     @property
     def epoch(self) -> int:
-        """The fencing token: give it to resources of your own that can compare numbers."""
+        """The fencing token: pass it to your own resources that can compare numbers."""
         return self._tenure.epoch
 
     @property
     def is_leader(self) -> bool:
-        """Whether this runner may still act as the leader, as far as it knows. `verify` knows."""
+        """Whether this runner is still the leader, as far as it knows. `verify` makes sure."""
         return self._tenure.held
 
     @property
     def meta(self) -> ExecutionMeta:
-        """When it last ran, how often, the last error: kept by the cluster, across leaders."""
+        """When it last ran, how often, the last error: recorded by the cluster, across leaders."""
         return self._stamps.meta
 
     @property
     def state(self) -> S:
-        """The state, to be read. It is changed in `update()`, or replaced by `save()`."""
+        """The state, for reading. Change it in `update()`, or replace it with `save()`."""
         state: S = self._state.shown
         return state
 
     async def save(self, state: S) -> None:
-        """Replace the state. Nothing is written if it is the same.
+        """Replace the state. Nothing is written if it is unchanged.
 
         Raises:
             LeadershipLost: Another runner leads, or may lead by now. It was not saved, or the error says `in_doubt`:
                 the database went away while it was being saved.
-            StatePersistFailed: The database refuses it, again and again. It was not saved.
+            StatePersistFailed: The database refuses it repeatedly. It was not saved.
         """
         await self._state.save(state)
 
     def update(self) -> AbstractAsyncContextManager[S]:
         """Change the state: `async with leader.update() as state: state.last_id = 7`.
 
-        The block has a copy, which is saved when it ends well, and dropped when it raises. Blocks of several tasks
-        take turns.
+        The block has a copy, which is saved when the block succeeds, and dropped when it raises. Blocks of several
+        tasks take turns.
 
         Raises:
             LeadershipLost: As `save`, at the end of the block.
@@ -113,24 +113,24 @@ class Leader(Generic[S]):
         return self._state.update()
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """SQL of your own, committed at the end of the block if this runner still leads, and otherwise not at all.
+        """Your own SQL, committed at the end of the block if this runner still leads, and otherwise not at all.
 
-        A `save` or `update` inside of the block is part of the same commit.
+        A `save` or `update` inside the block is part of the same commit.
 
         Raises:
-            LeadershipLost: Another runner leads. Nothing of it was written.
-            TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing of it was written.
+            LeadershipLost: Another runner leads. Nothing was written.
+            TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing was written.
         """
         return self._state.transaction(limit_s=self._transaction_limit_s)
 
     def unit(self, key: str) -> AbstractAsyncContextManager[Durable]:
-        """Work in flight that the next leader goes on with: `async with leader.unit("import 7") as unit:`.
+        """Work in progress that the next leader continues: `async with leader.unit("import 7") as unit:`.
 
-        Steps in the block are stored, and not repeated by whoever opens a unit of this key after this leader was lost,
-        or after the block has raised. When the block ends well, the unit is over, and its rows are gone.
+        Steps in the block are stored, and not repeated when a unit of this key is opened again after this leader was
+        lost, or after the block has raised. When the block succeeds, the unit is over, and its rows are deleted.
 
         Args:
-            key: Names the work: what is imported, for instance. One that is over may be used again.
+            key: Names the work: what is imported, for instance. The key of a unit that is over may be reused.
 
         Raises:
             LeadershipLost: Another runner leads.
@@ -138,7 +138,7 @@ class Leader(Generic[S]):
         return self._open_unit(key)
 
     def heartbeat(self, note: str = "", *, done: int | None = None, total: int | None = None) -> None:
-        """Say that there is progress, and how far it is: `leader.heartbeat("pages", done=3, total=10)`.
+        """Report progress: `leader.heartbeat("pages", done=3, total=10)`.
 
         It is written soon, and costs next to nothing: call it as often as you like.
         """
@@ -154,10 +154,10 @@ class Leader(Generic[S]):
             raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
 
     async def sleep(self, duration: Duration) -> None:
-        """Sleep, and say that it was on purpose: it counts as progress. It does not survive a change of leader.
+        """Sleep on purpose: it counts as progress. The sleep does not survive a change of leader.
 
         Raises:
-            LeadershipLost: Meanwhile another runner leads, or may lead by now.
+            LeadershipLost: Another runner leads by now, or may lead.
         """
         self._stamps.progress()
         await asyncio.sleep(to_seconds(duration, what="leader.sleep", allow_zero=True))

@@ -1,8 +1,8 @@
-"""Leadership: one runner on the seat of one singleton, from grant to loss (`ownership.Occupant`).
+"""One runner's leadership of one singleton, from grant to loss (`ownership.Occupant`).
 
 begin ──▶ run ⇄ pause ──▶ done          everything up to here is one task, which a loss cancels
   │         │      │        │
-  └─────────┴──────┴────────┴──▶ end:   once, bounded: the task ended or left behind, `on_lose_leadership`, last stamp
+  └─────────┴──────┴────────┴──▶ end:   once, bounded: task ended or abandoned, `on_lose_leadership`, last stamp
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ GRACE_S = 3.0
 HOOK_S = 5.0
 """How long a hook may take. With the grace it stays below the 10 s in which a leader is replaced (S10)."""
 _RESTARTS = Retry(attempts=20, base="200ms", max="30s")
-"""Pauses between two tries of a body that raises; the last one repeats for as long as it takes."""
+"""Pauses before a body that raised runs again; the last one repeats for as long as it takes."""
 _WELL_S = 10.0
-"""After so long without an error a body counts as well, and its next pause is the first one again."""
+"""After this long without an error a body counts as healthy, and its next pause is the first one again."""
 _LOOK_S = 0.05
 _AWAY_S = 0.2
-"""Between two looks whether the database is back."""
+"""Pause between two attempts while the database is away."""
 
 
 class Leadership:
     """A leader at work.
 
     Args:
-        singleton: What it leads.
-        tenure: By which right.
-        post: What the runner has for leaders.
-        context: What the body inherits.
+        singleton: The definition.
+        tenure: The tenure under which it writes.
+        post: The singleton services of the runner.
+        context: The context that the body inherits.
         former: The leadership before this one in this process, if it has not ended yet.
 
     Promise:
-        Once `drain` has returned, or `abandon` was called, nothing is written in its name any more. Its end takes no
+        Once `drain` has returned, or `abandon` was called, nothing more is written under its tenure. Its end takes no
         longer than `GRACE_S` and `HOOK_S`, whatever the body and the hook do.
     """
 
@@ -135,21 +135,21 @@ class Leadership:
     # The seat
 
     async def drain(self) -> None:
-        """Stop the body, let the hook run while what it writes is still accepted."""
+        """Stop the body, and run the hook while its writes are still accepted."""
         await asyncio.shield(self._end())
 
     def abandon(self) -> None:
-        """The seat is lost: stop the body. The hook runs all the same, and writes nothing."""
+        """The seat is lost: stop the body. The hook still runs, and writes nothing."""
         self._end()
 
     def hint(self, unit: str) -> None:
-        """There may be a value for a deferred of a unit."""
+        """A value for a deferred of a unit may have arrived."""
         if unit in self._works:
             self._works[unit].hint()
 
     @property
     def ended(self) -> asyncio.Task[Any]:
-        """Its end, which begins with the loss."""
+        """The task that ends it, which starts with the loss."""
         return self._end()
 
     # From the grant on
@@ -159,13 +159,13 @@ class Leadership:
             self._give_up_half_begun()
             return
         try:
-            if not self._has_begun:  # else an error nobody expected ended the lead before, not the body
+            if not self._has_begun:  # otherwise an unexpected error ended the lead before, not the body
                 await self._begin()
         except LeadershipLost as error:
             log.info("singleton %r was not begun: %s", self.singleton.name, error)
             return
-        except CoterieError as error:  # what the hook or the program's state raised is in it; all else is supervised
-            if self.tenure.held:  # else this runner was away, which says nothing of the next time
+        except CoterieError as error:  # includes errors of the hook and of the state; all others are supervised
+            if self.tenure.held:  # otherwise this runner was away, which says nothing about the next time
                 self._cannot_begin(error)
             return
         if self.singleton.every_s is None:
@@ -193,8 +193,8 @@ class Leadership:
         log.info("singleton %r is led by %s, epoch %d", self.singleton.name, self._post.name, self.tenure.epoch)
 
     async def _insist(self) -> None:
-        """Load what is known and the state. What is refused is tried as often as the policy says; an outage ends, or
-        the seat is lost.
+        """Load the record and the state. Refusals are retried as often as the policy says; an outage ends, or the seat
+        is lost.
         """
         retry = self.singleton.retry or self._post.settings.retry
         attempt = 0
@@ -215,16 +215,16 @@ class Leadership:
                 return
 
     def _give_up_half_begun(self) -> None:
-        """Give up the seat: an unexpected error ended the lead while the hook ran, which runs once in a term."""
+        """Release the seat: an unexpected error ended the lead while the hook ran, which runs once in a term."""
         problem = "it was interrupted by an unexpected error while on_become_leader ran"
         log.error("singleton %r is left to other runners: %s", self.singleton.name, problem)
         self._post.resign(self.tenure.seat, cause="failed", error=problem)
 
     def _cannot_begin(self, error: Exception) -> None:
-        """Give up the seat: another runner may be able to begin.
+        """Release the seat: another runner may be able to begin.
 
-        What this program cannot read it will not be able to read later: the seat is refused. A hook that failed is
-        tried again here, later and later. One that was told of a loss proves nothing against this runner.
+        State that this program cannot decode it will not be able to decode later: the seat is refused. A hook that
+        failed is retried here, later and later. A hook that got `LeadershipLost` proves nothing against this runner.
         """
         log.error(
             "singleton %r cannot begin on %s, which leaves it to others: %s",
@@ -262,7 +262,7 @@ class Leadership:
             await asyncio.sleep(pause_s)
 
     def _pause_s(self, attempt: int) -> float | None:
-        """None: the policy of the definition has no attempt left. Without one there is always another."""
+        """The next pause; None: the definition's policy has no attempt left. Without a policy there is always one."""
         if self.singleton.retry is not None:
             return self.singleton.retry.delay_s(attempt, self._post.chance)
         return _RESTARTS.delay_s(min(attempt, _RESTARTS.attempts - 1), self._post.chance)
@@ -278,12 +278,12 @@ class Leadership:
             attempt = 0 if await self._ran() else attempt + 1
 
     def _until_next_s(self, every_s: float) -> float:
-        """What was missed is not made up for: the next one is due now, and the one after it in its time."""
+        """Seconds until the next run. Missed runs are not made up for: one is due now, the one after on time."""
         ran_ns = self.stamps.ran_ns
         return 0.0 if ran_ns is None else max(0.0, every_s - (self._post.clock.steady_ns() - ran_ns) / 1e9)
 
     async def _ran(self) -> bool:
-        """Run the body once; whether it ended well."""
+        """Run the body once. Returns: whether it succeeded."""
         while not self.tenure.may_start:  # noqa: ASYNC110 without its session a runner starts nothing [M2]: rare, and short
             await asyncio.sleep(_LOOK_S)
         self.stamps.ran()
@@ -292,14 +292,14 @@ class Leadership:
         began_ns = clock.steady_ns()
         try:
             if self.singleton.every_s is not None:
-                await self.stamps.insist()  # it is known to all before it begins: nobody repeats it
+                await self.stamps.insist()  # stored before it begins: no other leader repeats it
             await self._called()
         except LeadershipLost as error:
             log.info("singleton %r stopped: %s", self.singleton.name, error)
             return False
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                raise  # else it awaited something that was cancelled, which is an error like any
+                raise  # otherwise it awaited something that was cancelled, which is an error like any other
             self.stamps.error(error)
             metrics.SINGLETON_FAILURES.of(name).value += 1
             log.exception("singleton %r raised, and is restarted", self.singleton.name)
@@ -327,7 +327,7 @@ class Leadership:
         return self._ending
 
     async def _finish(self) -> None:
-        if self._former is not None:  # it was lost before it began: who waits for its end waits for that one's too
+        if self._former is not None:  # lost before it began: waiting for its end includes the former's end
             await asyncio.shield(self._former.ended)
         if not await _has_ended(self._work, GRACE_S):
             problem = (

@@ -1,7 +1,4 @@
-"""Post: what a runner has for its leaders.
-
-The singletons of a program: what it defines, and how its runners come to lead them.
-"""
+"""The singletons that a program defines, and how its runners lead them."""
 
 from __future__ import annotations
 
@@ -37,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class Resign(Protocol):
-    """Gives up a seat soon. This runner does not take it again for a while; if it is refused, not in this life."""
+    """Releases a seat soon. This runner does not take it again for a while; if it is refused, not in this life."""
 
     def __call__(self, seat: str, /, *, cause: Cause, error: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SingletonServices:
-    """What leaderships share on one runner."""
+    """Services that all leaderships of one runner share."""
 
     cluster: Cluster
     settings: Settings
@@ -52,7 +49,7 @@ class SingletonServices:
     clock: Clock
     chance: Random
     name: str
-    """The runner's."""
+    """The name of the runner."""
     tasks: Tasks
     resign: Resign
     dial: Dial
@@ -66,7 +63,7 @@ class SingletonServices:
 
     @property
     def tokens(self) -> Tokens:
-        """Of deferreds."""
+        """Makes and reads the tokens of deferreds."""
         return self.tokens_of()
 
 
@@ -74,10 +71,10 @@ log = logging.getLogger("coterie.singletons")
 
 
 class SingletonRegistry:
-    """The singletons of one program, and the room for their seats (`runner.Workplace`).
+    """The singletons of one program; occupies their seats (`runner.Workplace`).
 
     Args:
-        cluster: What bodies have as `leader.cluster`.
+        cluster: Passed to bodies as `leader.cluster`.
     """
 
     kind = "singleton"
@@ -90,28 +87,28 @@ class SingletonRegistry:
         """Define a singleton.
 
         Raises:
-            ConfigurationError: It cannot be used, or its name is taken.
+            ConfigurationError: It is invalid, or its name is taken.
         """
         singleton = define(name, body, options)
         if name in self.known:
             raise refusal(f"there are two singletons of the name {name!r}", hint="give one of them another name")
         self.known[name] = singleton
 
-    # The room
+    # As a `Workplace`
 
     def definitions(self) -> Sequence[Definition]:
-        """A seat for each."""
+        """One seat for each singleton."""
         return [singleton.definition for singleton in self.known.values()]
 
     def occupants(self, runner: Runner) -> Occupy:
-        """Lead what a runner is given to lead."""
+        """Lead the singletons whose seats a runner holds."""
         leaderships = HeldSingletons(self.known, self._cluster, runner)
         runner.on_wake(self.kind, leaderships.wake)
         return leaderships.occupy
 
 
 class HeldSingletons:
-    """What one runner leads."""
+    """The singletons that one runner leads."""
 
     def __init__(self, known: dict[str, Singleton[Any]], cluster: Cluster, runner: Runner) -> None:
         self._known = known
@@ -136,7 +133,7 @@ class HeldSingletons:
         runner.at_end(self.stop)
 
     def occupy(self, tenure: Tenure) -> Leadership:
-        """Sit on the seat of a singleton (`ownership.Occupy`). The body inherits the context of this call."""
+        """Occupy the seat of a singleton (`ownership.Occupy`). The body inherits the context of this call."""
         _, name = Seat.split(tenure.seat)
         former = self._latest.get(name)
         singleton = self._known[name]
@@ -144,13 +141,13 @@ class HeldSingletons:
         return leadership
 
     def wake(self, seat: str, about: str) -> None:
-        """There is something new about a unit of a leader."""
+        """There is news about a unit of a leader."""
         _, name = Seat.split(seat)
         if name in self._latest:
             self._latest[name].hint(about)
 
     async def stop(self) -> None:
-        """Wait for what ends; none of it takes long. Bodies that ignore their cancellation are left behind."""
+        """Wait for leaderships that are ending, not long. Bodies that ignore their cancellation are abandoned."""
         await asyncio.gather(*(each.ended for each in self._latest.values()), return_exceptions=True)
         await self._ours.stop()
 

@@ -1,9 +1,7 @@
-"""Turn: one change of a leader's state at a time.
+"""The state of a leader: what its body sees of it, and how a change becomes durable (S2, S4-S6).
 
-The state of a leader: what its body sees of it, and how a change becomes durable (S2, S4-S6).
-
-One change at a time. A save is brought to its end also if whoever saved was cancelled meanwhile: nobody writes on
-before the end of the last write is known.
+One change at a time. A save is completed even if its caller was cancelled meanwhile: no write begins before the
+outcome of the last one is known.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Turn:
-    """Two changes that overlap would lose one of them. A task that would wait for itself is told."""
+    """Serializes changes, since overlapping ones would lose one. A task that would wait for itself gets an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,11 +41,11 @@ class Turn:
 
     @property
     def in_transaction_here(self) -> bool:
-        """Whether the task that asks is inside of a transaction's block."""
+        """Whether the current task is inside a transaction's block."""
         return self.in_transaction and self._task is asyncio.current_task()
 
     async def take(self) -> None:
-        """Wait for one's turn."""
+        """Wait for the turn."""
         if self._task is not None and self._task is asyncio.current_task():
             where = "transaction()" if self.in_transaction else "update()"
             raise RuntimeError(f"singleton {self._name!r} is inside of {where} already: end that block first")
@@ -55,18 +53,18 @@ class Turn:
         self._task = asyncio.current_task()
 
     def hand_to(self, task: asyncio.Task[Any]) -> None:
-        """It ends with a task: whoever took it, and was cancelled meanwhile, waits like everybody else."""
+        """Let the turn end with a task: a caller that took it, and was cancelled meanwhile, waits like all others."""
         self._task = task
         task.add_done_callback(self._left)
 
     def leave(self) -> None:
-        """The next one may change something."""
+        """End the turn."""
         self._task = None
         self._lock.release()
 
     def _left(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
-            task.exception()  # its caller's, if that still waits
+            task.exception()  # belongs to its caller, if that still waits
         self.leave()
 
 
@@ -77,13 +75,13 @@ class LeaderState(Generic[S]):
     """The state of one leadership.
 
     Args:
-        singleton: Whose state it is.
-        tenure: By which right.
+        singleton: The definition.
+        tenure: The tenure under which it writes.
         row: Where it is stored.
         storage: For transactions.
-        tasks: Where a save ends whose caller was cancelled.
-        changed: Told of each save that has changed something.
-        failed: Told of each state that could not be read.
+        tasks: Completes saves whose caller was cancelled.
+        changed: Called after each save that has changed something.
+        failed: Called for each state that could not be read.
     """
 
     def __init__(
@@ -113,17 +111,17 @@ class LeaderState(Generic[S]):
 
     @property
     def shown(self) -> S:
-        """The state, to be read. Changing it changes nothing that is stored."""
+        """The state, for reading. Changing it changes nothing that is stored."""
         shown: S = self._shown
         return shown
 
     # Loading
 
     async def load(self) -> None:
-        """Take over what the former leader left.
+        """Load what the former leader left.
 
         Raises:
-            LeadershipLost: It is not ours.
+            LeadershipLost: We do not hold the seat.
             SchemaDecodeFailed: A later version of the program wrote it, or a migration fails. It was not touched.
             PersistenceError: It could not be read.
         """
@@ -132,7 +130,7 @@ class LeaderState(Generic[S]):
         loaded = await self._row.read()
         if loaded.value is None or loaded.expired:
             self._take(self._encode(self._singleton.initial()))
-            self._stored = None  # what nobody has saved is not there: the next leader's first state may be another
+            self._stored = None  # an unsaved state is not stored: the next leader may start from another initial state
         else:
             await self._decode(loaded.value)
 
@@ -162,7 +160,7 @@ class LeaderState(Generic[S]):
     # Saving
 
     async def save(self, state: S) -> None:
-        """Make a state durable, if it is another one."""
+        """Make a state durable, if it has changed."""
         data = self._encode(state)
         if self._turn.in_transaction_here:
             self._stage(data)
@@ -172,7 +170,7 @@ class LeaderState(Generic[S]):
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[S]:
-        """A copy to change, saved when the block ends well."""
+        """A copy to change, saved when the block succeeds."""
         if self._turn.in_transaction_here:
             draft = self._codec.decode(self._current)
             yield draft
@@ -189,7 +187,7 @@ class LeaderState(Generic[S]):
         await self._write_and_leave(data)
 
     async def _write_and_leave(self, data: bytes) -> None:
-        """Write it, also if the caller is cancelled: then once more by a task, which finds what was under way."""
+        """Write it, even if the caller is cancelled: then again in a task, which finds the write that was in flight."""
         try:
             await self._write(data)
         except asyncio.CancelledError:
@@ -205,12 +203,12 @@ class LeaderState(Generic[S]):
         if self._is_stored(data):
             self._row.require_held()
             return
-        self._stored = None  # until it is known what is there
+        self._stored = None  # until the stored content is known
         await self._row.write(data)
         self._wrote(data)
 
     def _is_stored(self, data: bytes) -> bool:
-        """Whether there is nothing to write. What expires counts from its last save, so it is saved each time."""
+        """Whether there is nothing to write. With a TTL there always is: expiry counts from the last save."""
         return data == self._stored and self._singleton.ttl_s is None
 
     def _wrote(self, data: bytes) -> None:
@@ -219,7 +217,7 @@ class LeaderState(Generic[S]):
         self._changed()
 
     def _hand_over(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that brings something to its end, and leaves the turn then."""
+        """A task that completes `work`, and ends the turn then."""
         task = self._tasks.spawn(work, name=f"save {self._singleton.name}", report=False)
         self._turn.hand_to(task)
         return task
@@ -228,7 +226,7 @@ class LeaderState(Generic[S]):
 
     @asynccontextmanager
     async def transaction(self, *, limit_s: float) -> AsyncIterator[Transaction]:
-        """SQL of the user's own; what is saved in its block is saved with it, or not at all."""
+        """The user's own SQL; what is saved in its block is committed with it, or not at all."""
         await self._turn.take()
         try:
             self._row.require_held()
@@ -246,7 +244,7 @@ class LeaderState(Generic[S]):
             self._unstage()
             self._turn.leave()
             raise
-        await asyncio.shield(self._hand_over(self._commit(transaction)))  # to its end, also if we are cancelled
+        await asyncio.shield(self._hand_over(self._commit(transaction)))  # completed even if we are cancelled
 
     def _stage(self, data: bytes) -> None:
         self._warn_of_change(data)
@@ -287,14 +285,14 @@ class LeaderState(Generic[S]):
         else:
             if told == "fenced":
                 raise self._row.fenced()
-            if told != "written":  # it has expired, or somebody removed it by hand
+            if told != "written":  # it has expired, or was deleted by hand
                 await self._row.insist_to_read()
                 problem = "the stored state is another one than this leader knows"
                 raise StatePersistFailed(singleton=self._singleton.name, problem=problem)
             self._row.followed()
         self._wrote(data)
 
-    # Small things
+    # Helpers
 
     def _take(self, data: bytes) -> None:
         self._data = data
@@ -305,18 +303,18 @@ class LeaderState(Generic[S]):
         return self._data if self._staged is None else self._staged
 
     def drop_changes(self) -> None:
-        """The body has ended: what it changed outside of `update()` and did not save is gone, with a warning."""
+        """The body has ended: drop changes that it made outside of `update()` and did not save, with a warning."""
         if self._singleton.codec is not None and self._data:
             self._warn_of_change(self._current)
 
     def _warn_of_change(self, data: bytes) -> None:
-        """Unless the change is what is being saved: `leader.save(leader.state)`."""
+        """Warn, unless the change is what is being saved: `leader.save(leader.state)`."""
         try:
             is_known = self._codec.encode(self._shown) in (self._current, data)
         except MalformedMessage:
             is_known = False
         if not is_known:
-            if not self._has_warned:  # once: a body that does so does it again and again
+            if not self._has_warned:  # once: such a body does it repeatedly
                 log.warning(
                     "singleton %r changed leader.state outside of update(): that change is not saved, and gone now; "
                     "write async with leader.update() as state",

@@ -1,7 +1,7 @@
-"""The row of a leader's state: read under the fence, written until it is known to be written, or not to be ours.
+"""The row of a leader's state: read under the fence, written until the write is known to be durable or refused.
 
 Only the leader of an epoch can write at that epoch, so whatever differs from what it remembers is a write of its own
-whose outcome it never heard. That is how every doubt here is settled: by reading the row again.
+whose outcome it never received. So every doubt here is resolved by reading the row again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie.singletons")
 
 HISTORY = 20
-"""How many of the last states are kept: enough to see what led to the present one."""
+"""How many of the last states are kept: enough to see what led to the current one."""
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
-"""Between two tries while the database is away."""
+"""Pauses between attempts while the database is away."""
 
 
 class StateRowWriter:
-    """What one leadership knows of its row.
+    """One leadership's knowledge of its row.
 
     Args:
-        name: Of the singleton.
-        key: Of the row.
-        tenure: By which right.
-        states: Where it is.
+        name: The name of the singleton.
+        key: The key of the row.
+        tenure: The tenure under which it writes.
+        states: Where it is stored.
         ttl_s: After how long without a save it expires.
-        retry: How often a save that the database refuses is tried.
-        chance: For pauses.
-        failed: Told of each failure.
+        retry: How often a save that the database refuses is retried.
+        chance: For the jitter of pauses.
+        failed: Called on each failure.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class StateRowWriter:
         self._chance = chance
         self._failed = failed
         self._version = 0
-        self._is_in_doubt = False  # whether a try of the present write was not answered
+        self._is_in_doubt = False  # whether an attempt of the current write was not answered
 
     # Reading
 
     async def read(self) -> StateLoaded:
-        """What is stored, from now on in our name.
+        """Read the stored state, and mark the row with our epoch.
 
         Raises:
-            LeadershipLost: The seat is not ours.
+            LeadershipLost: We do not hold the seat.
             PersistenceError: It could not be read.
         """
         loaded = await self._states.load(self._tenure.claim, self._key)
@@ -83,7 +83,7 @@ class StateRowWriter:
         return loaded
 
     async def insist_to_read(self) -> StateLoaded:
-        """The same, for as long as the seat is ours."""
+        """As `read`, retrying while we hold the seat."""
         while True:
             try:
                 return await self.read()
@@ -100,10 +100,10 @@ class StateRowWriter:
     # Writing
 
     async def write(self, data: bytes) -> None:
-        """Until it is durable, or not ours to write any more; what the database refuses, as often as the policy says.
+        """Write until it is durable, or we lose the seat; refusals are retried as often as the policy says.
 
         Raises:
-            LeadershipLost: It is not ours. It was not written, unless it is said to be in doubt.
+            LeadershipLost: We do not hold the seat. It was not written, unless the error says `in_doubt`.
             StatePersistFailed: It is refused. It was not written.
         """
         self.require_held()
@@ -134,7 +134,7 @@ class StateRowWriter:
                     away += 1
                     pause_s = min(_PAUSE_S * 2.0 ** min(away, 10), _PAUSE_MOST_S)
                 if pause_s is None:
-                    if (await self.insist_to_read()).value == data:  # by an earlier try of unknown outcome
+                    if (await self.insist_to_read()).value == data:  # by an earlier attempt of unknown outcome
                         return
                     raise failure from error
                 await asyncio.sleep(pause_s)
@@ -147,7 +147,7 @@ class StateRowWriter:
         if told == "written":
             self._version += 1
             return True
-        # An earlier try of ours that was not answered, or the row has expired: what is there is followed.
+        # An earlier attempt of ours was not answered, or the row has expired: continue from what is there.
         return (await self.read()).value == data
 
     def following(self, data: bytes) -> StateSave:
@@ -170,15 +170,15 @@ class StateRowWriter:
     # The seat
 
     def require_held(self) -> None:
-        """Raise if the seat is not ours, as far as is known here."""
+        """Raise if we do not hold the seat, as far as is known here."""
         if not self._tenure.held:
             raise self.lost()
 
     def fenced(self) -> LeadershipLost:
-        """The database says that the seat is not ours: nothing begins in its name any more."""
+        """The database says that we do not hold the seat: nothing new begins under it."""
         self._tenure.ended = True
         return self.lost()
 
     def lost(self, *, in_doubt: bool = False) -> LeadershipLost:
-        """The seat is not ours."""
+        """We do not hold the seat."""
         return LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch, in_doubt=in_doubt)

@@ -1,17 +1,15 @@
-"""Whether a peer still lives: asked when it is silent, given up when it stays so.
-
-Ticks are counted, not time: after a pause of our own (a blocked loop, a closed laptop) what the peer has sent meanwhile
-is read before the next tick, and counts.
-
-One connection to a peer: handshake, then frames, both ways at once. Over TCP, TLS or the simulator's network.
+"""One connection to a peer: handshake, then frames, in both directions. Over TCP, TLS or the simulator's network.
 
     greeting ──▶ open ──▶ leaving ──▶ lost          greeting: nothing is decoded (INV-X1)
         └──────────┴──────────────────▲             leaving: a Goodbye was sent or received; no new requests
 
-Back-pressure: the requests of one side are bounded (`inflight`), streams by their windows (`streaming`), what is to be
-written (`writing`). Reading stops only when a peer does not take what is written to it. It does not stop for requests
-that we have no room for, since behind them may be the replies that our own handlers wait for: such requests are
-refused, and a peer that keeps to our terms sends none.
+Back-pressure: the requests of one side are bounded (`in_flight`), streams by their windows (`streams`), pending writes
+by `outbox`. Reading stops only when a peer does not read what is written to it. It does not stop for requests that we
+have no room for, since behind them may be the replies that our own handlers wait for: such requests are refused, and a
+peer that keeps to our terms sends none.
+
+A silent peer is pinged, and the connection is closed if it stays silent. Ticks are counted, not time: after a pause of
+our own (a blocked loop, a suspended laptop) what the peer has sent meanwhile is read before the next tick, and counts.
 """
 
 from __future__ import annotations
@@ -51,10 +49,10 @@ class Pulse:
     """The heartbeat of one connection.
 
     Args:
-        loop: Whose clock counts.
-        limits: How often, and how many in vain.
-        ping: Asks the peer for a sign of life.
-        moves: Whether the peer takes what we write, although we read nothing from it.
+        loop: Its clock counts.
+        limits: How often to ping, and how many unanswered pings to tolerate.
+        ping: Sends a ping.
+        moves: Whether the peer reads what we write, although we read nothing from it.
         give_up: Called once, with the reason.
     """
 
@@ -75,7 +73,7 @@ class Pulse:
         self._timer = loop.call_later(self._every_s, self._tick)
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop pinging."""
         self._timer.cancel()
 
     def _tick(self) -> None:
@@ -98,13 +96,13 @@ class Connection(asyncio.Protocol):
     """One connection.
 
     Args:
-        handler: Who answers the peer's requests.
-        limits: What this side takes.
+        handler: Answers the peer's requests.
+        limits: The limits of this side.
         greet: Makes the handshake, once the transport is known.
-        on_open: Called when the peer has proved itself and said its terms.
+        on_open: Called when the peer has authenticated itself and sent its terms.
         on_lost: Called once when the connection is lost, also if it never opened.
         on_gone: Called when its socket is about to be closed.
-        enter: Counts a stranger at the door; None on the side that connects.
+        enter: Registers an unauthenticated socket; None on the side that connects.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ class Connection(asyncio.Protocol):
         self.is_open = self.is_leaving = self.is_lost = False
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
-        self.opened: asyncio.Future[Exception | None] = self._loop.create_future()  # what kept it from opening, or None
+        self.opened: asyncio.Future[Exception | None] = self._loop.create_future()  # why it did not open, or None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # the socket is closed
         self.calls: OutgoingRequests
         self._answers: PendingRequests
@@ -137,11 +135,11 @@ class Connection(asyncio.Protocol):
         self._established: Established | None = None
         self._opener: Opener | None = None
         self._frames = Frames(limits.body_most_bytes + AROUND_BODY_BYTES)
-        self._read: Callable[[bytes], None] = self._greeted  # what is done with the next bytes, at this stage
+        self._read: Callable[[bytes], None] = self._greeted  # handles the next bytes, at this stage
         self._dispatch: dict[type, Callable[[Any], None]] = {}
         self._is_retired = self._is_left = False  # a Goodbye was sent; one was received
         self.was_told = False
-        """Whether the peer said that it closes: it stops, or has only looked. It did not die."""
+        """Whether the peer announced that it closes: it stops, or was only probing. It did not die."""
         self._pulse: Pulse
         self._closing: asyncio.TimerHandle | None = None
 
@@ -169,18 +167,18 @@ class Connection(asyncio.Protocol):
         return ReadStream(self.calls, self._out.send, request, peer=self.peer, within_s=within_s, target=target)
 
     def ping(self) -> None:
-        """Ask for a sign of life; a connection that the peer knows nothing of breaks by it."""
+        """Send a ping; a connection that the peer does not know of breaks by it."""
         self._out.send(PingFrame())
         self._close_if_done()
 
     def retire(self, reason: str) -> None:
-        """Send no new requests, let both sides finish what is under way, then close."""
+        """Send no new requests, let both sides finish those in flight, then close."""
         if self.is_open and not (self._is_retired or self.is_lost):
             self._is_retired = self.is_leaving = True
             self._out.send(GoodbyeFrame(reason))
 
     def close(self, reason: str) -> None:
-        """Say goodbye and end everything that is under way. The peer closes then, or we do after a while."""
+        """Say goodbye and end all requests in flight. Then the peer closes, or we do after a while."""
         if self.is_open and not self.is_lost and self._transport is not None:
             self._out.send(GoodbyeFrame(reason, is_final=True, taken_id=self._answers.last_id))
             self._out.flush()
@@ -200,7 +198,7 @@ class Connection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # a stream's, though uvloop's do not inherit from it
+        transport = cast("asyncio.Transport", transport)  # a stream transport, though uvloop's does not inherit from it
         self._transport = transport
         self._out = Outbox(self._loop, transport, most_bytes=self._limits.in_flight_bytes, give_up=self._give_up)
         if self.is_lost:  # given up while it was being connected
@@ -213,7 +211,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         out, read = self._out, self._read
-        was_holding, out.is_holding = out.is_holding, True  # what this causes leaves together, at its end
+        was_holding, out.is_holding = out.is_holding, True  # the frames that this causes are sent together, at the end
         try:
             read(data)
         except (ProtocolError, Refused) as error:
@@ -225,7 +223,7 @@ class Connection(asyncio.Protocol):
             self._close_if_done()
 
     def eof_received(self) -> None:
-        """The peer closed: so do we, which is what returning None means."""
+        """The peer closed: so do we, by returning None."""
 
     def pause_writing(self) -> None:
         self._out.pause()
@@ -255,7 +253,7 @@ class Connection(asyncio.Protocol):
             self._read(self._handshake.done.leftover)
 
     def _prove(self, established: Established) -> None:
-        """The peer is who it says: from here on frames are decoded."""
+        """The peer is authenticated: from here on frames are decoded."""
         limits = self._limits
         self._pulse = Pulse(self._loop, limits, ping=self.ping, moves=self._out.moves, give_up=self._give_up)
         self._established, self.peer = established, established.peer
@@ -334,7 +332,7 @@ class Connection(asyncio.Protocol):
             self._out.send(GoodbyeFrame(frame.reason))
 
     def _close_if_done(self) -> None:
-        """When both have said goodbye and nothing is under way, the side that opened it closes."""
+        """When both have said goodbye and nothing is in flight, the side that opened the connection closes it."""
         if self._is_left and self.is_ours and not (self.is_lost or len(self.calls) or len(self._answers)):
             self.close("done")
 
@@ -355,7 +353,7 @@ class Connection(asyncio.Protocol):
         return unavailable(self.peer, why, sent=True)
 
     def _cut(self) -> ProtocolError | None:
-        """Whether it ended inside a sealed record: the peer died while it wrote, or somebody cut the rest off."""
+        """Whether it ended inside a sealed record: the peer died while writing, or the rest was cut off on the way."""
         try:
             if self._opener is not None:
                 self._opener.end()
@@ -364,7 +362,7 @@ class Connection(asyncio.Protocol):
         return None
 
     def _lose(self, error: Exception) -> None:
-        """Tell everybody, once."""
+        """End everything that depends on the connection, once."""
         if self.is_lost:
             return
         self.is_lost = self.is_leaving = True
@@ -391,4 +389,4 @@ def _too_soon(frame: object) -> None:
 
 
 def _ignore(_: object) -> None:
-    """A pong: that it was heard is all. Or what is read after the loss, which nobody wants."""
+    """A pong needs no handling: reading it is enough. Bytes read after the loss are dropped."""

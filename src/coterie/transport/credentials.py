@@ -1,8 +1,8 @@
-"""What a runner shows of its secrets and its TLS in its row, so that one which nobody would let in does not join.
+"""The fingerprints of its secrets and its TLS that a runner shows in its row, so that a mismatch is found on joining.
 
-A secret is shown by a fingerprint: derived slowly, and salted with the cluster's own secret, which is in another table.
-So whoever reads the row alone learns nothing, whoever reads both tables guesses no faster than the derivation allows,
-and two clusters with the same secret look different. Authorities are public: a plain fingerprint does.
+The fingerprint of a secret is derived slowly, and salted with the cluster's own secret, which is in another table. So
+a reader of the row alone learns nothing, a reader of both tables guesses no faster than the derivation allows, and two
+clusters with the same secret look different. Authorities are public: a plain fingerprint is enough.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
 
 _STORED = "database"
-"""Shown for the secret that the database keeps: whoever has the row has it."""
+"""Shown for the secret that the database keeps: a reader of the row has that, too."""
 _ROUNDS = 100_000
-"""Of PBKDF2: tens of milliseconds, once per process and secret."""
+"""Rounds of PBKDF2: tens of milliseconds, once per process and secret."""
 _SHOWN_BYTES = 16
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a runner proves itself with, by fingerprints."""
+    """The credentials of a runner, as fingerprints."""
 
     secrets: tuple[str, ...]
     """One, or two during rotation."""
@@ -41,19 +41,19 @@ class Credentials(msgspec.Struct, frozen=True):
     """The certificates in `tls_ca`; none: it does not use TLS."""
 
     def encode(self) -> str:
-        """As it is stored."""
+        """Their stored form."""
         return msgspec.json.encode(self).decode()
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A runner, and what it shows."""
+    """A runner, and the fingerprints that it shows."""
 
     name: str
     credentials: str
 
 
 def credentials_of(settings: Settings, *, salt: bytes) -> Credentials:
-    """What this process shows.
+    """The credentials that this process shows.
 
     Args:
         settings: Its secrets and its authority.
@@ -67,14 +67,14 @@ def credentials_of(settings: Settings, *, salt: bytes) -> Credentials:
 
 
 def differs(mine: str, theirs: str) -> str:
-    """Why two runners would not let each other in; empty: they would, or one of them shows nothing it can be told by.
+    """Why two runners would refuse each other; empty: they would not, or one of them shows nothing comparable.
 
-    One of the secrets, and one of the authorities, has to be the same: during rotation there are two.
+    They need one secret, and one authority, in common: during rotation there are two.
     """
     try:
         ours, others = (msgspec.json.decode(each.encode(), type=Credentials) for each in (mine, theirs))
     except (msgspec.DecodeError, UnicodeError):
-        return ""  # of an older version, or of a later one that shows something else
+        return ""  # of an older version, or of a later one with another format
     if bool(ours.authorities) != bool(others.authorities):
         return "one uses TLS, and the other does not"
     if ours.authorities and not set(ours.authorities) & set(others.authorities):
@@ -83,7 +83,7 @@ def differs(mine: str, theirs: str) -> str:
 
 
 def require_common(mine: Holder, others: Iterable[Holder]) -> None:
-    """Refuse to join runners that would refuse our connections, or whose we would refuse."""
+    """Refuse to join runners that would refuse our connections, or whose connections we would refuse."""
     for other in others:
         if why := differs(mine.credentials, other.credentials):
             raise ConfigurationError(

@@ -1,6 +1,4 @@
-"""The first message of a handshake, in its one fixed form: versions, who speaks, and a nonce.
-
-The handshake: both ends prove that they know the cluster's secret, before anything else is read. No I/O.
+"""The handshake: both ends prove that they know the cluster's secret, before anything else is read. No I/O.
 
     client                                      server
       │  hello    magic, versions, incarnation, nonce  │
@@ -8,17 +6,17 @@ The handshake: both ends prove that they know the cluster's secret, before anyth
       │    hello  magic, versions, incarnation, nonce  │
       │ ◀───────────────────────────────────────────── │
       │  proof    under each of the client's secrets   │
-      │ ─────────────────────────────────────────────▶ │  the client is known: done
+      │ ─────────────────────────────────────────────▶ │  the client is authenticated: done
       │    proof  under the secret that both know      │
       │ ◀───────────────────────────────────────────── │
-      ▼  the server is known: done                     ▼
+      ▼  the server is authenticated: done             ▼
 
-A proof is an HMAC over its direction and everything said before, so a recorded one does not fit fresh nonces,
-one that is sent back does not fit its direction, and a changed version or flag fits nothing. The client proves
-itself first: whoever merely connects to a port gets nothing that depends on the secret.
+A hello has one fixed form. A proof is an HMAC over its direction and everything sent before, so a recorded one does not
+fit fresh nonces, one that is sent back does not fit its direction, and a changed version or flag fits nothing. The
+client proves itself first: a process that merely connects to a port gets nothing that depends on the secret.
 
-What a proof reveals only to those who know the secret is judged after it: cluster, then incarnation. All
-messages have one size; a stranger can make us keep 209 bytes.
+What a proof reveals only to those who know the secret is checked after it: cluster, then incarnation. All
+messages have a fixed size; an unauthenticated peer can make us keep 209 bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ HELLO_BYTES = _FORM.size
 
 
 class Hello(NamedTuple):
-    """One end's first message: the fields that are looked at, and the bytes that the proofs cover."""
+    """One end's first message: the fields that are read, and the bytes that the proofs cover."""
 
     seals: bool
     newest: int
@@ -64,7 +62,7 @@ class Hello(NamedTuple):
 
     @staticmethod
     def of(me: Identity, *, role: Role, seal: bool, nonce: bytes) -> Hello:
-        """What this end says."""
+        """The hello of this end."""
         who = me.incarnation.encode("ascii")
         if not 1 <= len(who) <= INCARNATION_BYTES or b"\0" in who:
             raise ValueError(f"an incarnation has 1 to {INCARNATION_BYTES} ASCII characters, not {me.incarnation!r}")
@@ -73,13 +71,13 @@ class Hello(NamedTuple):
 
     @staticmethod
     def read(raw: bytes) -> Hello:
-        """What the other end said. Any bytes of the right size are a hello; the proofs show whether it is true."""
+        """Parse the hello of the other end. Any bytes of the right size are one; the proofs show if it is genuine."""
         _, _, flags, newest, least, who, nonce = _FORM.unpack(raw)
         return Hello(bool(flags & _SEAL), newest, least, who, nonce, raw)
 
 
 def require_beginning(buffer: bytes, role: Role) -> None:
-    """Refuse as soon as the first bytes are wrong: a stranger's port, HTTP, our own hello sent back."""
+    """Refuse as soon as the first bytes are wrong: another program's port, HTTP, our own hello sent back."""
     expected = MAGIC + _KIND[role]
     if not expected.startswith(buffer[: len(expected)]):
         raise Refused("it does not speak the protocol of coterie")
@@ -106,12 +104,12 @@ class OtherIncarnation(Refused):
 
 @dataclass(frozen=True)
 class Established:
-    """What a handshake has found out: all of it is proved.
+    """The result of a handshake, all of it proved.
 
     Args:
         peer: The other end's incarnation.
-        protocol: The newest version that both speak.
-        leftover: Bytes that came right behind the handshake; sealed if the rest is.
+        protocol: The newest version that both support.
+        leftover: Bytes that came right after the handshake; sealed if the connection is.
         sealer: Seals what is sent; None if nothing is sealed.
         opener: Opens what arrives.
     """
@@ -127,19 +125,19 @@ class Handshake:
     """One end of one handshake.
 
     Args:
-        role: The client connects and speaks first.
-        me: What this end proves.
-        secrets: What it proves it with: one, or two during rotation.
-        chance: Where the nonce comes from.
+        role: The client connects and sends first.
+        me: The identity that this end proves.
+        secrets: The secrets to prove it with: one, or two during rotation.
+        chance: Source of the nonce.
         expects: The incarnation that a client looks for; None if any will do.
-        seal: Whether this end wants the rest sealed (off loopback, without TLS); it is if either end wants it.
+        seal: Whether this end wants the connection sealed (off loopback, without TLS); it is if either end wants it.
 
     Promise:
         `done` is set only if the other end knows one of the secrets, in this very connection, names the same
-        cluster, and both have read the same versions and flags. Nothing else is told apart by time.
+        cluster, and both have read the same versions and flags. Timing reveals nothing else.
 
-    Not promised:
-        Secrecy: the handshake hides the secret, and nothing else. That takes TLS.
+        Not promised:
+            Secrecy: the handshake hides the secret, and nothing else. Use TLS for that.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class Handshake:
         self._expects = expects
         self._mine = Hello.of(me, role=role, seal=seal, nonce=chance.token(NONCE_BYTES))
         self._theirs: Hello | None = None
-        self._said = b""  # the client's proof, once it is said and judged: the server's proof covers it
+        self._said = b""  # the client's proof, once sent and checked: the server's proof covers it
         self._buffer = b""
         self._failed: Refused | None = None
 
@@ -171,10 +169,10 @@ class Handshake:
         return self._mine.raw if self._role == "client" else b""
 
     def receive(self, data: bytes) -> bytes:
-        """Take what arrived, in any split; what to send now, if anything.
+        """Process received bytes, in any split. Returns: what to send now, if anything.
 
         Raises:
-            Refused: The other end is not let in, or we do not want it: close, without an answer.
+            Refused: One end refuses the other: close, without an answer.
         """
         if self._failed is not None:
             raise self._failed
@@ -186,7 +184,7 @@ class Handshake:
             raise
 
     def closed(self) -> Refused:
-        """What it means that the other end closed the connection now."""
+        """The error to report if the other end closed the connection now."""
         if self._role == "client" and self._theirs is not None:
             return Refused("the other end closed after our proof: it has another secret, or is another cluster")
         return Refused(f"the other end closed in the middle of the handshake, after {len(self._buffer)} bytes")
@@ -200,7 +198,7 @@ class Handshake:
         if len(self._buffer) < wanted:
             return b""
         message, rest = self._buffer[:wanted], self._buffer[wanted:]
-        if rest and not last:  # whoever speaks out of turn does not know the protocol
+        if rest and not last:  # a peer that sends out of turn does not know the protocol
             raise Refused("it sent more than the handshake asks for")
         self._buffer = b""
         if self._theirs is None:
@@ -223,7 +221,7 @@ class Handshake:
 
     def _judge_client(self, message: bytes) -> bytes:
         parts = [message[at : at + _PART_BYTES] for at in range(0, len(message), _PART_BYTES)]
-        # Every part against every secret, also after one has fitted: time tells nothing.
+        # Every part against every secret, also after one has fitted: timing reveals nothing.
         found = [(part, secret) for secret in self._secrets for part in parts if self._fits("client", part, secret)]
         if not found:
             raise Refused("it does not know the secret of this cluster")
@@ -257,11 +255,11 @@ class Handshake:
             raise Refused(f"it belongs to another cluster than {self._me.cluster!r} (with the same secret)")
 
     def _cluster(self, role: Role, secret: bytes) -> bytes:
-        """The cluster's name, which only those can compare who know the secret."""
+        """A digest of the cluster's name, which can be compared only with the secret."""
         return self._mac(f"{role} cluster", secret, hashlib.sha256(self._me.cluster.encode()).digest())
 
     def _mac(self, label: str, secret: bytes, rest: bytes) -> bytes:
-        """Over the label, both hellos (nonces, incarnations, versions, flags), and what was said since."""
+        """A MAC over the label, both hellos (nonces, incarnations, versions, flags), and what was sent since."""
         head = f"coterie {label}".encode().ljust(32, b"\0")
         hellos = b"".join(hello.raw for hello in self._hellos())
         return hmac.digest(secret, head + hellos + hashlib.sha256(self._said).digest() + rest, "sha256")

@@ -1,4 +1,4 @@
-"""Who a process is to the others: its identity, the protocol it speaks, its host, the address it is reached at."""
+"""The identity of a process towards others: its incarnation, its protocol versions, its host, its address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Storage
 
 PROTOCOL = 1
-"""What this program speaks. Raised with each change that the version before does not understand."""
+"""The version that this program speaks. Raised with each change that the version before does not understand."""
 
 PROTOCOL_LEAST = 1
 """The oldest that this program still speaks: PROTOCOL - 1 once there is one, for rolling deploys (L3)."""
@@ -45,7 +45,7 @@ class Identity:
 
 
 class Member(NamedTuple):
-    """What another runner says of itself in its row."""
+    """What another runner states about itself in its row."""
 
     name: str
     address: str
@@ -53,16 +53,16 @@ class Member(NamedTuple):
 
 
 async def shared_secrets(settings: Settings, storage: Storage) -> tuple[bytes, ...]:
-    """What the runners of this cluster prove to each other: the setting, else what the database keeps."""
+    """The secrets that the runners of this cluster prove to each other: the setting, else the stored one."""
     if settings.secret:
         return tuple(secret.reveal().encode() for secret in settings.secret)
     return (await storage.secret(),)
 
 
 def host_id(proc: Path = _PROC) -> str:
-    """Where loopback leads to: equal for two processes that reach each other at 127.0.0.1 [M2].
+    """Identifies the host for loopback: equal for two processes that reach each other at 127.0.0.1 [M2].
 
-    The boot id tells machines and virtual machines apart, the network namespace the containers on one.
+    The boot id distinguishes machines and virtual machines, the network namespace the containers on one.
     Without `/proc` it is the host's name, which is right as long as there are no containers.
     """
     try:
@@ -73,7 +73,7 @@ def host_id(proc: Path = _PROC) -> str:
 
 
 def process_id(proc: Path = _PROC) -> str:
-    """Which process this is, for good: its number alone comes back [C3]. Empty where the system does not tell."""
+    """Identifies this process permanently: its number alone is reused [C3]. Empty where the system has no /proc."""
     try:
         after_name = (proc / "self/stat").read_text("ascii", "replace").rpartition(")")[2].split()
         return f"{os.getpid()}:{after_name[19]}"  # the start time is field 22 of the line, the name is field 2
@@ -85,11 +85,11 @@ def advertised_address(settings: Settings, bound: tuple[str, int]) -> str:
     """The literal `ip:port` at which others reach this runner.
 
     Args:
-        settings: `advertise` is taken if it is set.
+        settings: `advertise` is used if it is set.
         bound: What the listener has bound: the first two parts of its socket's name.
 
     Raises:
-        ConfigurationError: `advertise` is a name or no single address, or it is needed and missing.
+        ConfigurationError: `advertise` is a name or not a single address, or it is needed and missing.
     """
     if settings.advertise is not None:
         return _literal(settings.advertise)
@@ -123,12 +123,12 @@ def is_loopback(address: str) -> bool:
 
 
 def is_apart(mine: Member, other: Member) -> bool:
-    """Whether one of the two could not reach the other: it listens on loopback, and that leads elsewhere there [M2]."""
+    """Whether one of the two could not reach the other: it listens on loopback, which leads elsewhere there [M2]."""
     return other.host_id != mine.host_id and (is_loopback(mine.address) or is_loopback(other.address))
 
 
 def require_reachable(mine: Member, others: Iterable[Member]) -> None:
-    """Refuse to join others that cannot reach us, or that we cannot reach: loopback leads elsewhere there [M2]."""
+    """Refuse to join runners that cannot reach us, or that we cannot reach: loopback leads elsewhere there [M2]."""
     for other in others:
         if other.host_id == mine.host_id:
             continue

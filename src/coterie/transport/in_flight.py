@@ -1,9 +1,7 @@
-"""How requests end without a reply: which error, with what the request was for in its text. Pure.
+"""The requests of this side on one connection: which caller waits for which id, within which bounds and until when.
 
-The requests of this side on one connection: who waits for which id, within which bounds and until when.
-
-Ids count up and are never used again on a connection, so what arrives late for a request that was cancelled, or that
-expired, finds nobody and is dropped; it can never be taken for the answer to another one (incident 39).
+Ids count up and are never reused on a connection, so what arrives late for a request that was cancelled, or that
+expired, matches no request and is dropped; it can never be taken for the answer to another one (incident 39).
 """
 
 from __future__ import annotations
@@ -26,40 +24,40 @@ if TYPE_CHECKING:
 
 
 def unavailable(peer: str, problem: str, *, sent: bool, target: object = None) -> RunnerUnavailable:
-    """The peer cannot be reached, and whether the request can have arrived."""
+    """The peer cannot be reached; `sent` says whether the request can have arrived."""
     hint = "" if sent else "it was not sent, so sending it again is safe"
     return RunnerUnavailable(runner=peer, target=named(target), problem=problem, sent=sent, hint=hint)
 
 
 def late(peer: str, within_s: float, target: object = None, *, hint: str = "") -> SendTimeout:
-    """The peer has not answered in time; there may have been none left when it was asked."""
+    """The peer has not answered in time; perhaps no time was left when the request was sent."""
     shown = f"runner {peer}" if target is None else f"{target} on runner {peer}"
     return SendTimeout(target=shown, waited_s=max(round(within_s, 3), 0.0), hint=hint)
 
 
 def named(target: object) -> str:
-    """What a request was for, in an error."""
+    """The name of a request's target, for errors."""
     return "a request" if target is None else str(target)
 
 
 SMALL_BYTES = 512
-"""Bodies up to this are not weighed one by one: the bound on their number bounds them too."""
+"""Bodies up to this size are not counted one by one: the bound on their number bounds them too."""
 
 
 class FrameSender(Protocol):
-    """How frames leave: see `Connection.send`."""
+    """Sends frames: see `Connection.send`."""
 
     def __call__(self, frame: object, lone: bool = False) -> None: ...
 
 
 class PendingReply(Struct, eq=False, gc=False):
-    """A request under way."""
+    """A request in flight."""
 
-    calls: Any  # the Calls of its connection
+    calls: Any  # the `OutgoingRequests` of its connection
     number: int
 
     def leave(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The caller no longer waits for the answer."""
         self.calls.leave(self.number)
 
 
@@ -67,10 +65,10 @@ class OutgoingRequests:
     """Requests that wait for their reply.
 
     Args:
-        loop: Whose clock counts.
+        loop: Its clock counts.
         peer: The other end's incarnation, for errors.
         send: Queues a frame.
-        limits: What the peer takes: see `TermsFrame`.
+        limits: What the peer accepts: see `TermsFrame`.
 
     Promise:
         Each request ends once: reply, failure, expiry, cancellation or loss, whichever comes first.
@@ -80,7 +78,7 @@ class OutgoingRequests:
         self, loop: asyncio.AbstractEventLoop, *, peer: str, send: FrameSender, limits: TransportLimits
     ) -> None:
         self.last_id = 0
-        self.left_id = 0  # the last one that was given to the socket
+        self.left_id = 0  # the last one that was passed to the socket
         self.dropped = 0
         self.streams: dict[int, ReadStream] = {}
         self.deadlines = Deadlines(loop, self._sweep)
@@ -91,7 +89,7 @@ class OutgoingRequests:
         self._waiting: dict[int, tuple[asyncio.Future[bytes], float, float, object]] = {}
         self._sizes: dict[int, int] = {}  # of bodies that are not small
         self._bytes = 0
-        self._most = limits.in_flight  # that may wait before `enter` is asked: see `_recount`
+        self._most = limits.in_flight  # how many may wait before `enter` is needed: see `_recount`
         self._queue: deque[asyncio.Future[None]] = deque()
         self._ended: CoterieError | None = None
 
@@ -101,7 +99,7 @@ class OutgoingRequests:
     async def request(
         self, route: int, body: bytes, within_s: float, headers: bytes = b"", target: object = None
     ) -> bytes:
-        """Send a request and wait for its reply. The hot path: whatever is rare is behind one comparison."""
+        """Send a request and wait for its reply. The hot path: everything rare is behind one comparison."""
         if len(self._waiting) >= self._most or len(body) > SMALL_BYTES:
             within_s -= await self.enter(len(body), within_s, target)
         create_future = self._create_future
@@ -116,7 +114,7 @@ class OutgoingRequests:
     def ask(
         self, answer: asyncio.Future[bytes], route: int, body: bytes, within_s: float, target: object
     ) -> PendingReply | None:
-        """Send a small request at once, whose outcome `answer` gets; None: there is no room, and nothing was sent."""
+        """Send a small request at once; `answer` gets its outcome. None: there is no room, and nothing was sent."""
         if len(self._waiting) >= self._most or len(body) > SMALL_BYTES:
             return None
         return PendingReply(self, self._put(answer, route, body, within_s, b"", target))
@@ -130,7 +128,7 @@ class OutgoingRequests:
         headers: bytes,
         target: object,
     ) -> int:
-        """Send a request for which there is room; its id."""
+        """Send a request for which there is room. Returns: its id."""
         number = self.last_id = self.last_id + 1
         time, send, waiting = self._time, self._send, self._waiting  # as methods they would cost double
         until_s = time() + within_s
@@ -143,7 +141,7 @@ class OutgoingRequests:
         return number
 
     def opened(self, reading: ReadStream) -> int:
-        """A stream is about to be asked for, and has entered before; its id."""
+        """Register a stream that is about to be requested, after `enter`. Returns: its id."""
         number = self.last_id = self.last_id + 1
         self.streams[number] = reading
         self._recount()
@@ -152,17 +150,17 @@ class OutgoingRequests:
         return number
 
     def closed(self, number: int) -> ReadStream | None:
-        """A stream is over for this side; None if it was already."""
+        """Remove a stream that is over for this side; None if it was removed already."""
         reading = self.streams.pop(number, None)
         if reading is not None:
             self._recount()
             self._settle(number)
         return reading
 
-    # What arrives
+    # Incoming frames
 
     def replied(self, frame: ReplyFrame) -> None:
-        """A reply came."""
+        """A reply arrived."""
         try:
             self._waiting.pop(frame.id)[0].set_result(frame.body)
         except KeyError:
@@ -181,7 +179,7 @@ class OutgoingRequests:
             self._finish(frame.id, read_error(frame))
 
     def item(self, frame: ItemFrame) -> None:
-        """An item of a stream came."""
+        """An item of a stream arrived."""
         reading = self.streams.get(frame.id)
         if reading is None:
             self._unknown(frame.id)
@@ -189,7 +187,7 @@ class OutgoingRequests:
             reading.take(frame)
 
     def ended(self, frame: EndFrame) -> None:
-        """A stream came to its end."""
+        """A stream has ended."""
         self._finish(frame.id, None)
 
     def _finish(self, number: int, error: CoterieError | None) -> None:
@@ -199,10 +197,10 @@ class OutgoingRequests:
         else:
             reading.finish(error)
 
-    # Ends
+    # Endings
 
     def lost(self, error: CoterieError) -> None:
-        """The connection is gone: tell everybody, and whether their request can have left."""
+        """The connection is lost: fail all requests, saying whether each can have been sent."""
         self._ended = error
         self._recount()
         for number, (_, _, _, target) in list(self._waiting.items()):
@@ -212,7 +210,7 @@ class OutgoingRequests:
             reading.finish(self._loss(number, reading.target))
         for future in self._queue:
             if not future.done():
-                future.set_result(None)  # it asks again, and finds out
+                future.set_result(None)  # it tries again, and finds out
         self.deadlines.stop()
         assert not self._waiting, "nobody is left waiting"
         assert self._bytes == 0, "what is counted in is counted out"
@@ -227,13 +225,13 @@ class OutgoingRequests:
         return min(left_s, default=math.inf), len(left_s)
 
     def _expired(self, number: int) -> None:
-        if number in self._waiting:  # unless one that expired before it has cost the connection
+        if number in self._waiting:  # unless an earlier expiry has cost the connection
             _, _, within_s, target = self._waiting[number]
             self._end(number, late(self._peer, within_s, target))
             self._send(CancelFrame(number))
 
     def leave(self, number: int) -> None:
-        """Nobody waits for its reply any more."""
+        """The caller no longer waits for the reply."""
         if number in self._waiting:
             self._end(number, None)
             self._send(CancelFrame(number))
@@ -259,7 +257,7 @@ class OutgoingRequests:
     # Room
 
     async def enter(self, size: int, within_s: float, target: object) -> float:
-        """Wait until there is room, in the order of coming, and take it for the next id; how long that took.
+        """Wait for room, first come, first served, and take it for the next id. Returns: how long that took.
 
         Raises:
             SendTimeout, RunnerUnavailable, MalformedMessage: There will be none; nothing was sent.
@@ -285,7 +283,7 @@ class OutgoingRequests:
             raise late(self._peer, within_s, target, hint=hint) from None
 
     async def _line_up(self, size: int, target: object) -> None:
-        """Wait at the end of the line. Whoever is woken stays at its head until there is room: nobody overtakes."""
+        """Wait at the end of the queue. A woken waiter stays at its head until there is room: none overtakes."""
         queue, turn = self._queue, self._create_future()
         queue.append(turn)
         self._recount()
@@ -316,12 +314,12 @@ class OutgoingRequests:
         )
 
     def _recount(self) -> None:
-        """None may pass by those in line, nor send when the connection is lost; streams count like requests."""
+        """Recompute `_most`: no request overtakes the queue or uses a lost connection; streams count like requests."""
         is_open = self._ended is None and not self._queue
         self._most = self._limits.in_flight - len(self.streams) if is_open else 0
 
     def _settle(self, number: int) -> None:
-        """Something has ended: let the next one look whether there is room."""
+        """A request has ended: let the next waiter check for room."""
         self._bytes -= self._sizes.pop(number, 0)
         self._wake()
 

@@ -1,10 +1,10 @@
-"""What the rooms above see of the wires between runners: requests, notices and streams of opaque bytes.
+"""The interface of the transport: requests, notices and streams of opaque bytes between runners.
 
-    caller ── request(peer, route, body) ──▶ Handler.on_request(request) ── request.reply(body) ──▶ caller
-           ── stream(peer, route, body) ───▶ Handler.on_request(request) ── await request.send(item) … request.end()
-           ── notify(peer, route, body) ───▶ Handler.on_notify(…)
+    caller ── request(peer, route, body) ──▶ RequestHandler.on_request(request) ── request.reply(body) ──▶ caller
+           ── stream(peer, route, body) ───▶ RequestHandler.on_request(request) ── await send(item) … end()
+           ── notify(peer, route, body) ───▶ RequestHandler.on_notify(…)
 
-A route is a small number that both sides know; what it means, and what is in the bodies, is not the transport's.
+A route is a small number that both sides know; its meaning and the content of the bodies are opaque to the transport.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from coterie.transport.protocol import TermsFrame
 
 Presence = Literal["present", "other", "refused", "stranger", "silent"]
-"""What answers at an address: the runner; another incarnation; nobody; somebody without our secret; no answer."""
+"""What a probe finds at an address: the runner; another incarnation; no listener; a process without our secret; no
+answer."""
 
 
 class PeerAddress(NamedTuple):
-    """Where a runner listens, and which one it must be.
+    """The address of a runner, and the incarnation expected there.
 
     Args:
-        address: The literal `ip:port`, or what the wire in use has for one. Empty: only if it is connected already.
-        incarnation: What it proves to be in the handshake.
+        address: The literal `ip:port`, or the equivalent of the wire in use. Empty: use an existing connection only.
+        incarnation: The incarnation that it must prove in the handshake.
     """
 
     address: str
@@ -47,30 +48,30 @@ class TransportLimits:
     body_most_bytes: int = FRAME_LIMIT_BYTES
     """The setting `frame_limit`: larger bodies are refused before they are sent, and before they are read."""
     in_flight: int = 16_384
-    """Requests of one side on one connection; more wait for room, within their deadline."""
+    """Requests of one side on one connection; further ones wait for room, within their deadline."""
     in_flight_bytes: int = 64 * 1024 * 1024
-    """Their bodies together, and what waits to be written."""
+    """The total size of their bodies, and of what waits to be written."""
     waiting: int = 16_384
-    """Callers that wait for room on one connection; more are refused."""
+    """Callers that wait for room on one connection; further ones are refused."""
     window_bytes: int = 256 * 1024
-    """What a stream sends ahead of its reader."""
+    """What a stream may send ahead of its reader."""
     ping_s: float = 5.0
-    """After so much silence a sign of life is asked for …"""
+    """After this much silence a ping is sent …"""
     pings: int = 3
-    """… and after so many in vain the connection is given up. Longer than a blocked loop may take (8 s)."""
+    """… and after this many unanswered pings the connection is closed. Longer than a loop may block (8 s)."""
     connect_s: float = 5.0
-    """Connecting and the handshake together."""
+    """Limit for connecting and the handshake together."""
     peers: int = 1_024
     """Connections, in both directions."""
     backoff_s: float = 0.05
-    """How long a peer that could not be reached is left alone at first; doubled each time, with jitter …"""
+    """How long a peer that could not be reached is not retried at first; doubled each time, with jitter …"""
     backoff_most_s: float = 2.0
     """… up to this."""
     goodbye_s: float = 1.0
-    """How long whoever says goodbye waits for the other end to close."""
+    """How long the sender of a goodbye waits for the other end to close."""
 
     def agreed(self, theirs: TermsFrame) -> TransportLimits:
-        """What may be sent to a peer with such terms."""
+        """The limits for what may be sent to a peer with such terms."""
         return replace(
             self,
             body_most_bytes=min(self.body_most_bytes, theirs.body_most_bytes),
@@ -80,14 +81,14 @@ class TransportLimits:
 
 
 class Request(Protocol):
-    """A request of a peer, answered once: by `reply`, by `fail`, or by `send`, `send`, …, `end` if it is a stream.
+    """A request from a peer, answered once: by `reply`, by `fail`, or by `send`, `send`, …, `end` if it is a stream.
 
-    Answers to a request that was cancelled, or whose connection is gone, are dropped.
+    Answers to a request that was cancelled, or whose connection is lost, are dropped.
     """
 
     @property
     def peer(self) -> str:
-        """The incarnation that asks, proved in the handshake."""
+        """The incarnation of the caller, proved in the handshake."""
         ...
 
     @property
@@ -98,31 +99,31 @@ class Request(Protocol):
     def headers(self) -> Mapping[str, str]: ...
     @property
     def arrived_s(self) -> float:
-        """When it was read, in the loop's time; the same for all that were read together."""
+        """When it was read, in the loop's time; the same for all requests of one read."""
         ...
 
     @property
     def until_s(self) -> float:
-        """When the caller gives up, in the loop's time, give or take the way here."""
+        """When the caller gives up, in the loop's time, within the time in transit."""
         ...
 
     @property
     def is_stream(self) -> bool: ...
     @property
     def is_open(self) -> bool:
-        """Whether anybody still waits for the answer."""
+        """Whether the caller still waits for the answer."""
         ...
 
     def reply(self, body: bytes) -> None: ...
     def fail(self, code: str, facts: Mapping[str, object]) -> None:
-        """Raise the error of this code and these facts (`CoterieError.to_wire`) at the caller."""
+        """Make the caller raise the error of this code and these facts (`CoterieError.to_wire`)."""
         ...
 
     async def send(self, item: bytes) -> None:
         """Send an item of a stream; wait while the reader is a window behind.
 
         Raises:
-            RunnerUnavailable: The reader has left.
+            RunnerUnavailable: The reader has closed the stream, or its connection is lost.
         """
         ...
 
@@ -130,21 +131,21 @@ class Request(Protocol):
 
 
 class RequestHandler(Protocol):
-    """Whoever answers. Called straight from the socket: no task per request, so it must neither block nor await."""
+    """Answers requests. Called straight from the socket: no task per request, so it must neither block nor await."""
 
     def on_request(self, request: Request) -> None:
         """Answer now, or keep the request and answer later."""
         ...
 
     def on_cancel(self, request: Request) -> None:
-        """Nobody waits for an answer any more: cancelled, or the connection is gone."""
+        """The caller no longer waits for an answer: it cancelled, or the connection is lost."""
         ...
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None: ...
 
 
 class ItemStream(Protocol):
-    """The items of a stream: `async for`, once. Whoever leaves before its end calls `aclose`."""
+    """The items of a stream: `async for`, once. A reader that stops before the end calls `aclose`."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
     async def __anext__(self) -> bytes: ...
@@ -152,22 +153,22 @@ class ItemStream(Protocol):
 
 
 class Wire(Protocol):
-    """How byte streams to other processes are made: TCP, TLS, the simulator's network."""
+    """Makes byte streams to other processes: TCP, TLS, the simulator's network."""
 
     async def listen(self, factory: Callable[[], asyncio.Protocol]) -> str:
-        """Accept connections; the address that others are told."""
+        """Accept connections. Returns: the address to advertise."""
         ...
 
     async def connect(self, address: str, factory: Callable[[], asyncio.Protocol]) -> object:
         """Connect; the protocol has its transport when this returns.
 
         Raises:
-            OSError: Nobody listens (`ConnectionRefusedError`), or it cannot be reached.
+            OSError: The connection was refused (`ConnectionRefusedError`), or the address cannot be reached.
         """
         ...
 
     def made(self, transport: asyncio.BaseTransport) -> bool:
-        """A connection is made, by either side. Whether it needs sealing: it leaves the host unprotected."""
+        """A connection was made, by either side. Returns: whether to seal it, since it leaves the host unprotected."""
         ...
 
     def gone(self, transport: asyncio.BaseTransport) -> None:
@@ -175,7 +176,7 @@ class Wire(Protocol):
         ...
 
     async def close(self) -> None:
-        """Listen no more. Connections go on."""
+        """Stop listening. Connections stay open."""
         ...
 
 
@@ -193,7 +194,7 @@ class Transport(Service, abc.ABC):
     @property
     @abc.abstractmethod
     def address(self) -> str | None:
-        """What others connect to; None for one that does not listen."""
+        """The address to which others connect; None for a client, which does not listen."""
 
     @abc.abstractmethod
     def request(
@@ -206,32 +207,32 @@ class Transport(Service, abc.ABC):
         headers: Mapping[str, str] | None = None,
         target: object = None,
     ) -> Awaitable[bytes]:
-        """Ask a peer, connecting first if need be. Await it at once. Cancelling it tells the peer.
+        """Send a request to a peer, connecting first if need be. Await it at once. Cancelling it notifies the peer.
 
         Args:
-            peer: Whom to ask.
-            route: What to ask for.
-            body: The rest, opaque here.
+            peer: The receiver.
+            route: The route at the receiver.
+            body: The body, opaque here.
             within_s: How long to wait for the reply.
-            headers: What tracing and the like put around the body.
-            target: What the request is for, named in errors by its `str`, which is taken only then.
+            headers: Metadata such as the trace context.
+            target: What the request is for, named in errors by its `str`, which is evaluated only then.
 
         Raises:
             SendTimeout: No reply in time; the handler may have run.
             RunnerUnavailable: No connection, or it broke; `sent` says whether the request can have arrived.
-            MalformedMessage: The body is larger than the peer takes: not sent.
-            ShuttingDown: This transport stops.
-            CoterieError: What the handler failed with.
+            MalformedMessage: The body is larger than the peer accepts: not sent.
+            ShuttingDown: This transport is stopping.
+            CoterieError: The error with which the handler failed.
         """
 
     @abc.abstractmethod
     def ask(
         self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Future[bytes]
     ) -> PendingReply | None:
-        """The same without a coroutine, if it can leave at once: `answer` gets what `request` returns or raises.
+        """As `request` without a coroutine, if it can be sent at once: `answer` gets the result or the error.
 
         Returns:
-            What to call if nobody waits for the answer any more; None: nothing was sent, and nothing will be.
+            A function to call when the answer is no longer needed; None: nothing was sent, and nothing will be.
         """
 
     @abc.abstractmethod
@@ -245,26 +246,26 @@ class Transport(Service, abc.ABC):
         headers: Mapping[str, str] | None = None,
         target: object = None,
     ) -> ItemStream:
-        """Ask a peer for items. `within_s` is the longest silence, of the sender or of the reader.
+        """Request a stream of items. `within_s` is the longest silence, of the sender or of the reader.
 
         Raises what `request` does, at the first item or later.
         """
 
     @abc.abstractmethod
     def notify(self, peer: PeerAddress, route: int, body: bytes, *, headers: Mapping[str, str] | None = None) -> bool:
-        """Tell a peer something, without a reply; false if it was dropped: not connected, or too much is waiting."""
+        """Send a notice without a reply; false if it was dropped: not connected, or too much is queued."""
 
     @abc.abstractmethod
     async def connect(self, peer: PeerAddress) -> None:
-        """Have a connection to a peer, so that its loss is seen.
+        """Ensure a connection to a peer, so that its loss is noticed.
 
         Raises:
-            RunnerUnavailable: It cannot be reached.
+            RunnerUnavailable: The peer cannot be reached.
         """
 
     @abc.abstractmethod
     async def probe(self, peer: PeerAddress) -> Presence:
-        """What answers at the address just now [M2]: a new connection, whatever exists already."""
+        """Find out what answers at the address now [M2]: by a new connection, even if there is one already."""
 
     @property
     @abc.abstractmethod
@@ -273,15 +274,15 @@ class Transport(Service, abc.ABC):
 
     @abc.abstractmethod
     def drop(self, peer: str, problem: str) -> None:
-        """Close all connections to an incarnation at once; what waits for it gets `RunnerUnavailable`."""
+        """Close all connections to an incarnation at once; pending requests fail with `RunnerUnavailable`."""
 
     @abc.abstractmethod
     def connected(self, peer: PeerAddress) -> bool:
-        """Whether there is a connection that takes requests."""
+        """Whether there is a connection that accepts requests."""
 
     @abc.abstractmethod
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
-        """Have `callback(incarnation, problem)` called whenever the last connection to a peer breaks.
+        """Call `callback(incarnation, problem)` whenever the last connection to a peer breaks.
 
-        A peer that said goodbye, because it stopped or has only looked (`probe`), is not lost in this sense.
+        A peer that said goodbye, because it stopped or was only probing (`probe`), is not lost in this sense.
         """

@@ -1,7 +1,7 @@
-"""The door: sockets that have not proved themselves are few, have little time, and are told of in few lines.
+"""Admission of sockets: those that are not authenticated are few, have little time, and cause few log lines.
 
-Also here: what every socket of ours is set to, which ones forked children lose, and what is said at start
-when payloads travel in the clear.
+Also here: the options of all our sockets, which sockets forked children lose, and the warning at start when payloads
+are sent in the clear.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["Gate", "Listener", "Plug", "in_the_clear", "is_loopback", "tune", "w
 log = logging.getLogger("coterie")
 
 STRANGERS_MOST = 64
-"""Sockets that have not proved themselves: some hundred runners that all restart get in within a second."""
+"""Unauthenticated sockets: some hundred runners that all restart get in within a second."""
 
 PROVED_WITHIN_S = 5.0
-"""From the first byte or none to the end of the handshake; nothing prolongs it."""
+"""Limit for the whole handshake, from the connection on; nothing prolongs it."""
 
 TOLD_EVERY_S = 5.0
-"""At most one line about refusals in this time, with their number."""
+"""At most one log line about refusals in this time, with their number."""
 
 End = Literal["admitted", "refused", "late", "crowded", "left"]
-"""How it ends at the door: proved; not let in; too slow; pushed out by newcomers; gone by itself."""
+"""How the admission of a socket ends: authenticated; refused; too slow; evicted by newer ones; closed by the peer."""
 
 _OPTIONS: Mapping[str, int] = {
     "TCP_KEEPIDLE": 5,
@@ -47,19 +47,19 @@ _OPTIONS: Mapping[str, int] = {
 
 
 class Gate:
-    """Counts and limits the sockets of one listener that have not proved themselves.
+    """Counts and limits the unauthenticated sockets of one listener.
 
-    When there are too many, the oldest goes, not the newest: a handshake takes milliseconds, so whoever has
-    been at the door for longest is the least likely to be one of us. Sockets that are opened and left idle
-    (slow loris) therefore keep nobody out.
+    When there are too many, the oldest is closed, not the newest: a handshake takes milliseconds, so the socket that
+    has waited longest is the least likely to be one of ours. Sockets that are opened and left idle (slow loris)
+    therefore keep no peer out.
 
     Args:
-        most: How many at a time.
+        most: The maximum number at a time.
         within_s: How long each may take, from its beginning.
         every_s: How often refusals are logged at most.
 
     Promise:
-        Never more than `most`, none for longer than `within_s`. Nothing that a stranger sent is logged.
+        Never more than `most`, none for longer than `within_s`. Nothing that an unauthenticated peer sent is logged.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class Gate:
         self.counts: Counter[End] = Counter()
         self._most = most
         self._within_s = within_s
-        self._waiting: dict[Listener, None] = {}  # in the order of their coming
+        self._waiting: dict[Listener, None] = {}  # in order of arrival
         self._refusals = Refusals(every_s)
 
     @property
     def waiting(self) -> int:
-        """Sockets that have not proved themselves yet."""
+        """The number of sockets that are not authenticated yet."""
         return len(self._waiting)
 
     def enter(self, peer: str, abort: Callable[[], object]) -> Listener:
-        """A socket has come; tell its `Listener` how it ends.
+        """Register a new socket; report to its `Listener` how it ends.
 
         Args:
             peer: Its address, for the log.
-            abort: Closes the socket at once. Called if it is late or pushed out, at most once.
+            abort: Closes the socket at once. Called if it is late or evicted, at most once.
         """
         if len(self._waiting) >= self._most:
             next(iter(self._waiting))._drop("crowded", f"{self._most} others wait at the door")  # noqa: SLF001 a part of this class
@@ -90,7 +90,7 @@ class Gate:
         return door
 
     def close(self) -> None:
-        """Close all that wait, and say what has not been said."""
+        """Close all waiting sockets, and log what has not been logged."""
         for door in list(self._waiting):
             door._drop("left", None)  # noqa: SLF001 a part of this class
         self._refusals.flush()
@@ -103,7 +103,7 @@ class Gate:
 
 
 class Listener:
-    """One socket on its way in. Exactly one of its ends counts, the first."""
+    """One socket during its admission. Exactly one end counts, the first."""
 
     def __init__(self, gate: Gate, peer: str, abort: Callable[[], object], *, within_s: float) -> None:
         self.peer = peer
@@ -114,15 +114,15 @@ class Listener:
         self._timer = asyncio.get_running_loop().call_later(within_s, self._expire)
 
     def admitted(self) -> None:
-        """It has proved itself."""
+        """It is authenticated."""
         self._end("admitted", None)
 
     def refused(self, reason: str) -> None:
-        """It is not let in; the caller closes it. The reason is in our words, see `Refused`."""
+        """It is refused; the caller closes it. The reason is our own text, see `Refused`."""
         self._end("refused", reason)
 
     def left(self) -> None:
-        """It has closed by itself."""
+        """The peer has closed it."""
         self._end("left", None)
 
     def _expire(self) -> None:
@@ -140,10 +140,10 @@ class Listener:
 
 
 class Refusals:
-    """Tells of the first refusal at once, and of those that follow in one line per while.
+    """Logs the first refusal at once, and those that follow in one line per interval.
 
     Args:
-        every_s: How long a while is.
+        every_s: The interval.
         what: What is refused.
     """
 
@@ -155,7 +155,7 @@ class Refusals:
         self._quiet: asyncio.TimerHandle | None = None
 
     def tell(self, peer: str, reason: str) -> None:
-        """Somebody was refused, for a reason in our words."""
+        """A peer was refused, for a reason in our own words."""
         if self._quiet is not None:
             self._untold += 1
             self._last = f"{peer}: {reason}"
@@ -164,7 +164,7 @@ class Refusals:
         self._rest()
 
     def flush(self) -> None:
-        """Say what has not been said."""
+        """Log what has not been logged."""
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
@@ -178,14 +178,15 @@ class Refusals:
     def _rested(self) -> None:
         again = self._untold > 0
         self.flush()
-        if again:  # it goes on: stay quiet for another while
+        if again:  # refusals continue: stay quiet for another interval
             self._rest()
 
 
 class Plug:
     """A socket that forked children lose [P13, M2]: they would keep its port, or its peer, from noticing our death.
 
-    Keep it as long as the socket is open, then `pull` it: the number of a closed socket soon is another file's.
+    Keep it as long as the socket is open, then `pull` it: the number of a closed socket is soon reused for another
+    file.
     """
 
     def __init__(self, opened: socket.socket | TransportSocket) -> None:
@@ -202,7 +203,7 @@ class Plug:
 
 
 def tune(opened: socket.socket | TransportSocket) -> None:
-    """Set what every connection of ours has: a dead peer is noticed within 11 s, small writes leave at once."""
+    """Set the options of every connection: a dead peer is noticed within 11 s, small writes are sent at once."""
     if opened.family not in (socket.AF_INET, socket.AF_INET6):
         return
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -212,7 +213,7 @@ def tune(opened: socket.socket | TransportSocket) -> None:
 
 
 def in_the_clear(settings: Settings, address: str) -> str | None:
-    """What to warn of when listening on an address: None on loopback and under TLS."""
+    """The warning for listening on an address: None on loopback and under TLS."""
     if is_loopback(address) or settings.tls_cert is not None:
         return None
     return (
@@ -222,6 +223,6 @@ def in_the_clear(settings: Settings, address: str) -> str | None:
 
 
 def warn_in_the_clear(settings: Settings, address: str) -> None:
-    """Say so at each start."""
+    """Log the warning at each start."""
     if (warning := in_the_clear(settings, address)) is not None:
         log.warning("%s", warning)

@@ -1,10 +1,10 @@
-"""What one connection has to write: coalesced, sealed where need be, and bounded.
+"""The outgoing frames of one connection: coalesced, sealed where needed, and bounded.
 
-Frames of one turn of the loop leave together (some hundreds at a time), those that a read caused when it is worked off,
-and a frame for which nothing else is under way at once (a lone call is a sixth faster for it).
+Frames of one turn of the loop are sent together (some hundreds at a time), those that a read caused when it is
+processed, and a frame for which nothing else is pending at once (a lone call is a sixth faster for it).
 
-What the socket does not take is kept here. Above the bound nothing is read either, so that no more is asked of us;
-at four times the bound the connection is given up.
+What the socket does not accept is kept here. Above the bound nothing is read either, so that no more is requested of
+us; at four times the bound the connection is closed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from coterie.transport.sealed_records import Sealer
 
 HIGH_BYTES = 1024 * 1024
-"""What is joined to one write at most, about."""
+"""About how much is joined into one write at most."""
 
 SOCKET_BYTES = 8 * 1024
 """What the event loop's own buffer holds before writing pauses. Low, since above it uvloop writes at once instead of
 at the end of its turn: so the peer works on the first frames of a large turn while we still make the last ones."""
 
 _EARLY = 2 * 200
-"""After so many frames (two pieces each) of one turn the first ones leave. One in flight pays nothing for it; with
+"""After this many frames (two pieces each) of one turn the first ones are sent. One in flight pays nothing for it; with
 1,000 in flight it measured 1.3 to 1.8 times the requests per second; with 64 frames less, with 128 to 256 alike."""
 
 _GIVE_UP = 4
@@ -41,13 +41,13 @@ _sent_frames, _sent_bytes = metrics.FRAMES.of("sent"), metrics.BYTES.of("sent")
 
 
 class Outbox:
-    """Frames on their way out.
+    """The queue of outgoing frames.
 
     Args:
-        loop: Whose turns count.
-        transport: Where they go.
+        loop: Its turns count.
+        transport: The destination.
         most_bytes: The bound.
-        give_up: Called with a reason when the peer reads nothing for too much.
+        give_up: Called with a reason when too much is kept because the peer does not read.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Outbox:
         most_bytes: int,
         give_up: Callable[[str], None],
     ) -> None:
-        self.calls: OutgoingRequests | None = None  # told up to which request everything may have left
+        self.calls: OutgoingRequests | None = None  # learns up to which request everything may have been sent
         self.sealer: Sealer | None = None
-        self.frames: list[bytes] = []  # what waits, two pieces for each: its length and its body
-        self.held_bytes = 0  # small frames of this turn are left out while the socket takes everything
+        self.frames: list[bytes] = []  # the queue, two pieces for each frame: its length and its body
+        self.held_bytes = 0  # small frames of this turn are left out while the socket accepts everything
         self.is_holding = False  # a flush will come: at the end of a read, or of the loop's turn
         self.is_reading_paused = False
         self._loop = loop
@@ -76,11 +76,11 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether more waits than should."""
+        """Whether more is kept than the bound."""
         return self.held_bytes > self._most_bytes
 
     def send(self, frame: object, lone: bool = False) -> None:
-        """Queue a frame; a lone one leaves at once."""
+        """Queue a frame; a lone one is sent at once."""
         body = _encode(frame)
         size = len(body)
         if size > self._small_bytes:
@@ -111,7 +111,7 @@ class Outbox:
             self._crowded()
 
     def flush(self) -> None:
-        """Write what there is, as far as the socket takes it."""
+        """Write the queue, as far as the socket accepts it."""
         if self._paused or self._closed:
             return
         if self.held_bytes <= HIGH_BYTES:
@@ -139,12 +139,12 @@ class Outbox:
             self._transport.resume_reading()
 
     def moves(self) -> bool:
-        """Whether the peer has taken something since this was asked before; asked while nothing is read from it."""
+        """Whether the peer has read something since the last call; used while nothing is read from it."""
         before, self._unwritten_bytes = self._unwritten_bytes, self._transport.get_write_buffer_size()
         return self.is_reading_paused and before != self._unwritten_bytes
 
     def close(self) -> None:
-        """Write no more; what is kept is dropped, and provably never left."""
+        """Write no more; what is kept is dropped, and was provably never sent."""
         self._closed = True
         self._small_bytes = 0
         self.frames.clear()
@@ -158,13 +158,13 @@ class Outbox:
     def _write(self, data: bytes) -> None:
         calls, sealer = self.calls, self.sealer
         if calls is not None:
-            # If only a part is written, more may be counted as left than has: never less.
+            # If only a part is written, more may be counted as sent than was: never less.
             calls.left_id = calls.last_id
         _sent_bytes.value += len(data)
         self._transport.write(data if sealer is None else sealer.seal(data))
 
     def _piece(self) -> bytes:
-        """The first frames, together about what the socket's buffer takes."""
+        """The first frames, together about what the socket's buffer holds."""
         size, count = 0, 0
         while count < len(self.frames) and size < HIGH_BYTES:
             size += len(self.frames[count]) + len(self.frames[count + 1])

@@ -1,12 +1,10 @@
-"""All connections of a process, and which of them is the one for each peer.
+"""The transport of one process: a connection to each peer, opened when needed and shared by all calls.
 
-Usually there is one. Two runners that call each other at the same moment open two; both keep the one that the smaller
-incarnation opened, and whoever opened the other one retires it: what is under way on it is finished first. Should the
-kept one be dead without our knowing, a ping finds out, and the other takes its place.
+Usually there is one connection per peer. Two runners that call each other at the same moment open two; both keep the
+one that the smaller incarnation opened, and the opener of the other one retires it: requests in flight on it are
+finished first. Should the kept one be dead without our knowing, a ping finds out, and the other takes its place.
 
-Peers that cannot be reached: what that means, how to say it, and how long to leave them alone. Pure.
-
-The transport of one process: a connection to each peer, opened when needed and shared by all calls.
+Also here: what it means that a peer cannot be reached, and how long it is not retried (pure).
 """
 
 from __future__ import annotations
@@ -40,17 +38,17 @@ if TYPE_CHECKING:
 
 
 class KnownPeers:
-    """The connections.
+    """All connections of a process, and which of them to use for each peer.
 
     Args:
         me: This process's incarnation.
-        gone: Called with a peer and the reason when its last connection is lost without a goodbye of the peer's.
+        gone: Called with a peer and the reason when its last connection is lost without a goodbye of the peer.
     """
 
     def __init__(self, me: str, gone: Callable[[str, Exception], None]) -> None:
         self.everyone: dict[
             Connection, None
-        ] = {}  # with a socket, strangers too; not a set, whose order does not repeat
+        ] = {}  # all with a socket, authenticated or not; not a set, whose order does not repeat
         self.current: dict[str, Connection] = {}
         self._me = me
         self._gone = gone
@@ -98,7 +96,7 @@ class KnownPeers:
 
 
 def preferred(connections: list[Connection], *, ours: bool) -> Connection:
-    """The one to use: of the side that has precedence, the oldest; both sides find the same one."""
+    """The connection to use: the oldest of the side that has precedence; both sides choose the same one."""
     return next((connection for connection in connections if connection.is_ours is ours), connections[0])
 
 
@@ -106,7 +104,7 @@ _KEPT_MOST = 1_024
 
 
 def presence(error: Exception | None) -> Presence:
-    """What an attempt to connect has shown [M2]: only "refused" and "other" say that the runner is gone."""
+    """What an attempt to connect has shown [M2]: only "refused" and "other" mean that the runner is gone."""
     if error is None:
         return "present"
     if isinstance(error, OtherIncarnation):
@@ -130,7 +128,7 @@ def problem_of(error: Exception, address: str) -> str:
 
 
 class PeerErrors:
-    """Peers that could not be reached lately: not tried again for a while, which doubles each time, with jitter."""
+    """Peers that could not be reached lately: not retried for a while, which doubles each time, with jitter."""
 
     def __init__(self, chance: Random, *, first_s: float, most_s: float) -> None:
         self._chance = chance
@@ -141,7 +139,7 @@ class PeerErrors:
         return len(self._peers)
 
     def of(self, peer: str, now_s: float) -> str | None:
-        """Why not to try this peer now; None if it may be tried."""
+        """Why this peer must not be tried now; None if it may be tried."""
         until_s, _, problem = self._peers.get(peer, (0.0, 0.0, ""))
         return f"{problem} (tried again in {until_s - now_s:.2g}s)" if now_s < until_s else None
 
@@ -165,13 +163,13 @@ class Peers(Transport):
     """The transport of one process, over any wire.
 
     Args:
-        me: What this process proves to its peers.
-        wire: How connections are made.
-        handler: Who answers requests.
-        secrets: Asked once, at start: see `identity.shared_secrets`.
+        me: The identity that this process proves to its peers.
+        wire: Makes connections.
+        handler: Answers requests.
+        secrets: Called once, at start: see `identity.shared_secrets`.
         chance: For nonces and jitter.
         limits: The bounds.
-        listens: False for a client, which is never connected to.
+        listens: False for a client, which accepts no connections.
     """
 
     def __init__(
@@ -275,7 +273,7 @@ class Peers(Transport):
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
         self._callbacks.append(callback)
 
-    # Its life
+    # Lifecycle
 
     async def _start(self) -> None:
         self._secrets = await self._ask_secrets()
@@ -283,7 +281,7 @@ class Peers(Transport):
             self._address = await self._wire.listen(self._accept)
 
     async def _stop(self) -> None:
-        """Whoever drains has done so before: those who wait now are told, not waited for."""
+        """Callers must drain first. Requests still in flight fail with `ShuttingDown`."""
         await self._wire.close()
         self._gate.close()
         connections = list(self._roster.everyone)
@@ -324,7 +322,7 @@ class Peers(Transport):
         return connection, within_s - (loop.time() - began_s)
 
     async def _opened(self, peer: PeerAddress) -> str | None:
-        """Wait for the one attempt that all who want this peer share; what is in the way."""
+        """Wait for the one attempt that all callers of this peer share. Returns: the problem, if any."""
         opening = self._openings.get(peer.incarnation)
         if opening is None:
             problem = self._not_worth_trying(peer)
@@ -348,7 +346,7 @@ class Peers(Transport):
         connection = self._make(self._greeting("client", expects=peer.incarnation), on_open=self._admit)
         error = await self._open(connection, peer)
         problem = None
-        if error is None or self.connected(peer):  # the peer may have reached us meanwhile
+        if error is None or self.connected(peer):  # the peer may have connected to us meanwhile
             self._troubles.over(peer.incarnation)
         else:
             problem = problem_of(error, peer.address)
@@ -361,7 +359,7 @@ class Peers(Transport):
             opening.set_result(problem)
 
     async def _open(self, connection: Connection, peer: PeerAddress) -> Exception | None:
-        """Connect and shake hands; what went wrong, if anything."""
+        """Connect and perform the handshake. Returns: the error, if any."""
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 await self._wire.connect(peer.address, lambda: connection)
@@ -417,9 +415,9 @@ class Peers(Transport):
         for callback in self._callbacks:
             try:
                 callback(peer, str(error))
-            except Exception:  # as with handlers: a bug above must not cost us our own housekeeping
+            except Exception:  # as with handlers: a bug above must not break our own bookkeeping
                 log.exception("a callback failed on the loss of runner %s", peer)
 
 
 def _ignore(_: Connection) -> None:
-    """Only to look: nothing will be sent."""
+    """For a probe: nothing will be sent."""

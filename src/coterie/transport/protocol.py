@@ -1,23 +1,22 @@
-"""Frames on a byte stream: four bytes of length, then a body. No I/O, nothing decoded.
+"""The wire protocol: frames on a byte stream, and the small typed arrays that they carry. No I/O.
 
     ┌──────────────┬───────────────┐
     │ length, >u32 │ body          │   1 <= length <= limit
     └──────────────┴───────────────┘
 
-The length is judged as soon as it is there, before anything of the body is kept.
+The length is checked as soon as it is there, before anything of the body is kept. The body is an envelope around
+opaque bytes:
 
-What frames carry: small typed arrays around bodies that nobody here looks into. No I/O.
-
-    [kind, field, field, …]        kind is a small number, fields stand in the order below
+    [kind, field, field, …]        kind is a small number, fields are in the order below
 
 Rules for rolling deploys (N and N + 1 talk to each other, see also `identity.PROTOCOL`):
 - Fields are only ever added at the end, with a default. Those of a newer peer are dropped, those that an older
   peer does not send take their default.
 - A kind below `OPTIONAL_FROM` is sent only in a protocol version that has it; unknown, it breaks the connection.
-- A kind from `OPTIONAL_FROM` on may be sent to anybody: whoever does not know it skips it.
+- A kind from `OPTIONAL_FROM` on may be sent to any peer: one that does not know it skips it.
 
 Depth and width: no field is a list or a map, so there is nothing to nest. Headers and facts
-are bytes of a bounded size, read when somebody asks for them.
+are bytes of a bounded size, decoded on demand.
 """
 
 from __future__ import annotations
@@ -39,18 +38,19 @@ HEAD_BYTES = 4
 FRAME_LIMIT_BYTES = 8 * 1024 * 1024
 
 _LARGE_BYTES = 256 * 1024
-"""Frames larger than this are not copied to be cut; smaller ones are, since a slice of a view costs three of bytes."""
+"""Frames larger than this are not copied to be cut; smaller ones are, since slicing a view costs three slices of
+bytes."""
 
 _HEAD = struct.Struct(">I")
 _pack, _unpack_from = _HEAD.pack, _HEAD.unpack_from
 
 
 class ProtocolError(Exception):
-    """The peer sent what no peer of ours sends: its connection is closed."""
+    """The peer violated the protocol: its connection is closed."""
 
 
 class Refused(Exception):
-    """The peer is not let in, or does not let us in: why, in words for the log."""
+    """One end refuses the other: the reason, in words for the log."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -61,7 +61,7 @@ class Frames:
     """Cuts a stream of bytes into the bodies of its frames.
 
     Args:
-        limit_bytes: The longest body that is taken.
+        limit_bytes: The longest body that is accepted.
 
     Promise:
         The same bytes give the same bodies, however they are split. Nothing but `ProtocolError` is raised. Between
@@ -74,18 +74,18 @@ class Frames:
         assert 0 < limit_bytes < 1 << 32, f"a limit of {limit_bytes} bytes does not fit the length field"
         self._limit_bytes = limit_bytes
         self._rest = bytearray()  # not a list of pieces: a byte at a time each would weigh 40 times as much
-        self._need_bytes = HEAD_BYTES  # how long the rest must be before there is anything new to see
+        self._need_bytes = HEAD_BYTES  # how long the rest must be before there is anything new to parse
 
     @property
     def kept_bytes(self) -> int:
-        """How much of an unfinished frame is kept."""
+        """How many bytes of an unfinished frame are kept."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterable[bytes | memoryview]:
-        """Take the next bytes and give the bodies that are complete now, in order.
+        """Add received bytes. Returns: the bodies that are complete now, in order.
 
-        They are cut one by one: bodies ahead of a bad length are given before the error is raised. What is not taken
-        is lost. A body may be a view, which is only good until the next call.
+        They are cut lazily: bodies before a bad length are returned before the error is raised. What is not consumed
+        is lost. A body may be a view, which is only valid until the next call.
 
         Raises:
             ProtocolError: A length of zero or beyond the limit.
@@ -93,7 +93,7 @@ class Frames:
         if not self._rest and len(data) > HEAD_BYTES:
             (size,) = _unpack_from(data)
             if size == len(data) - HEAD_BYTES and size <= self._limit_bytes:
-                return (data[HEAD_BYTES:],)  # nothing but one frame, as of a lone call: no need to cut
+                return (data[HEAD_BYTES:],)  # exactly one frame, as for a lone call: no need to cut
         return self._cut(data)
 
     def _cut(self, data: bytes) -> Iterator[bytes | memoryview]:
@@ -121,7 +121,7 @@ class Frames:
 
 
 def framed(bodies: Iterable[bytes]) -> bytes:
-    """Many bodies as one piece to write."""
+    """Frame several bodies as one piece to write."""
     parts: list[bytes] = []
     for body in bodies:
         parts.append(_pack(len(body)))
@@ -149,7 +149,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class RequestFrame(Struct, array_like=True, tag=1, gc=False):
-    """Asks for one reply, or for a stream of items if there is a window."""
+    """Requests one reply, or a stream of items if there is a window."""
 
     id: Count
     route: Count
@@ -167,7 +167,7 @@ class ReplyFrame(Struct, array_like=True, tag=2, gc=False):
 
 
 class FailureFrame(Struct, array_like=True, tag=3, gc=False):
-    """The end of a request without a reply, or of a stream before its end: an error of ours, by code and facts."""
+    """The end of a request without a reply, or of a stream before its end: a `CoterieError`, by code and facts."""
 
     id: Count
     code: Annotated[str, Meta(max_length=200)]
@@ -175,13 +175,13 @@ class FailureFrame(Struct, array_like=True, tag=3, gc=False):
 
 
 class CancelFrame(Struct, array_like=True, tag=4, gc=False):
-    """Nobody waits for this request any more."""
+    """The caller no longer waits for this request."""
 
     id: Count
 
 
 class NoticeFrame(Struct, array_like=True, tag=5, gc=False):
-    """Something that has no reply."""
+    """A notice, which has no reply."""
 
     route: Count
     body: bytes
@@ -202,39 +202,39 @@ class EndFrame(Struct, array_like=True, tag=7, gc=False):
 
 
 class CreditFrame(Struct, array_like=True, tag=8, gc=False):
-    """The reader of a stream has room for so much more."""
+    """The reader of a stream has room for more bytes."""
 
     id: Count
     more_bytes: Count
 
 
 class PingFrame(Struct, array_like=True, tag=9, gc=False):
-    """Are you there?"""
+    """Requests a pong."""
 
     number: Count = 0
 
 
 class PongFrame(Struct, array_like=True, tag=10, gc=False):
-    """Yes."""
+    """Answers a ping."""
 
     number: Count = 0
 
 
 class GoodbyeFrame(Struct, array_like=True, tag=11, gc=False):
-    """No request will follow on this connection, and none should be sent; those under way are finished.
+    """No request will follow on this connection, and none should be sent; those in flight are finished.
 
-    A final one ends those too: whoever gets it closes. So the side that says it never closes over unread bytes,
-    which would reset the connection, and a reset may overtake the goodbye.
+    A final one ends those too: its receiver closes. So the sender never closes over unread bytes, which would reset
+    the connection, and a reset may overtake the goodbye.
     """
 
     reason: Annotated[str, Meta(max_length=1_000)] = ""
     is_final: bool = False
     taken_id: Count | None = None
-    """With a final one: the last request that was taken. Later ones were never read, and so can be sent elsewhere."""
+    """In a final one: the last request that was read. Later ones were never read, and so can be sent elsewhere."""
 
 
 class TermsFrame(Struct, array_like=True, tag=12, gc=False):
-    """The first frame of each side: what it takes."""
+    """The first frame of each side: the limits that it accepts."""
 
     body_most_bytes: Count
     in_flight: Count
@@ -266,7 +266,7 @@ class _Kind(Struct, array_like=True, gc=False):
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Envelope).decode
-"""The envelope in a body. Raises `MALFORMED`; ask `require_optional` then."""
+"""Decodes the envelope in a body. Raises `MALFORMED`; call `require_optional` then."""
 
 MALFORMED = (ValueError, RecursionError)  # msgspec's errors are ValueErrors; the second is for nested junk
 
@@ -290,7 +290,7 @@ def require_optional(body: bytes | memoryview, error: Exception) -> None:
 
 
 def pack_headers(headers: Mapping[str, str]) -> bytes:
-    """Headers as they travel.
+    """Encode headers.
 
     Raises:
         MalformedMessage: They are too long, or not text.
@@ -304,7 +304,7 @@ def pack_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def read_headers(packed: bytes) -> dict[str, str]:
-    """What a peer sent as headers; none if it is not what headers look like."""
+    """Decode the headers of a peer; empty if they are malformed."""
     try:
         return _headers_of(packed) if packed else {}
     except MALFORMED:
@@ -312,11 +312,11 @@ def read_headers(packed: bytes) -> dict[str, str]:
 
 
 def pack_error(error: CoterieError) -> tuple[str, bytes]:
-    """An error as code and facts that fit, its text shortened if need be."""
+    """Encode an error as code and facts within the limit, its text shortened if need be."""
     code, facts = error.to_wire()
     try:
         packed = _facts.encode(facts)
-    except MalformedMessage:  # a fact that is not data
+    except MalformedMessage:  # a fact that is not plain data
         packed = b""
     if not 0 < len(packed) <= FACTS_MOST_BYTES:
         packed = _facts.encode({"message": error.message[:_SHOWN_CHARACTERS]})
@@ -324,7 +324,7 @@ def pack_error(error: CoterieError) -> tuple[str, bytes]:
 
 
 def read_error(frame: FailureFrame) -> CoterieError:
-    """The error that a peer sent. Never raises, whatever arrived."""
+    """Decode the error that a peer sent. Never raises, whatever arrived."""
     try:
         facts = _facts.decode(frame.facts) if frame.facts else {}
     except MalformedMessage:

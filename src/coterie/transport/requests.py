@@ -1,7 +1,4 @@
-"""A request of a peer, as its handler sees it: see `interface.IncomingRequest`.
-
-The requests of the other side on one connection: handed to the handler at once, answered when it likes.
-"""
+"""The requests of the peer on one connection: passed to the handler at once, which answers at any time."""
 
 from __future__ import annotations
 
@@ -36,19 +33,19 @@ if TYPE_CHECKING:
 
 
 OPEN, WEIGHED, LEFT, ANSWERED = range(4)
-"""Of a request: somebody waits for the answer; the same, and it is a stream or large; nobody does; it was answered."""
+"""States of a request: the caller waits; the same, and it is a stream or large; it no longer waits; answered."""
 
 
 class IncomingRequest(Struct, eq=False, gc=False):
-    """A request of a peer; see `interface.IncomingRequest`. A Struct, since those are made in half a class's time.
+    """A request of a peer; see `interface.Request`. A Struct, since creating one takes half the time of a class.
 
-    Thousands may wait, so the garbage collector is told not to look at them. Therefore none may refer to what refers
-    to it: to its `PendingRequests` only weakly, to its `WriteStream` not at all.
+    Thousands may wait, so they are exempt from garbage collection. Therefore none may refer to what refers to it: to
+    its `PendingRequests` only weakly, to its `WriteStream` not at all.
     """
 
-    answers: Callable[[], Any]  # a weak reference to an Answers; Any, since msgspec would look for the name
+    answers: Callable[[], Any]  # a weak reference to a `PendingRequests`; Any, since msgspec would resolve the name
     peer: str
-    frame: Any  # an envelopes.Request
+    frame: Any  # a `protocol.RequestFrame`
     id: int
     route: int
     body: bytes
@@ -71,7 +68,7 @@ class IncomingRequest(Struct, eq=False, gc=False):
         if self.state or answers is None or len(body) > answers.small_bytes:
             self._reply(body)
             return
-        self.state = ANSWERED  # the hot path: what `PendingRequests.reply` comes to
+        self.state = ANSWERED  # the hot path: `PendingRequests.reply` inlined
         waiting, queue, number = answers.waiting, answers.queue, self.id
         del waiting[number]
         queue(ReplyFrame(number, body), not waiting)
@@ -98,7 +95,7 @@ class IncomingRequest(Struct, eq=False, gc=False):
             self.answers().end(self)
 
     def _answered(self) -> bool:
-        """Note that it is answered; false if nobody waits for that."""
+        """Mark it as answered; false if the caller no longer waits."""
         assert self.state != ANSWERED, "a request is answered once"
         was_open = self.is_open and self.answers() is not None
         self.state = ANSWERED
@@ -106,7 +103,7 @@ class IncomingRequest(Struct, eq=False, gc=False):
 
 
 def left(peer: str) -> RunnerUnavailable:
-    """Whoever read a stream has left."""
+    """The reader of a stream no longer waits."""
     return unavailable(peer, "the reader of the stream has left", sent=False)
 
 
@@ -119,8 +116,8 @@ class PendingRequests:
     Args:
         peer: The other end's incarnation.
         send: Queues a frame.
-        handler: Who answers.
-        limits: What this side takes, as it told the peer: a peer that keeps to it is never refused.
+        handler: Answers the requests.
+        limits: The limits of this side, as sent to the peer: a peer that keeps to them is never refused.
     """
 
     def __init__(self, *, peer: str, send: FrameSender, handler: RequestHandler, limits: TransportLimits) -> None:
@@ -135,7 +132,7 @@ class PendingRequests:
         self._handler = handler
         self._limits = limits
         self._bytes = 0  # of bodies that are not small
-        self.last_id = 0  # of the last request that came
+        self.last_id = 0  # the last request received
         self._most = limits.in_flight  # zero once the connection is lost
         self._over = False
 
@@ -143,14 +140,14 @@ class PendingRequests:
         return len(self.waiting)
 
     def agree(self, body_most_bytes: int) -> None:
-        """What the peer takes of replies and items."""
+        """Set what the peer accepts of replies and items."""
         self._body_most_bytes = body_most_bytes
         self.small_bytes = min(SMALL_BYTES, body_most_bytes)
 
-    # What arrives
+    # Incoming frames
 
     def asked(self, frame: protocol.RequestFrame) -> None:
-        """A request came."""
+        """A request arrived."""
         number, body, waiting, now_s = frame.id, frame.body, self.waiting, self.now_s
         if number <= self.last_id:
             raise ProtocolError(f"request {number} after request {self.last_id}: ids are never used again")
@@ -171,7 +168,7 @@ class PendingRequests:
                 request.fail(*told.to_wire())
 
     def cancelled(self, frame: CancelFrame) -> None:
-        """The caller has left. Unknown: our answer and its cancellation have crossed."""
+        """The caller no longer waits. Unknown: our answer and its cancellation have crossed."""
         request = self.waiting.get(frame.id)
         if request is not None:
             self._leave(request)
@@ -184,7 +181,7 @@ class PendingRequests:
             raise ProtocolError(f"credit for request {frame.id}, which is no stream")
 
     def noticed(self, frame: NoticeFrame) -> None:
-        """A notice came."""
+        """A notice arrived."""
         if not self._over:
             try:
                 self._handler.on_notify(self.peer, frame.route, frame.body, read_headers(frame.headers))
@@ -194,7 +191,7 @@ class PendingRequests:
     # Answers
 
     def reply(self, request: IncomingRequest, body: bytes) -> None:
-        """Answer by a reply."""
+        """Answer with a reply."""
         self._close(request)
         if len(body) > self._body_most_bytes:
             self.queue(FailureFrame(request.id, *pack_error(self._too_large("the reply to", request, body))))
@@ -202,7 +199,7 @@ class PendingRequests:
             self.queue(ReplyFrame(request.id, body), not self.waiting)
 
     def fail(self, request: IncomingRequest, error: CoterieError) -> None:
-        """Answer by an error."""
+        """Answer with an error."""
         self._close(request)
         self.queue(FailureFrame(request.id, *pack_error(error)))
 
@@ -222,7 +219,7 @@ class PendingRequests:
         self.queue(EndFrame(request.id))
 
     def lost(self) -> None:
-        """The connection is gone, or about to be: nobody waits for any of these."""
+        """The connection is lost, or about to be: no caller waits for any of these."""
         self._over = True
         self._most = 0
         for request in list(self.waiting.values()):
@@ -230,7 +227,7 @@ class PendingRequests:
         assert self._bytes == 0, "what is counted in is counted out"
 
     def _close(self, request: IncomingRequest) -> None:
-        """It is over for this side, by an answer or without."""
+        """It is over for this side, answered or not."""
         del self.waiting[request.id]
         if len(request.body) > SMALL_BYTES:
             self._bytes -= len(request.body)
@@ -238,7 +235,7 @@ class PendingRequests:
             self._sendings.pop(request.id).stop()
 
     def _leave(self, request: IncomingRequest) -> None:
-        """Nobody waits for it any more."""
+        """Its caller no longer waits."""
         self._close(request)
         request.state = LEFT
         try:
@@ -247,7 +244,7 @@ class PendingRequests:
             log.exception("the handler failed on the cancellation of a request on route %d", request.route)
 
     def _weighed(self, request: IncomingRequest) -> bool:
-        """Count in a request that is a stream or large; refuse it if it is beyond what we said we take."""
+        """Count a request that is a stream or large; refuse it if it exceeds the limits that we sent."""
         size = len(request.body)
         weight = size if size > SMALL_BYTES else 0
         if len(self.waiting) > self._most or (weight and not self._has_room(weight)):

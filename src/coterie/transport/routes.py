@@ -1,4 +1,4 @@
-"""Who answers what: each route belongs to one room, which says so once."""
+"""Dispatches incoming requests and notices: each route has one handler."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ class Route(IntEnum):
     CALL = 2
     """A volatile call of an entity."""
     BROADCAST = 3
-    """A call of all resident entities of a type."""
+    """A call of all active entities of a type."""
     MESSAGE = 4
-    """A stored message for its owner."""
+    """A persisted message for its owner."""
     OBSERVE = 5
     """What a runner knows of itself."""
     QUESTION = 6
-    """Calls by name, and who lives on a runner, for those who do not have its program."""
+    """Calls by name, and lists of active entities, for clients that do not have the program."""
 
 
 class Routes:
-    """The handler of a transport: it passes everything on to the room that took the route."""
+    """The handler of a transport: dispatches to the handler of each route."""
 
     def __init__(self) -> None:
         self._rooms: dict[int, RequestHandler] = {}
         self._asked: dict[int, Callable[[Request], None]] = {}
 
     def take(self, route: Route, handler: RequestHandler) -> None:
-        """Have what arrives on a route handled by `handler`, from now on."""
+        """Register `handler` for a route."""
         assert route not in self._rooms, f"{route!r} is taken"
         self._rooms[route] = handler
         self._asked[route] = handler.on_request
 
     def on_request(self, request: Request) -> None:
-        """Pass it on, or refuse what nobody here knows: it comes from a newer version."""
+        """Dispatch a request, or refuse an unknown route: it comes from a newer version."""
         self._asked.get(request.route, _refuse)(request)
 
     def on_cancel(self, request: Request) -> None:
-        """Pass it on."""
+        """Dispatch a cancellation."""
         if (room := self._rooms.get(request.route)) is not None:
             room.on_cancel(request)
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
-        """Pass it on; notices that nobody knows are dropped."""
+        """Dispatch a notice; those on unknown routes are dropped."""
         if (room := self._rooms.get(route)) is not None:
             room.on_notify(peer, route, body, headers)
 

@@ -1,13 +1,13 @@
-"""Sealed records: off loopback without TLS nobody can add, repeat, reorder, drop or change what runners say.
+"""Sealed records: off loopback without TLS no third party can add, repeat, reorder, drop or change what runners send.
 
     length (4 bytes)  MAC (16 bytes)  payload
 
-Each direction has a key of its own, which both ends derive in the handshake. The MAC covers the record's
-number and its payload; both ends count, so the number is not sent. A record is verified before any of it is
-handed on, and its length is limited, so what waits for verification is bounded.
+Each direction has its own key, which both ends derive in the handshake. The MAC covers the record's number and its
+payload; both ends count, so the number is not sent. A record is verified before any of it is passed on, and its length
+is limited, so what waits for verification is bounded.
 
-Not promised: secrecy (TLS), and noticing that somebody cut the connection between two records: that looks like
-a peer that went away, and is treated so.
+Not promised: secrecy (use TLS), and noticing that the connection was cut between two records: that looks like a peer
+that went away, and is treated so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import struct
 from coterie.transport.protocol import ProtocolError
 
 RECORD_MOST_BYTES = 256 * 1024
-"""The largest payload of one record; a longer write becomes several. As much as one read of a socket gives."""
+"""The largest payload of one record; a longer write becomes several. As much as one read of a socket returns."""
 
 MAC_BYTES = 16
 KEY_BYTES = 32
@@ -50,14 +50,14 @@ class Opener:
     """Opens the other direction.
 
     Promise:
-        What comes out is what the other end sealed, whole, in its order and once. Anything else raises
-        `ProtocolError`, then and ever after; never more than one record is kept.
+        Its output is what the other end sealed, whole, in order and once. Anything else raises `ProtocolError`, then
+        and ever after; never more than one record is kept.
     """
 
     def __init__(self, key: bytes) -> None:
         self._macs = _Macs(key)
         self._buffer = bytearray()
-        self._need_bytes = 0  # how long the buffer must be before there is anything new to see
+        self._need_bytes = 0  # how long the buffer must be before there is anything new to parse
         self._broken = False
 
     def open(self, data: bytes) -> list[bytes]:
@@ -76,18 +76,18 @@ class Opener:
                 raise self._refusal("a sealed record is not genuine: it was changed, repeated, moved or made up")
             payloads.append(payload)
             at = end
-        if self._buffer or at < len(data):  # most often neither: writes arrive as they were sent
+        if self._buffer or at < len(data):  # usually neither: writes arrive as they were sent
             self._buffer = bytearray(data[at:])
             self._need_bytes = end - at
         return payloads
 
     def end(self) -> None:
-        """Nothing more will come: raise if that is in the middle of a record."""
+        """The connection has ended: raise if that is in the middle of a record."""
         if self._buffer:
             raise self._refusal(f"the connection ended {len(self._buffer)} bytes into a sealed record")
 
     def _end(self, data: bytes, at: int) -> int:
-        """Where the record at `at` ends, or its head while that is not all there yet."""
+        """Where the record at `at` ends, or its header while that is incomplete."""
         if len(data) - at < _LENGTH.size:
             return at + _HEAD_BYTES
         (size_bytes,) = _LENGTH.unpack_from(data, at)
@@ -110,7 +110,7 @@ class _Macs:
         self._count = 0
 
     def next(self, payload: bytes) -> bytes:
-        mac = self._keyed.copy()  # half the price of keying anew
+        mac = self._keyed.copy()  # half the price of keying again
         mac.update(_NUMBER.pack(self._count))
         mac.update(payload)
         self._count += 1

@@ -1,9 +1,9 @@
-"""Streams: items that never run further ahead of their reader than a window.
+"""Streams: items that never get further ahead of their reader than a window.
 
     reader   Request(window) ─▶                               ─▶ Credit(consumed) …
     sender                      Item, Item, … until the window is used up, then it waits      … Item, End
 
-Credit is counted in bytes, with something for each item, so that empty ones are bounded too. One item may overshoot,
+Credit is counted in bytes, with a surcharge for each item, so that empty ones are bounded too. One item may overshoot,
 so a reader holds at most a window and one item.
 """
 
@@ -28,12 +28,12 @@ ITEM_BYTES = 64
 
 
 def weight(item: bytes) -> int:
-    """What an item costs of the window."""
+    """What an item uses of the window."""
     return len(item) + ITEM_BYTES
 
 
 class ReadStream:
-    """The reader's end, while it is open: fed by the connection, emptied by `StreamItems`."""
+    """The reader's end: fed by the connection, consumed by `StreamItems`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ReadStream:
         self._within_s = within_s
         self._window_bytes = request.window_bytes
         self._items: deque[bytes] = deque()
-        self._owed_bytes = 0  # sent by the peer, and not given back as credit
+        self._owed_bytes = 0  # sent by the peer, and not returned as credit
         self._given_bytes = 0  # consumed since the last credit
         self._over = False
         self._error: CoterieError | None = None
@@ -81,7 +81,7 @@ class ReadStream:
         return item
 
     def close(self) -> None:
-        """The reader leaves."""
+        """The reader stops reading."""
         self._items.clear()
         if self._calls.closed(self._number) is not None:
             self._send(CancelFrame(self._number))
@@ -90,7 +90,7 @@ class ReadStream:
     # Called by the connection
 
     def take(self, frame: ItemFrame) -> None:
-        """An item came."""
+        """An item arrived."""
         self.until_s = self._loop.time() + self._within_s
         if self._owed_bytes >= self._window_bytes:
             raise ProtocolError(f"a stream sends on without credit, {self._owed_bytes} bytes ahead of its reader")
@@ -99,14 +99,14 @@ class ReadStream:
         self._wake()
 
     def finish(self, error: CoterieError | None) -> None:
-        """Nothing more will come."""
+        """No more items will arrive."""
         assert not self._over, "a stream ends once"
         self._over, self._error = True, error
         self._wake()
 
     def expired(self) -> None:
-        """Too long a silence."""
-        if self._calls.closed(self._number) is not None:  # unless another has cost the connection
+        """The silence was too long."""
+        if self._calls.closed(self._number) is not None:  # unless another expiry has cost the connection
             self._send(CancelFrame(self._number))
             self.finish(late(self._peer, self._within_s, "a stream" if self.target is None else self.target))
 
@@ -123,7 +123,7 @@ class ReadStream:
 
 
 class StreamItems:
-    """What `Transport.stream` gives: opens at the first item, ends at the last, at an error, or by `aclose`."""
+    """The result of `Transport.stream`: opens at the first item, ends at the last, at an error, or by `aclose`."""
 
     def __init__(self, opening: Callable[[], Coroutine[Any, Any, ReadStream]]) -> None:
         self._opening = opening
@@ -149,14 +149,14 @@ class StreamItems:
         return item
 
     async def aclose(self) -> None:
-        """Leave: the sender is told."""
+        """Stop reading: the sender is notified."""
         self._closed = True
         if self._reading is not None:
             self._reading.close()
 
 
 class WriteStream:
-    """The sender's end: how much it may send, and who waits for more."""
+    """The sender's end: how much it may send, and who waits for credit."""
 
     __slots__ = ("_credit_bytes", "_over", "_waiter")
 
@@ -168,7 +168,7 @@ class WriteStream:
     async def room(self) -> bool:
         """Wait for credit; false if the stream is over.
 
-        There is no deadline here: the reader has one, and so has the connection, and either ends this.
+        No deadline here: the reader has one, and so has the connection, and either ends this.
         """
         while self._credit_bytes <= 0 and not self._over:
             assert self._waiter is None, "a stream has one sender"
@@ -184,7 +184,7 @@ class WriteStream:
         self._credit_bytes -= weight(item)
 
     def add(self, more_bytes: int) -> None:
-        """The reader has consumed."""
+        """The reader has consumed items."""
         self._credit_bytes += more_bytes
         self._wake()
 

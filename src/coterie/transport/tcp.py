@@ -1,10 +1,8 @@
-"""Before TLS: a listener's sockets are counted and timed from the moment they are accepted.
+"""TCP and TLS: the wire of production. Under TLS a listener's sockets are counted and timed as soon as accepted.
 
-A server that is given a TLS context tells of a connection only when TLS is through: until then nobody counts it,
-and it may take a minute. So under TLS we accept ourselves, put the socket before a `Gate`, and only then secure it.
-(Accepting a plain connection and upgrading it would do in asyncio; uvloop loses the first bytes on the way.)
-
-TCP and TLS: the wire of production.
+A server with a TLS context reports a connection only after the TLS handshake: until then it is not counted, and may
+take a minute. So under TLS we accept ourselves, register the socket at a `Gate`, and only then start TLS. (Accepting a
+plain connection and upgrading it would do in asyncio; uvloop loses the first bytes on the way.)
 
 Unix sockets between processes of one host measured 0.87 to 1.03 times TCP on loopback, so there are none.
 """
@@ -36,17 +34,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("coterie")
 
 _AGAIN_S = 1.0
-"""The pause after a failed accept: most often there is no descriptor left, and some will be freed."""
+"""The pause after a failed accept: usually no descriptor is left, and some will be freed."""
 
 
 class Handshakes:
     """Accepts the sockets of one listener and secures them.
 
     Args:
-        context: Gives the server's side of TLS, for each connection: certificates are replaced while it runs.
-        factory: Makes the protocol of a connection; called when its TLS is through, and only then.
-        gate: Counts and limits those who wait for TLS; the handshake that follows inside it has a gate of its own.
-        supervisor: The one of this process.
+        context: Returns the server's TLS context, for each connection: certificates are replaced while it runs.
+        factory: Makes the protocol of a connection; called only after its TLS handshake.
+        gate: Counts and limits sockets that wait for TLS; the handshake that follows inside it has its own gate.
+        supervisor: The supervisor of this process.
     """
 
     def __init__(
@@ -65,13 +63,13 @@ class Handshakes:
         self._fresh: dict[socket.socket, None] = {}  # accepted, and their tasks have not begun
 
     def open(self, listener: socket.socket) -> None:
-        """Accept from now on. The listener is bound and listens; it stays the caller's to close, after `close`."""
+        """Start accepting. The listener is bound and listens; the caller closes it, after `close`."""
         listener.setblocking(False)
         accept = functools.partial(self._accept, listener)
         self._tasks.supervise(accept, name="accept connections", supervisor=self._supervisor)
 
     async def close(self) -> None:
-        """Accept no more, and close all that wait."""
+        """Stop accepting, and close all waiting sockets."""
         self.gate.close()
         await self._tasks.stop()
         for accepted in self._fresh:
@@ -96,7 +94,7 @@ class Handshakes:
         del self._fresh[accepted]
         door = self.gate.enter(peer, task.cancel)
         try:
-            # The gate is the one that ends it; the limit here is only there because a minute is the default.
+            # The gate ends it; the limit here only replaces the default of a minute.
             await loop.connect_accepted_socket(
                 self._factory, accepted, ssl=self._context(), ssl_handshake_timeout=2 * PROVED_WITHIN_S
             )
@@ -121,7 +119,7 @@ _WHY_NOT_BOUND = {
 
 
 class TcpWire:
-    """Sockets: `listen`, `advertise` and `tls_*` of the settings decide which."""
+    """Sockets, as the settings `listen`, `advertise` and `tls_*` say."""
 
     def __init__(self, settings: Settings, *, supervisor: Supervisor | None = None) -> None:
         self._settings = settings
@@ -135,10 +133,10 @@ class TcpWire:
         self._plugs: dict[asyncio.BaseTransport, Plug] = {}
 
     async def listen(self, factory: Callable[[], asyncio.Protocol]) -> str:
-        """Bind and accept; the address to tell others.
+        """Bind and accept. Returns: the address to advertise.
 
         Raises:
-            ConfigurationError: It cannot be bound, or there is no single address to tell others.
+            ConfigurationError: It cannot be bound, or there is no single address to advertise.
         """
         listener = self._listener = await self._bind()
         self._plug = Plug(listener)
@@ -164,11 +162,11 @@ class TcpWire:
         return await loop.create_connection(factory, host, port, ssl=context, server_hostname=name)
 
     def made(self, transport: asyncio.BaseTransport) -> bool:
-        """Tune the socket; sealing is for what leaves the host without TLS."""
+        """Set socket options. Returns: whether to seal: it leaves the host without TLS."""
         opened = transport.get_extra_info("socket")
         tune(opened)
         self._plugs[transport] = Plug(opened)
-        peer = transport.get_extra_info("peername")  # None: it was reset already, as its protocol is told next
+        peer = transport.get_extra_info("peername")  # None: it was reset already, as its protocol learns next
         return self._certificates is None and not (peer is not None and is_loopback(str(peer[0])))
 
     def gone(self, transport: asyncio.BaseTransport) -> None:
@@ -178,7 +176,7 @@ class TcpWire:
             plug.pull()
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         await self._tasks.stop()
         if self._lobby is not None:
             await self._lobby.close()

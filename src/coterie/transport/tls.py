@@ -1,14 +1,14 @@
 """TLS between runners: version 1.3, a private authority, and a certificate from both ends.
 
-The server asks for the client's certificate and refuses who has none; forgetting that is what left clusters
-open for years (incident 41). System authorities are never loaded: anybody can get a certificate from those.
+The server requires the client's certificate; forgetting that is what left clusters open for years (incident 41).
+System authorities are never loaded: anyone can get a certificate from those.
 
-Policy: a certificate that `tls_ca` signed makes its holder a machine of ours, whatever name stands in it:
-runners are reached at addresses that change, so names are not compared. Which runner it is, by incarnation,
-and that it belongs to this cluster, is proved by the handshake, which runs inside TLS as it does without.
-So the authority must sign nothing but the certificates of this cluster.
+Policy: a certificate that `tls_ca` signed makes its holder a machine of ours, whatever name it contains: runners are
+reached at addresses that change, so names are not compared. Which runner it is, by incarnation, and that it belongs to
+this cluster, is proved by the handshake, which runs inside TLS as it does without. So the authority must sign nothing
+but the certificates of this cluster.
 
-The certificates of this process: read again when their files have changed, and told of before they end.
+Certificates are reloaded when their files have changed, and a warning is logged before they expire.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE
 
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """What a listener uses: it *requires* a certificate of the client. None without `tls_cert`.
+    """The context of a listener: it *requires* a certificate of the client. None without `tls_cert`.
 
     Raises:
         ConfigurationError: A file is missing or unreadable, or the three do not fit together, or are out of date.
@@ -46,7 +46,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def client_context(settings: Settings) -> ssl.SSLContext | None:
-    """What a connection uses: it shows a certificate and checks the server's. None without `tls_cert`.
+    """The context of an outgoing connection: it shows a certificate and checks the server's. None without `tls_cert`.
 
     Raises:
         ConfigurationError: As `server_context`.
@@ -55,16 +55,16 @@ def client_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def checked_contexts(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext, float]:
-    """Both contexts, and when the certificate, or every authority, is over: seconds since 1970.
+    """Both contexts, and when the certificate, or every authority, expires: seconds since 1970.
 
     Raises:
         ConfigurationError: As `server_context`.
     """
     server = _context(settings, ssl.PROTOCOL_TLS_SERVER)
     server.options |= ssl.OP_NO_TICKET
-    server.num_tickets = 0  # a resumed session would not look at the certificate again
+    server.num_tickets = 0  # a resumed session would not check the certificate again
     client = _context(settings, ssl.PROTOCOL_TLS_CLIENT)
-    # What the others would say of this certificate is better heard now, from ourselves.
+    # Better to find out now, from ourselves, what others would say of this certificate.
     shown = _meet(settings, server, client)
     authorities = [_end_s(each) for each in client.get_ca_certs()]
     return server, client, min(_end_s(shown), max(authorities, default=_end_s(shown)))
@@ -120,13 +120,13 @@ def _show(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def _meet(settings: Settings, server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """Let our own server and client shake hands, in memory; the certificate that was shown."""
+    """Perform a handshake between our own server and client, in memory. Returns: the certificate that was shown."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_side=False),
         server.wrap_bio(to_server, to_client, server_side=True),
     ]
-    for _ in range(2):  # hello and answer; then the client's certificate is looked at
+    for _ in range(2):  # hello and answer; then the client's certificate is checked
         for end in ends:
             try:
                 end.do_handshake()
@@ -157,7 +157,7 @@ def _unfit(settings: Settings, error: ssl.SSLCertVerificationError) -> Configura
 
 
 def require_file(setting: str, path: str, kind: str) -> None:
-    """Raise unless a setting names a file with such a thing in PEM form."""
+    """Raise unless a setting names a file with such a PEM section."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -181,7 +181,7 @@ def _broken(setting: str, path: str, error: ssl.SSLError) -> ConfigurationError:
 
 
 class _Encrypted(Exception):
-    """The key wants a password."""
+    """The key requires a password."""
 
 
 def _no_password(*_: Any) -> str:
@@ -191,32 +191,32 @@ def _no_password(*_: Any) -> str:
 log = logging.getLogger("coterie")
 
 WARNED = timedelta(days=30)
-"""How long before their end certificates are warned of."""
+"""How long before they expire certificates are warned of."""
 _LOOKED_EVERY_S = 60.0
 _TOLD_EVERY = timedelta(days=1)
 
 
 class Certificates:
-    """What TLS of this process uses: `tls_cert`, `tls_key` and `tls_ca`. Make one only if they are set.
+    """The TLS contexts of this process: `tls_cert`, `tls_key` and `tls_ca`. Create one only if they are set.
 
     Args:
-        settings: They name the files.
-        clock: By which certificates end.
+        settings: Name the files.
+        clock: The clock for expiry.
 
     Promise:
-        Files that were replaced are used for connections from then on, within a minute and without a restart. Those
-        that do not fit together, or cannot be read, are told of, and what was read before stays.
+        Replaced files are used for new connections within a minute and without a restart. Files that do not fit
+        together, or cannot be read, are logged, and the contexts read before stay in use.
 
     Raises:
         ConfigurationError: A file is missing or unreadable, or the three do not fit together, or are out of date.
     """
 
     server: ssl.SSLContext
-    """What a listener uses: it *requires* a certificate of the client."""
+    """The context of a listener: it *requires* a certificate of the client."""
     client: ssl.SSLContext
-    """What a connection uses: it shows a certificate and checks the server's."""
+    """The context of an outgoing connection: it shows a certificate and checks the server's."""
     ends_at: datetime
-    """When the certificate, or every authority, is over."""
+    """When the certificate, or every authority, expires."""
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         self._settings = settings
@@ -226,7 +226,7 @@ class Certificates:
         self._read()
 
     def refresh(self) -> None:
-        """Read the files again if they have changed."""
+        """Reload the files if they have changed."""
         if (state := self._state()) == self._seen:
             return
         self._seen = state
@@ -239,14 +239,14 @@ class Certificates:
             self._told_at = None
 
     async def watch(self) -> None:
-        """Refresh, and tell of the end, for as long as this runs."""
+        """Refresh, and warn of the expiry, for as long as this runs."""
         while True:
             self.refresh()
             self.tell()
             await asyncio.sleep(_LOOKED_EVERY_S)
 
     def tell(self) -> None:
-        """Warn once a day of an end that is near."""
+        """Warn once a day of an expiry that is near."""
         now = self._now()
         if (warning := near_end(self.ends_at, now)) and (self._told_at is None or now - self._told_at >= _TOLD_EVERY):
             self._told_at = now
@@ -266,7 +266,7 @@ class Certificates:
 
 
 def near_end(ends_at: datetime, now: datetime) -> str:
-    """What to say about certificates that end soon, or have ended; empty: there is time."""
+    """The warning for certificates that expire soon, or have expired; empty: there is time."""
     left = ends_at - now
     if left > WARNED:
         return ""

@@ -1,4 +1,4 @@
-"""Starting workflows, and looking at them: handles, `cluster.workflows`, and the resolution of deferreds."""
+"""Starting and inspecting workflows: handles, `cluster.workflows`, and the resolution of deferreds."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ T_co = TypeVar("T_co", covariant=True)
 log = logging.getLogger("coterie.workflows")
 
 _LOOKS_S = (0.005, 0.25)
-"""Between two looks whether a run is over: from, to."""
+"""Polling interval for the end of a run: from, to."""
 _ERROR_MOST = 4_000
 _MOST = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowInfo:
-    """A run of a workflow, as it was when it was looked at. All instants are the database's."""
+    """A snapshot of one run of a workflow. All instants are the database's."""
 
     name: str
     id: str
     kind: str
-    """`workflow`; or `leader` and `tick`: durable work of those that has not ended."""
+    """`workflow`; or `leader` and `tick`: unfinished durable work of those."""
     status: UnitStatus
     interrupting: bool
-    """Whether somebody has asked for its interruption."""
+    """Whether its interruption was requested."""
     steps: int
-    """How many are stored; those of a run that is over are gone."""
+    """The number of stored steps; those of a run that is over are deleted."""
     version: str
-    """Of the code that began it."""
+    """The version of the code that began it."""
     started_at: datetime
     changed_at: datetime
     ended_at: datetime | None
     wake_at: datetime | None
-    """When a suspended one goes on by itself."""
+    """When a suspended run resumes by itself."""
     error: str | None
 
 
 class WorkflowHandle(Generic[T_co]):
-    """A run of a workflow, from anywhere."""
+    """A handle to a run of a workflow, usable from any process."""
 
     def __init__(
         self, id: str, kind: WorkflowType, acting: Callable[[], Client], writing: Callable[[str], Client]
@@ -94,8 +94,8 @@ class WorkflowHandle(Generic[T_co]):
         Raises:
             WorkflowFailed: It failed.
             WorkflowInterrupted: It was interrupted.
-            WorkflowTimeout: It took longer; it goes on.
-            WorkflowNotFound: There is no such run, or none any more.
+            WorkflowTimeout: It took longer than `timeout`; the run continues.
+            WorkflowNotFound: No such run exists, or no longer.
         """
         within_s = seconds_or_none(timeout, what="timeout")
         try:
@@ -110,12 +110,12 @@ class WorkflowHandle(Generic[T_co]):
             ) from None
 
     async def _ended(self) -> UnitRow:
-        """Its row, once it is over."""
+        """Wait for the end of the run, and return its row."""
         pause_s, longest_s = _LOOKS_S
         while True:
             try:
                 row = await self._row()
-            except PersistenceError as error:  # the run goes on, and so does whoever waits for it
+            except PersistenceError as error:  # the run continues, and so does the wait
                 log.info("%s is looked at later: %s", self._unit, error)
             else:
                 if row.ended_at is not None:
@@ -134,28 +134,28 @@ class WorkflowHandle(Generic[T_co]):
         return value
 
     async def status(self) -> UnitStatus:
-        """How it stands: running, suspended, done, failed, interrupted.
+        """The status of the run: running, suspended, done, failed, interrupted.
 
         Raises:
-            WorkflowNotFound: There is no such run, or none any more.
+            WorkflowNotFound: No such run exists, or no longer.
         """
         return (await self._row()).status
 
     async def interrupt(self) -> None:
-        """Have it end, and undo what it has done. Does not wait for that; a run that is over stays as it is.
+        """Request that the run end and run its compensations. Does not wait for that; a run that is over stays as is.
 
         Raises:
-            WorkflowNotFound: There is no such run, or none any more.
+            WorkflowNotFound: No such run exists, or no longer.
         """
         here = self._writing(f"interrupting {self._unit}")
         await self._ask(await here.storage.units.interrupt(self._unit))
 
     async def resume(self) -> None:
-        """Have a suspended run look now whether it can go on. One that runs goes on as it does.
+        """Make a suspended run check now whether it can continue. Has no effect on one that is running.
 
         Raises:
             WorkflowEnded: It is over: done, failed or interrupted.
-            WorkflowNotFound: There is no such run, or none any more.
+            WorkflowNotFound: No such run exists, or no longer.
         """
         here = self._writing(f"resuming {self._unit}")
         row = await here.storage.units.resume(self._unit)
@@ -183,10 +183,10 @@ class WorkflowHandle(Generic[T_co]):
 
 
 class Workflows:
-    """The runs of workflows.
+    """`cluster.workflows`: the runs of workflows.
 
     Args:
-        acting: For whom it is asked.
+        acting: Returns the runner or client through which it acts.
     """
 
     def __init__(self, acting: Callable[[], Client]) -> None:
@@ -200,13 +200,13 @@ class Workflows:
         older_than: Duration | None = None,
         limit: int = 100,
     ) -> Sequence[WorkflowInfo]:
-        """Runs, those that changed last first.
+        """List runs, the most recently changed first.
 
         Args:
-            status: Only those that stand so.
-            name: Only those of one workflow.
-            older_than: Only those that began longer ago.
-            limit: How many.
+            status: Only runs with this status.
+            name: Only runs of this workflow.
+            older_than: Only runs that began longer ago.
+            limit: The maximum number of runs.
         """
         if not 0 <= limit <= _MOST:
             raise ValueError(f"limit is {limit}, expected 0 to {_MOST}")
@@ -220,10 +220,10 @@ class Workflows:
 async def start(
     here: Client, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
 ) -> UnitStartResult:
-    """Store a run, and tell whoever will run it.
+    """Store a run, and wake the runner that will run it.
 
     Raises:
-        KeyConflict: There is a run of this id with another payload.
+        KeyConflict: A run of this id exists with another payload.
         MalformedMessage: The payload does not fit, or is too large.
     """
     started: UnitStartResult = await _in_span(_start, here, kind, payload, id, parent, waited_as)
@@ -231,11 +231,11 @@ async def start(
 
 
 async def start_within(transaction: Transaction, here: Client, kind: WorkflowType, payload: Any, id: str) -> None:
-    """Have a run stored by the commit of a transaction, and then tell whoever will run it.
+    """Store a run with the commit of a transaction, then wake the runner that will run it.
 
     Raises:
-        KeyConflict: There is a run of this id with another payload. One that is stored before the commit is found
-            by that, which raises this, too.
+        KeyConflict: A run of this id exists with another payload. If one is stored before the commit, the commit
+            raises this.
         MalformedMessage: The payload does not fit, or is too large.
     """
 
@@ -252,7 +252,7 @@ async def start_within(transaction: Transaction, here: Client, kind: WorkflowTyp
 
 
 async def _in_span(work: Callable[..., Coroutine[Any, Any, Any]], here: Client, kind: WorkflowType, *told: Any) -> Any:
-    """Await it, in a span where there are some. The first that it is told is the payload, the second the id."""
+    """Await `work`, in a span if tracing is on. The first of `told` is the payload, the second the id."""
     if not spans.on:
         return await work(here, kind, *told)
     facts = {"coterie.workflow": kind.name, "coterie.workflow_id": told[1]}
@@ -274,7 +274,7 @@ def _new(here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | 
     what = f"payload of workflow {kind.name!r}"
     data = kind.payload.checked(payload, what=what)
     require_small(data, what=what, most_bytes=here.settings.frame_limit)
-    trace = trace_of(handling.get())  # not in the digest: the same start, from elsewhere, is no other one
+    trace = trace_of(handling.get())  # not in the digest: the same start from another trace is the same start
     return UnitStart(
         unit=kind.unit(require_id(id)),
         name=kind.name,
@@ -293,10 +293,10 @@ async def settle(here: Client, token: str, *, value: Any = None, error: str | No
     """Resolve or reject a deferred.
 
     Raises:
-        MalformedToken: It is no token of this cluster.
-        MalformedMessage: The value is no data, or too large.
-        DeferredMismatch: The value is of another type than the deferred.
-        AlreadyResolved: It has a value already, or nobody will ever ask for it: its work is over.
+        MalformedToken: It is not a token of this cluster.
+        MalformedMessage: The value is not plain data, or too large.
+        DeferredMismatch: The value is not of the deferred's type.
+        AlreadyResolved: It has a value already, or its work is over and will not read one.
     """
     found = here.tokens.read(token)
     data = None if error is not None else _fitting(found, value, most_bytes=here.settings.frame_limit)
@@ -305,11 +305,11 @@ async def settle(here: Client, token: str, *, value: Any = None, error: str | No
     if told.told != "resolved":
         raise AlreadyResolved(unit=found.unit, name=found.name, is_over=told.told == "over")
     if told.wake is not None:
-        await here.wake(told.wake, about=found.unit, fresh=True)  # it waited for long, perhaps, and has moved
+        await here.wake(told.wake, about=found.unit, fresh=True)  # its seat may have moved during a long wait
 
 
 def _fitting(token: TokenParts, value: Any, *, most_bytes: int) -> bytes:
-    """A value as it is stored, if it is of the type that the token tells."""
+    """Encode a value for storage, if it is of the type in the token."""
     what = f"value of deferred {token.name!r}"
     data = PLAIN.checked(value, what=what)
     require_small(data, what=what, most_bytes=most_bytes)
@@ -341,5 +341,5 @@ def _info(row: UnitRow) -> WorkflowInfo:
 def handle_of(
     kind: WorkflowType, id: str, acting: Callable[[], Client], writing: Callable[[str], Client]
 ) -> WorkflowHandle[Any]:
-    """The handle of a run, whether there is one or not."""
+    """The handle of a run, whether the run exists or not."""
     return WorkflowHandle(require_id(id), kind, acting, writing)

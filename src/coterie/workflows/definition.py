@@ -1,4 +1,4 @@
-"""From a function to a workflow: everything that can be refused is refused here, when the program is loaded."""
+"""Builds a `WorkflowType` from a function. All validation happens here, when the program is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class WorkflowOptions(TypedDict, total=False):
-    """What `@cluster.workflow(…)` takes."""
+    """The options of `@cluster.workflow(…)`."""
 
     name: str | None
     group: str
@@ -36,7 +36,7 @@ class WorkflowOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkflowType:
-    """All that is known of one workflow, made once."""
+    """The definition of one workflow, made once."""
 
     name: str
     body: WorkflowBody
@@ -44,16 +44,16 @@ class WorkflowType:
     payload: Codec[Any]
     result: Codec[Any]
     retry: Retry | None
-    """Of its steps, unless they say otherwise; None: they are tried once."""
+    """The default retry policy of its steps; None: no retries."""
     version: str
-    """Of its code: a mark of the function's own bytes."""
+    """The version of its code: a hash of the function's bytecode."""
 
     def unit(self, id: str) -> str:
         """The key of one run."""
         return unit_of(self.name, id)
 
     def seat(self, id: str, shards: int) -> str:
-        """On which seat one run lives."""
+        """The seat on which one run lives."""
         return Seat.shard(ShardId(self.group, shard_number(f"workflow {self.name}", id, shards)))
 
 
@@ -63,10 +63,10 @@ def unit_of(name: str, id: str) -> str:
 
 
 def define(body: Any, options: WorkflowOptions) -> WorkflowType:
-    """The workflow that a function describes.
+    """Build the workflow that a function describes.
 
     Raises:
-        ConfigurationError: The function or an option cannot be used; which part, and what to write instead.
+        ConfigurationError: The function or an option is invalid; the error names it and what to write instead.
     """
     refuse_unknown(options, WorkflowOptions.__annotations__, what="a workflow")
     name = str(options.get("name") or getattr(body, "__name__", ""))
@@ -88,7 +88,7 @@ def define(body: Any, options: WorkflowOptions) -> WorkflowType:
 
 
 def require_id(id: Any) -> str:
-    """The id of a run, if both databases can give it back exactly, and it is one [incident 17]."""
+    """Validate the id of a run: both databases must return it exactly [incident 17]."""
     if not isinstance(id, str) or not id.strip():
         raise ValueError(f"id of a workflow is {id!r}, expected text that is not empty")
     return EntityAddress("workflow", require_text(id, what="id of a workflow")).id
@@ -111,7 +111,7 @@ def _parameters(body: Any, what: str, hint: str) -> list[str]:
 
 
 def _hints(body: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    """What its payload and its result are; what it calls itself may exist for type checkers only."""
+    """The types of its payload and its result; the annotation of its first parameter may exist for checkers only."""
     fn = inspect.unwrap(body)
     told = getattr(fn, "__annotations__", {})
     asked = SimpleNamespace(__annotations__={name: told[name] for name in names if name in told})

@@ -1,11 +1,11 @@
-"""Execution: one workflow in memory, from its load to its end or its suspension.
+"""One workflow run in memory, from its load to its end or its suspension.
 
 load ──▶ body ──returns──▶ done
-          │ ▲ ──raises───▶ what was to be undone is undone ──▶ failed
-          │ │ ──interrupted─────────────── the same ──▶ interrupted
-          │ │ ──takes another way than stored, or somebody could not be reached──▶ suspended, tried again later
+          │ ▲ ──raises───▶ its compensations run ──▶ failed
+          │ │ ──interrupted────────── the same ──▶ interrupted
+          │ │ ──diverges from what is stored, or a receiver could not be reached──▶ suspended, retried later
           ▼ │
-       waits for something durable, and does nothing else ──▶ suspended: nobody has it in memory
+       waits for something durable, and does nothing else ──▶ suspended: in no runner's memory
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ IDLE_S = 0.2
 _SHORT_S = 1.0
 """What is due sooner than this is waited for in memory."""
 _LATER_S = 10.0
-"""When what could not go on is tried again."""
+"""After how long a run that could not continue is retried."""
 _AGAIN_S = 1.0
-"""When what was left to another runner is tried again, if nobody else has the seat."""
+"""After how long a run that was left to another runner is retried, if no other runner has taken the seat."""
 GRACE_S = 3.0
-"""How long a cancelled body may take to end: then nobody waits for it any more."""
+"""How long a cancelled body may take to end before it is abandoned."""
 _AWAY_S = 0.2
 
 
 class Execution:
-    """A workflow that runs here.
+    """A workflow run that runs here.
 
     Args:
-        kind: What it is.
-        row: As it was found.
-        tenure: By which right.
-        desk: What the runner has for workflows.
+        kind: Its definition.
+        row: Its row, as loaded.
+        tenure: The tenure under which it writes.
+        desk: The workflow services of the runner.
 
     Promise:
-        Its end is written once, under the fence. Whatever else stops it leaves it to be run again, from what is stored.
+        Its end is written once, under the fence. If anything else stops it, it will run again, from what is stored.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Execution:
         self._work.on_halt = self._cancel_body
 
     async def run(self) -> None:
-        """Run it as far as it goes."""
+        """Run it until it ends or is suspended."""
         try:
             await self._spanned()
         except LeadershipLost as error:
             log.info("%s is left to another runner: %s", self._row.unit, error)
-            if self._tenure.held:  # as far as we know: then it would begin again at once, and may end so each time
+            if self._tenure.held:  # as far as we know: without a pause it would restart at once, perhaps endlessly
                 await self._stop_body()
                 await self._pause(_AGAIN_S)
         except Exception:
@@ -121,23 +121,23 @@ class Execution:
         return spans.spanned(self._run(), f"workflow.{self._kind.name}", facts, trace=self._trace)
 
     def hint(self) -> None:
-        """There is something new: a value, or the wish to interrupt it."""
+        """There is news: a value, or a request to interrupt it."""
         self._work.hint()
         self._desk.tasks.spawn(self._look(), name=f"look at {self._row.unit}", report=False)
 
     def leave(self) -> None:
-        """Begin nothing more: it ends as soon as what runs is stored, and another runner goes on."""
+        """Start no new steps: it stops as soon as running steps are stored, and another runner continues it."""
         self._left.set()
         self._work.stop_at_frontier = True
         self._moved.set()
 
     def interrupt(self) -> None:
-        """Have it end, unless it does so already."""
+        """Make it end, unless it is ending already."""
         if self._is_interrupted or self._is_concluding:
             return
         self._is_interrupted = self._work.stop_at_frontier = True
         self._moved.set()
-        # Not at once: if it was begun just now, it has not said yet what is to be undone. Steps that run are cut short.
+        # Not at once: a run that has just begun has not registered its compensations yet. Steps that run are cut short.
         asyncio.get_running_loop().call_later(IDLE_S, self._cancel_body)
 
     def _cancel_body(self) -> None:
@@ -186,7 +186,7 @@ class Execution:
         await self._conclude(body)
 
     def _body_ended(self, body: asyncio.Task[Any]) -> None:
-        _ = body.cancelled() or body.exception()  # nobody asks for it if we are cancelled, too
+        _ = body.cancelled() or body.exception()  # marks the error as retrieved, in case we are cancelled too
         self._moved.set()
 
     async def _called(self) -> Any:
@@ -207,7 +207,7 @@ class Execution:
         return await self._kind.body(workflow, payload)
 
     async def _start_child(self, workflow: Any, payload: Any, id: str, waited_as: str) -> UnitStartResult:
-        """Start it, unless it is there; its end is told here."""
+        """Start a child unless it exists; its end is reported to this run."""
         parent = self._row.unit
         while True:
             self._work.require_same_way()
@@ -221,7 +221,7 @@ class Execution:
     # Suspension
 
     async def _suspended(self, body: asyncio.Task[Any]) -> bool:
-        """Wait until it ends, or has nothing to do but to wait; whether it was suspended then."""
+        """Wait until the body ends or only waits. Returns: whether the run was suspended."""
         await self._moved.wait()
         self._moved.clear()
         await settled([body], limit_s=IDLE_S)
@@ -237,7 +237,7 @@ class Execution:
         return False
 
     def _wake_s(self) -> float | None:
-        """How long until one of those is due that are waited for; None: none is, by itself."""
+        """Seconds until the first wait is due; None: no wait has a due time."""
         dues = [self._desk.dial.until_s(each.due_at) for each in self._work.waits if each.due_at is not None]
         return min(dues, default=None)
 
@@ -263,7 +263,7 @@ class Execution:
             if self._work.turns == turns:
                 self._count("suspended")
                 return True
-            # A branch went on meanwhile, and that has nothing to do with what the others wait for: take it back.
+            # A branch continued meanwhile, independently of what the others wait for: undo the suspension.
             await self._work.insist(lambda: self._desk.storage.units.resume(self._row.unit))
             self._moved.set()
             return False
@@ -276,7 +276,7 @@ class Execution:
         error = self._work.halted
         if error is None:
             error = RuntimeError("it was cancelled, by itself") if body.cancelled() else body.exception()
-        if error is None and self._is_interrupted:  # also if it has all it needs by now: some may be undone already
+        if error is None and self._is_interrupted:  # even if it could finish: compensations may have run already
             error = asyncio.CancelledError("it was interrupted")
         await self._work.end_branches()
         self._work.require_held()
@@ -312,7 +312,7 @@ class Execution:
         log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
         if spans.on:
             spans.failed(error)
-        if not await self._suspend(_LATER_S):  # it shall be interrupted, so storage wants it to go on, which it cannot
+        if not await self._suspend(_LATER_S):  # interruption requested: storage wants it to run, which it cannot
             await self._pause(_LATER_S)
 
     async def _pause(self, pause_s: float) -> None:
@@ -321,7 +321,7 @@ class Execution:
                 await self._left.wait()
 
     async def _undo_all(self) -> None:
-        """Run what undoes what was done, the last one first. What fails is recorded, and the others run."""
+        """Run the compensations, the last one first. Failures are recorded, and the others still run."""
         for each in reversed(self._undo):
             if self._left.is_set():
                 raise asyncio.CancelledError("it is left to another runner")
@@ -362,7 +362,7 @@ class Execution:
             spans.note("coterie.outcome", outcome)
 
     async def _stop_body(self) -> None:
-        self._work.closed = True  # what stands in `finally` begins nothing either
+        self._work.closed = True  # code in `finally` blocks starts no new steps either
         if self._body is not None and not self._body.done():
             self._body.cancel()
             await settled([self._body], limit_s=GRACE_S)
@@ -371,7 +371,7 @@ class Execution:
 
 
 def _may_change(error: BaseException) -> bool:
-    """Whether it is no result: the code was another one, or somebody could not be reached."""
+    """Whether an error is not a result: the code diverged, or a receiver could not be reached."""
     reasons = (StepDiverged, *TRANSIENT)
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(reasons) is not None

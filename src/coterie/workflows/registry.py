@@ -1,7 +1,4 @@
-"""Desk: what a runner has for its workflows.
-
-The workflows of a program: what it defines, and how its runners come to run them.
-"""
+"""The workflows that a program defines, and how its runners run them."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class StartChild(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorkflowServices:
-    """What all workflows of one runner share."""
+    """Services that all workflows of one runner share."""
 
     cluster: Cluster
     settings: Settings
@@ -58,30 +55,30 @@ class WorkflowServices:
     tasks: Tasks
     tokens: Callable[[], Tokens]
     wake: Callable[[str, str], object]
-    """Has whoever holds a seat look at a unit."""
+    """Makes the holder of a seat check a unit."""
     start_child: StartChild
     supervisor: Supervisor
     resign: Callable[[str], object]
-    """Gives up a seat soon."""
+    """Releases a seat soon."""
     name_of: Callable[[object], str]
     """The registered name of a workflow's function."""
     interrupt_children: Callable[[str], object]
-    """Has the children of workflows on a seat that failed or were interrupted end, too."""
+    """Interrupts the children of workflows on a seat that failed or were interrupted."""
 
 
 log = logging.getLogger("coterie.workflows")
 
 _SWEEP_S = 5.0
-"""About how often a runner looks at all its shards: what is new is told at once, but hints get lost."""
+"""Approximate interval at which a runner polls all its shards: news arrives by hints, but hints may be lost."""
 _MORE = 500
-"""How many runs of one shard one look begins, beyond those in memory; if there are so many, it looks again."""
+"""How many runs of one shard one poll starts, beyond those in memory; if there are that many, it polls again."""
 _CHILDREN = 500
 """How many children are interrupted by one statement."""
 _AWAY_S = 0.2
 
 
 class WorkflowRegistry:
-    """The workflows of one program, and a room for the seats of shards (`runner.Workplace`)."""
+    """The workflows of one program; occupies the seats of shards (`runner.Workplace`)."""
 
     kind = "shard"
 
@@ -95,7 +92,7 @@ class WorkflowRegistry:
         """Define a workflow.
 
         Raises:
-            ConfigurationError: It cannot be used, or its name is taken.
+            ConfigurationError: It is invalid, or its name is taken.
         """
         kind = define(body, options)
         if kind.name in self.known:
@@ -104,10 +101,10 @@ class WorkflowRegistry:
         self._by_body[body] = kind
 
     def of(self, body: Any) -> WorkflowType:
-        """What is known of a function.
+        """The definition of a function.
 
         Raises:
-            TypeError: It is no workflow of this cluster.
+            TypeError: It is not a workflow of this cluster.
         """
         try:
             return self._by_body[body]
@@ -115,14 +112,14 @@ class WorkflowRegistry:
             shown = getattr(body, "__name__", repr(body))
             raise TypeError(f"{shown} is no workflow of this cluster: write @cluster.workflow before it") from None
 
-    # The room
+    # As a `Workplace`
 
     def definitions(self) -> Sequence[Definition]:
-        """None: shards are there anyway."""
+        """None: shards exist anyway."""
         return []
 
     def occupants(self, runner: Runner) -> Occupy:
-        """Run the workflows of the shards that a runner is given."""
+        """Run the workflows of the shards that a runner holds."""
         holdings = HeldWorkflows(self, self._cluster, runner, self._start_child)
         runner.on_wake(self.kind, holdings.wake)
         return holdings.occupy
@@ -144,7 +141,7 @@ class HeldWorkflows:
         runner.at_end(self.stop)
 
     def occupy(self, tenure: Tenure) -> ShardWorkflows:
-        """Sit on the seat of a shard, beside its entities (`ownership.Occupy`)."""
+        """Occupy the seat of a shard, beside its entities (`ownership.Occupy`)."""
         if self._desk is None:
             self._desk = self._new_desk()
             desk, supervisor = self._desk, self._runner.supervisor
@@ -153,12 +150,12 @@ class HeldWorkflows:
         return holding
 
     def wake(self, seat: str, about: str) -> None:
-        """There is something new about a workflow of a shard."""
+        """There is news about a workflow of a shard."""
         if seat in self._latest:
             self._latest[seat].wake(about)
 
     async def stop(self) -> None:
-        """Wait for what ends; none of it takes long."""
+        """Wait for shards that are ending; none of it takes long."""
         await self._ours.stop()
         await asyncio.gather(*(each.end() for each in self._latest.values()), return_exceptions=True)
 
@@ -184,7 +181,7 @@ class HeldWorkflows:
         )
 
     async def _interrupt_children(self, seats: Sequence[str]) -> None:
-        """Have the children of workflows on these seats that failed or were interrupted end, too."""
+        """Interrupt the children of workflows on these seats that failed or were interrupted."""
         assert self._desk is not None, "somebody sits on a seat"
         found: Sequence[tuple[str, str]] = [("", "")] * _CHILDREN
         while len(found) == _CHILDREN:
@@ -218,8 +215,8 @@ class ShardWorkflows:
     """The workflows of one shard (`ownership.Occupant`).
 
     Promise:
-        Once `drain` has returned, or `abandon` was called, nothing is written in its name any more. Steps that run are
-        given the time of the setting `drain`; what has not ended then runs again elsewhere, from what is stored.
+        Once `drain` has returned, or `abandon` was called, nothing more is written under its tenure. Running steps get
+        the time of the setting `drain`; runs that have not ended by then run again elsewhere, from what is stored.
     """
 
     def __init__(
@@ -235,7 +232,7 @@ class ShardWorkflows:
         self._closing = False
         self._unknown: set[str] = set()
         self._strange = 0
-        """How many runs nobody here knows: they must not keep the others from being taken."""
+        """The number of runs whose function this program does not have: they must not keep others from being taken."""
         seated = Seated(tenure.seat, lambda: desk.resign(tenure.seat))
         self._work = desk.tasks.supervise(
             self._live, name="run workflows", supervisor=desk.supervisor, seated=seated, context=context
@@ -243,18 +240,18 @@ class ShardWorkflows:
 
     @property
     def most(self) -> int:
-        """How many runs it asks for: those it has are among them."""
+        """How many runs it asks for, including those it has."""
         return len(self.runs) + self._strange + _MORE
 
     @property
     def is_open(self) -> bool:
-        """Whether it still begins runs."""
+        """Whether it still starts runs."""
         return not self._closing and self.tenure.held
 
     # The seat
 
     async def drain(self) -> None:
-        """Begin nothing more; let steps that run end, and leave the rest."""
+        """Start nothing new; let running steps end, and leave the rest."""
         self._close()
         await settled([self._work], limit_s=GRACE_S)
         for run, _ in self.runs.values():
@@ -285,17 +282,17 @@ class ShardWorkflows:
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self.runs.values()]
 
-    # What others tell
+    # Notifications
 
     def wake(self, unit: str) -> None:
-        """There is something new: about a unit, or a new one."""
+        """There is news about a unit, or a new unit."""
         if unit in self.runs:
             self.runs[unit][0].hint()
         else:
             self._wake.set()
 
     def hear(self, taken: TakenUnits) -> None:
-        """What is to be run."""
+        """Start the runs that a poll found."""
         self._desk.dial.hear(taken.now)
         if not self.is_open:
             return
@@ -314,7 +311,7 @@ class ShardWorkflows:
         if taken.wake_at is not None:
             self._ring_in(self._desk.dial.until_s(taken.wake_at))
 
-    # Its life
+    # Lifecycle
 
     async def _live(self) -> None:
         while not self._closing:
@@ -333,7 +330,7 @@ class ShardWorkflows:
     def _begin(self, row: UnitRow) -> None:
         if row.unit in self.runs:
             if row.interrupting:
-                self.runs[row.unit][0].interrupt()  # the hint got lost, perhaps
+                self.runs[row.unit][0].interrupt()  # the hint may have been lost
             return
         if not self.tenure.may_start:
             return
@@ -351,8 +348,8 @@ class ShardWorkflows:
 
     def _ended(self, unit: str) -> None:
         del self.runs[unit]
-        # It was suspended, perhaps; whoever resolved what it waits for at that moment found it here [M11]. And when it
-        # is due by itself is for the tables to say.
+        # It may have been suspended, and whatever resolved its wait at that moment found it still here [M11]. And its
+        # own due time is in the tables.
         self._wake.set()
 
     def _ring_in(self, wait_s: float) -> None:

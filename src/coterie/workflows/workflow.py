@@ -1,4 +1,4 @@
-"""Workflow: what the body of a workflow sees of the run it is."""
+"""The `Workflow` handle that is passed to the body of a workflow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A = TypeVar("A")
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What a parent is told of its child."""
+    """What a parent learns about the end of its child."""
 
     status: str
     value: bytes | None
@@ -38,7 +38,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Compensation:
-    """What undoes something, if it has to be undone."""
+    """A registered compensation: undoes a step if the workflow fails or is interrupted."""
 
     __slots__ = ("args", "fn", "kwargs", "place")
 
@@ -50,7 +50,7 @@ class Compensation:
 
 
 class Registered:
-    """Done already; it may be awaited all the same."""
+    """Returned by `compensate`, which is done already; it may be awaited all the same."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()
@@ -60,8 +60,8 @@ class Workflow(Steps):
     """One run of a workflow.
 
     Attributes:
-        id: Under which it was started.
-        cluster: For calls and all else; inside of steps, since what stands between them runs again.
+        id: The id under which it was started.
+        cluster: The cluster; use it inside steps, since code between steps runs again.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Workflow(Steps):
         self._timeout_s = timeout_s
 
     def options(self, *, retry: Retry | None = None, timeout: Duration | None = None) -> Self:
-        """The same run, whose steps have options: `await workflow.options(retry=Retry(attempts=5)).step(…)`.
+        """The same run, with options for its steps: `await workflow.options(retry=Retry(attempts=5)).step(…)`.
 
         Args:
-            retry: How often a step that raises is tried.
-            timeout: How long one try may take.
+            retry: The retry policy of a step that raises.
+            timeout: The time limit of one attempt.
         """
         return type(self)(
             self.id,
@@ -112,34 +112,34 @@ class Workflow(Steps):
     def compensate(
         self, name: str, fn: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Registered:
-        """Say what undoes what was done: it runs if the workflow fails or is interrupted, the last one first.
+        """Register a compensation: it runs if the workflow fails or is interrupted, the last one first.
 
-        Each runs at least once, and is recorded like a step. What it raises is recorded, too, and the others run.
+        Each runs at least once, and is recorded like a step. If it raises, the error is recorded and the others run.
         """
         place = self._work.places.take_undo(named(name, "a compensation"), steps.digest(args, kwargs))
         self._undo.append(Compensation(place, fn, args, kwargs))
         return Registered()
 
     def patched(self, name: str) -> bool:
-        """Whether a change of the code applies to this run: False for runs that were past this place before the change.
+        """Whether a code change applies to this run: False for runs that were past this place before the change.
 
-        `if workflow.patched("new tax"): … else: …`: keep the old way for as long as there are old runs.
+        `if workflow.patched("new tax"): … else: …`: keep the old code for as long as there are old runs.
         """
         return self._work.patch(name)
 
     def child(
         self, workflow: Callable[Concatenate[Workflow, A, ...], Coroutine[Any, Any, T]], payload: A, *, id: str
     ) -> Coroutine[Any, Any, T]:
-        """Start another workflow, and wait for its result. One of this id that is there already is waited for.
+        """Start another workflow, and wait for its result. If a run of this id exists already, wait for that.
 
         If this run fails or is interrupted, the children that it has started are interrupted.
 
         Raises:
-            ValueError: The id is none.
-            TypeError: It is no workflow of this cluster.
-            KeyConflict: There is one with another payload.
-            WorkflowFailed: It failed.
-            WorkflowInterrupted: It was interrupted.
+            ValueError: The id is invalid.
+            TypeError: The function is not a workflow of this cluster.
+            KeyConflict: A run of this id exists with another payload.
+            WorkflowFailed: The child failed.
+            WorkflowInterrupted: The child was interrupted.
         """
         name, former = self._name_of(workflow), getattr(workflow, "__name__", "workflow")
         place = self._work.places.take_child(f"{name}/{require_id(id)}", formerly=f"{former}/{id}")
@@ -157,14 +157,14 @@ class Workflow(Steps):
         raise await self._work.after_others(WorkflowFailed(workflow=name, id=id, problem=problem))
 
     async def _told(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:
-        """What became of a child; it is started unless that is known: its row may be gone by now."""
+        """The outcome of a child, which is started unless the outcome is known: its row may be deleted by now."""
         waited_as = waited_as_of(place.name.removesuffix(f"/{id}"), id)
         found = self._work.value_of(waited_as)
         if found is None:
             await self._work.may_go_on()
             with self._work.at_work:
                 child = await self._started(workflow, payload, id, waited_as)
-            if child.parent != self._work.unit or child.ended_at is not None:  # it tells somebody else, or nobody
+            if child.parent != self._work.unit or child.ended_at is not None:  # its end is not reported to this run
                 return await self._work.wait_until_told(place, lambda: self._look_at(workflow, payload, id, waited_as))
             found = await self._work.wait_value(waited_as)
         return found.value
@@ -184,10 +184,10 @@ class Workflow(Steps):
 
 
 def waited_as_of(name: str, id: str) -> str:
-    """The name under which a parent is told of the end of its child."""
+    """The name under which the end of a child is reported to its parent."""
     return f"child:{id}:{name}"
 
 
 def outcome_of(row: UnitRow) -> bytes:
-    """What a parent is told of a child that has ended."""
+    """The outcome of an ended child, as reported to its parent."""
     return msgspec.msgpack.encode(Outcome(row.status, row.value, row.error))

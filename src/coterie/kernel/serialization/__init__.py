@@ -1,1 +1,1 @@
-"""Values of users as bytes: the codec, schemas, one encoding for equal values, versions of stored values."""
+"""Values of users as bytes: the codec, schemas, a canonical encoding, versions of stored values."""

@@ -1,7 +1,7 @@
-"""One encoding for equal values, whatever the order of their maps and sets: for comparing payloads. Pure.
+"""The canonical encoding: equal for equal values, whatever the order of their maps and sets; to compare payloads. Pure.
 
 msgspec can sort, but only maps with text keys, and it cannot leave out defaults; hence this walk over values.
-It is for the keyed calls only, where a commit follows that takes a hundred times as long.
+It is used for keyed calls only, where a commit follows that takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Walk:
     """Encodes values in canonical form.
 
     Args:
-        encode: Encodes what has no parts.
+        encode: Encodes values without parts.
         bare: Whether fields at their default are left out.
     """
 
@@ -33,7 +33,7 @@ class Walk:
         self._default = lru_cache(maxsize=4096)(self._encoded_default)
 
     def bytes_of(self, value: Any) -> bytes:
-        """The canonical encoding, which is msgpack too."""
+        """The canonical encoding, which is valid msgpack."""
         if type(value) in _LEAVES:
             return self._encode(value)
         if is_model_type(type(value)):
@@ -81,7 +81,7 @@ class Walk:
         return [(part, found, self._bare and found == self._default(part)) for part, found in encoded]
 
     def _encoded_default(self, part: Part) -> bytes | None:
-        """The default, or None: there is none, or it is another at each time (an id, the time of day)."""
+        """The default, or None: there is none, or it differs each time (an id, the time of day)."""
         first, second = part.make_default(), part.make_default()
         if first is ABSENT:
             return None

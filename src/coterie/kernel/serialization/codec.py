@@ -1,15 +1,14 @@
-"""From msgspec's errors to sentences for users: which part is what, and what was expected. Pure.
-
-`Expected `int`, got `str` - at `$.cents`` becomes `cents is "500" (text), expected a whole number`.
-
-From values to bytes and back, by declared type: msgpack, data only, never code.
+"""From values to bytes and back, by declared type: msgpack, data only, never code.
 
 Types: dataclasses, msgspec Structs, attrs classes, TypedDicts, pydantic models (when installed) and plain
-values. Maps may have keys that are not text. NaN is a number. Instants travel as the timestamp of the msgpack
+values. Maps may have keys that are not text. NaN is a number. Instants are encoded as the timestamp of the msgpack
 standard; every other msgpack extension is refused.
 
-Decoding is best-effort about fields (S4): unknown ones are dropped, missing ones take their defaults. It is
-strict about types: `"500"` is no whole number (pydantic models decide that for themselves).
+Decoding is lenient about fields (S4): unknown ones are dropped, missing ones take their defaults. It is
+strict about types: `"500"` is not a whole number (pydantic models decide that for themselves).
+
+Errors of msgspec become sentences for users:
+`Expected `int`, got `str` - at `$.cents`` becomes `cents is "500" (text), expected a whole number`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 NESTED_MOST = 64
-"""Levels of lists and maps inside each other: more than data needs, fewer than any stack holds (P24)."""
+"""Nesting depth of lists and maps: more than data needs, less than any stack allows (P24)."""
 
 TOO_DEEP = f"it is nested deeper than {NESTED_MOST} levels, or contains itself"
 
@@ -90,7 +89,7 @@ def misfit(error: Exception, data: bytes) -> str:
     if not isinstance(error, msgspec.ValidationError):
         return f"{type(error).__name__}: {error}"
     match = _PLACE.fullmatch(str(error))
-    assert match is not None  # the pattern takes everything
+    assert match is not None  # the pattern matches everything
     if match["key"]:
         return _sentence(match["said"], f"a key of {_place(match['path']) or 'it'}", ABSENT)
     path = match["path"] or "$"
@@ -145,7 +144,7 @@ def _look_up(path: str, data: bytes) -> Any:
 
 
 def _shown(value: Any, found: str) -> str:
-    """The value and what it is; only what msgspec found it to be where it is not known."""
+    """The value and its kind; only the kind that msgspec found if the value is not known."""
     if value is ABSENT:
         return _WORDS.get(found, "something else")
     if isinstance(value, str):
@@ -205,14 +204,14 @@ ACCEPTED = (
     "text, numbers, bytes, lists, maps, instants"
 )
 
-_BASES = (str, int, float)  # subclasses of these travel as what they extend
+_BASES = (str, int, float)  # subclasses of these are encoded as what they extend
 _HEADS = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # the bytes that begin a list or a map
 _ANYTHING = (msgspec.inspect.AnyType, msgspec.inspect.CustomType)
 _NOT_HEADS = bytes(byte for byte in range(256) if byte not in _HEADS)
 
 
 class Codec(Generic[T]):
-    """Encodes and decodes values of one type. `codec_for` gives the one of a type.
+    """Encodes and decodes values of one type. `codec_for` returns the codec of a type.
 
     Args:
         type: The declared type. One that cannot be decoded is refused here, not when data is at stake.
@@ -222,7 +221,7 @@ class Codec(Generic[T]):
         leads to a `RecursionError`, to code looked up by name, or to more memory than its size warrants.
 
     Not promised:
-        A limit on the size: that is the caller's, before it decodes.
+        A limit on the size: the caller must check it before decoding.
     """
 
     def __init__(self, type: Any) -> None:
@@ -236,7 +235,7 @@ class Codec(Generic[T]):
 
         Args:
             value: The value.
-            what: What is encoded, for the error; the type's name if left out.
+            what: What is encoded, for the error; default: the type's name.
         """
         try:
             data = _ENCODER.encode(value)
@@ -260,7 +259,7 @@ class Codec(Generic[T]):
         return decoded
 
     def from_json(self, data: bytes, *, what: str | None = None) -> T:
-        """The value that a JSON text holds, as people write it: instants, UUIDs and bytes are texts there."""
+        """Decode JSON as people write it: instants, UUIDs and bytes are texts there."""
         try:
             decoded: T = msgspec.json.decode(data, type=self.type, dec_hook=_dec_hook)
         except Exception as error:  # as in `decode`
@@ -269,12 +268,12 @@ class Codec(Generic[T]):
             except (ValueError, RecursionError, MalformedMessage):
                 problem = TOO_DEEP if isinstance(error, RecursionError) else f"it is no JSON: {error}"
                 raise MalformedMessage(what=what or self.name, problem=problem) from error
-            self.decode(plain, what=what)  # raises, and finds the words for it
+            self.decode(plain, what=what)  # raises, and words the error
             raise MalformedMessage(what=what or self.name, problem=misfit(error, plain)) from error
         return decoded
 
     def checked(self, value: T, what: str | None = None) -> bytes:
-        """The value as bytes that are known to decode: for what is stored, or sent to somebody else."""
+        """Encode to bytes that are known to decode: for what is stored, or sent to another process."""
         if self._is_flat:
             try:
                 data = _ENCODER.encode(value)
@@ -289,7 +288,7 @@ class Codec(Generic[T]):
         return data
 
     def settled(self, value: T, what: str | None = None) -> tuple[bytes, T]:
-        """The same, and the value as whoever reads them gets it."""
+        """As `checked`; also returns the value as its readers will decode it."""
         data = self.encode(value, what=what)
         return data, self.decode(data, what)
 
@@ -309,14 +308,14 @@ class Codec(Generic[T]):
             That values differ when a default was changed between two versions of a class. Classes under `Any`
             are maps, without defaults.
         """
-        data = self.encode(value, what=what)  # refuses what the walks could not bear
+        data = self.encode(value, what=what)  # refuses what the walks could not handle
         if self._open:
             data = _FULL.bytes_of(value)  # a set under Any would become a list in the order of its hashes
         return canonical(self.decode(data, what=what))
 
 
 def canonical(decoded: object) -> bytes:
-    """The same of a value that a codec has just decoded: for whoever has the bytes already."""
+    """As `Codec.canonical`, for a value that a codec has just decoded."""
     return _BARE.bytes_of(decoded)
 
 
@@ -345,7 +344,7 @@ def _cached(type: Any) -> Codec[Any]:
 
 
 def _enc_hook(value: Any) -> Any:
-    """What msgspec does not know by itself."""
+    """Encodes what msgspec does not support by itself."""
     if is_model_type(type(value)):
         return dump_model(value)
     if isinstance(value, str):
@@ -374,13 +373,13 @@ def _refuse_extension(code: int, _: object) -> NoReturn:
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 
 _EXACT = (bytes, str, bool, float)
-"""Types of which every value that can be encoded can be decoded: there is nothing to check."""
+"""Types of which every encodable value can be decoded: nothing to check."""
 _FULL = Walk(_ENCODER.encode, bare=False)
 _BARE = Walk(_ENCODER.encode, bare=True)
 
 
 def _decoder(type: Any, name: str) -> tuple[msgspec.msgpack.Decoder[Any], bool, bool]:
-    """The decoder of a type, whether there are parts of it that can be anything, and whether it cannot nest deeply."""
+    """The decoder of a type, whether it has parts of any type, and whether it cannot nest deeply."""
     seen: dict[int, Any] = {}
     try:
         _check(msgspec.inspect.type_info(type), seen)
@@ -394,12 +393,12 @@ def _decoder(type: Any, name: str) -> tuple[msgspec.msgpack.Decoder[Any], bool, 
 
 
 def _nests(seen: dict[int, Any]) -> float:
-    """How deeply values of a type can nest at most, by the parts of the type; infinitely if it contains itself."""
+    """The maximum nesting of values of a type, by the parts of the type; infinite if it contains itself."""
     levels: dict[int, float] = {}
 
     def level(info: Any) -> float:
         if id(info) not in levels:
-            levels[id(info)] = math.inf  # until it is known: met again meanwhile, it contains itself
+            levels[id(info)] = math.inf  # until it is known: if met again meanwhile, it contains itself
             levels[id(info)] = 1 + max(map(level, _parts(info)), default=0)
         return levels[id(info)]
 
@@ -433,10 +432,10 @@ def _understood(kind: Any) -> bool:
 
 
 def _too_deep(data: bytes) -> bool:
-    """Whether lists and maps nest deeper than they may, at next to no cost for data that cannot.
+    """Whether lists and maps nest too deeply, at next to no cost for data that cannot.
 
-    Each level takes a byte that begins a list or a map, so data with few such bytes is done with. Many of
-    them may also stand inside texts and numbers: then the levels are counted.
+    Each level takes a byte that begins a list or a map, so data with few such bytes is accepted at once. Many of
+    them may also occur inside texts and numbers: then the levels are counted.
     """
     if len(data) <= NESTED_MOST or len(data.translate(None, _NOT_HEADS)) <= NESTED_MOST:
         return False
@@ -455,7 +454,7 @@ def _too_deep(data: bytes) -> bool:
 
 
 def _type_name(type: Any) -> str:
-    """As it stands in the program, without the modules: `list[Item]`, `Item | None`."""
+    """The type's name as written in the program, without modules: `list[Item]`, `Item | None`."""
     if get_origin(type) is None and isinstance(name := getattr(type, "__name__", None), str):
         return name
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(type))

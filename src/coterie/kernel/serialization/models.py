@@ -1,7 +1,7 @@
-"""The classes that users bring, seen alike: which fields they have, by which names, with which defaults.
+"""A uniform view of user classes: which fields they have, by which names, with which defaults.
 
-Dataclasses, msgspec Structs, attrs classes and pydantic models. pydantic is never imported from here: a model
-can only exist where somebody else has imported it.
+Dataclasses, msgspec Structs, attrs classes and pydantic models. pydantic is never imported here: a model can only
+exist where other code has imported it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     """As it is encoded."""
     attribute: str
     make_default: Callable[[], Any]
-    """Gives the default, or `ABSENT`."""
+    """Returns the default, or `ABSENT`."""
 
     def of(self, value: object) -> Any:
         """The field's value, or `ABSENT`: Struct fields can be unset, dataclass fields never assigned."""
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 def parts_of(kind: Any) -> tuple[Part, ...] | None:
-    """The fields of a class of one of the four sorts; None for any other."""
+    """The fields of a class of one of the four kinds; None for any other."""
     return _parts_of(kind)
 
 
@@ -60,13 +60,13 @@ def is_model_type(kind: object) -> TypeGuard[Any]:
 
 
 def dump_model(model: Any) -> dict[str, Any]:
-    """A pydantic model as a map by the names of its fields, which evolve more slowly than aliases."""
+    """A pydantic model as a map by field names, which change more slowly than aliases."""
     dumped: dict[str, Any] = model.model_dump(by_alias=False)
     return dumped
 
 
 def make_model(kind: Any, value: object) -> Any:
-    """A pydantic model from such a map, by pydantic's own rules; `ValueError` with a readable text if not."""
+    """A pydantic model from such a map, by pydantic's own rules; otherwise a `ValueError` with a readable text."""
     by_name = {"by_alias": False, "by_name": True} if _takes_names() else {}
     try:
         return kind.model_validate(value, **by_name)
@@ -75,7 +75,7 @@ def make_model(kind: Any, value: object) -> Any:
 
 
 def private_attrs_field(kind: type) -> str | None:
-    """The first field of an attrs class that msgspec would drop without a word: those with an underscore."""
+    """The first field of an attrs class that msgspec would silently drop: those with an underscore."""
     if "__attrs_attrs__" not in dir(kind) or issubclass(kind, msgspec.Struct):
         return None
     return next((part.name for part in parts_of(kind) or () if part.name.startswith("_")), None)
@@ -112,7 +112,7 @@ def _default(default: Any, factory: Any, *, absent: Any) -> Callable[[], Any]:
 
 @lru_cache(maxsize=1)
 def _takes_names() -> bool:
-    """Since pydantic 2.11 validation by field name can be asked for; before, the model decides."""
+    """Since pydantic 2.11 validation by field name can be requested; before, the model decides."""
     import inspect
 
     return "by_name" in inspect.signature(sys.modules["pydantic"].BaseModel.model_validate).parameters

@@ -1,7 +1,7 @@
-"""Schema: a type as plain data, small enough for a token, and back: a value can be checked where its class is unknown.
+"""A type as plain data, small enough for a token, and back: to check a value where its class is unknown.
 
-`describe` gives the data, `codec_of` the codec of a type that accepts the same bytes. What a class checks by itself
-(`__post_init__`, pydantic's validators) is not part of it; nor is a type inside itself, below its first level.
+`describe` returns the data, `codec_of` the codec of a type that accepts the same bytes. Checks of the class itself
+(`__post_init__`, pydantic's validators) are not part of it; nor is a recursive type below its first level.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coterie.kernel.serialization.codec import Codec
 
 _MOST_BYTES = 1024
-"""Of a description: one that is larger says only what is outermost, since links with tokens must not grow."""
+"""The limit of a description: a larger one keeps only the outermost level, since links with tokens must stay short."""
 _ANY = None
 
 _PLAIN_TYPES: dict[type[inspect.Type], str] = {
@@ -48,7 +48,7 @@ _BASES = {str: "str", int: "int", float: "float"}
 
 
 def describe(type: Any) -> Any:
-    """The type as plain data; None: it may be anything."""
+    """The type as plain data; None: any type."""
     described = _described(inspect.type_info(type), ())
     return described if _size_bytes(described) <= _MOST_BYTES else _outermost(described)
 
@@ -61,7 +61,7 @@ def codec_of(description: Any) -> Codec[Any]:
 
 
 def name_of(description: Any) -> str:
-    """What the type is called, for people."""
+    """The name of the type, for display."""
     return "any value" if description is _ANY else codec_of(description).name
 
 

@@ -1,6 +1,6 @@
-"""Stored values that outlive the class they were made of: a version number, and migrations to the next (S5).
+"""Stored values that outlive their class: a version number, and migrations to the next (S5).
 
-A value is stored as the list [version, value]. Reading it has four outcomes: the value; `NewerVersion`,
+A value is stored as the list [version, value]. Decoding it has four outcomes: the value; `NewerVersion`,
 written by a later program, not to be touched; `MigrationFailed`, a defect of a migration, not to be touched
 either; and `MalformedMessage`, which does not fit the type and never will (S4).
 """
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class MigrationFailed(CoterieError):
-    """A migration function raised, or gave something that is no map."""
+    """A migration function raised, or returned something other than a map."""
 
     text = "{what}: migration from version {version} to {following} failed: {problem}"
     advice = "correct the migration; the stored state was not touched"
@@ -43,7 +43,7 @@ _STORED = msgspec.msgpack.Decoder(_Stored)
 
 
 def split(data: bytes, *, what: str) -> tuple[int, bytes]:
-    """The version of something stored, and its value as it is, for those who do not know the type."""
+    """The version and the encoded value of a stored value, for callers that do not know the type."""
     try:
         stored = _STORED.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -52,12 +52,12 @@ def split(data: bytes, *, what: str) -> tuple[int, bytes]:
 
 
 class Versioned(Generic[T]):
-    """Encodes values of one type with the version of their class, and reads those of earlier versions.
+    """Encodes values of one type with the version of their class, and decodes those of earlier versions.
 
     Args:
         type: The type that the program has now.
         version: Its version, from 1 on.
-        migrations: By version, the function that takes the map of that version to the map of the next.
+        migrations: By version, the function from the map of that version to the map of the next.
         what: What is stored, for errors.
 
     Promise:
@@ -81,11 +81,11 @@ class Versioned(Generic[T]):
         self._head = b"\x92" + msgspec.msgpack.encode(version)
 
     def encode(self, value: T) -> bytes:
-        """The value with its version, known to decode."""
+        """Encode the value with its version; known to decode."""
         return self._head + self._codec.checked(value, what=self.what)
 
     def decode(self, data: bytes) -> T:
-        """The value, migrated if an earlier version wrote it."""
+        """Decode the value, migrated if an earlier version wrote it."""
         version, payload = split(data, what=self.what)
         if version > self.version:
             raise NewerVersion(what=self.what, found=version, known=self.version)
@@ -94,7 +94,7 @@ class Versioned(Generic[T]):
         return self._migrated(version, payload)
 
     def version_of(self, data: bytes) -> int:
-        """The version that wrote something which decodes."""
+        """The version that wrote a value, which must decode."""
         return _STORED.decode(data).version
 
     def _migrated(self, version: int, payload: bytes) -> T:
