@@ -1,8 +1,16 @@
-"""Limits of a process that runs seeds, so that a run which grows or goes on without end is a failure like any other.
+"""Many seeds of one workload on all cores, with progress, replays and a table of the chaos points reached.
+
+    python -m tests.support.campaign tests.simulation.workloads.kv:main --seeds 5000
+
+A workload is a coroutine function without arguments that raises when a promise is broken. A failing seed prints one
+line to paste and a readable trace. Now and then a seed is run twice: its trace must be the same. A run that grows or
+goes on without end fails like any other.
+
+Limits of a process that runs seeds, so that a run which grows or goes on without end is a failure like any other.
 
 Memory is limited by the system: what would take more raises `MemoryError`. Time is limited by a signal: it finds the
 process in the middle of the run, of which nothing can be mended, so the process tells where it was, and ends. Neither
-ends C code that never returns: that is left to whoever started the process (see `crew`).
+ends C code that never returns: that is left to the process that started it (see `Crew`).
 
 What became of one seed of a workload: run once, and once more if it failed or is to be repeated.
 
@@ -12,14 +20,6 @@ The processes of a campaign: each runs one seed after another within its limits,
                             └─ dies, or says nothing for too long: that is what became of it
 
 A process is not used again after a failure: after one that ran out of memory it has little left.
-
-Many seeds of one workload on all cores, with progress, replays and a table of the chaos points reached.
-
-    python -m tests.support.campaign tests.simulation.workloads.kv:main --seeds 5000
-
-A workload is a coroutine function without arguments that raises when a promise is broken. A failing seed prints one
-line to paste and a readable trace. Now and then a seed is run twice: its trace must be the same. A run that grows or
-goes on without end fails like any other (see `limits`).
 """
 
 from __future__ import annotations
