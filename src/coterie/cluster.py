@@ -20,7 +20,7 @@ from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import State
 from coterie.kv.store import KeyValueStore, claim_here
-from coterie.runner import Runner, nobody
+from coterie.runner import Runner, no_occupants
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
 from coterie.singletons.registry import SingletonRegistry
@@ -793,12 +793,12 @@ class Cluster:
         *,
         settings: Settings | None = None,
         definitions: Sequence[Definition] = (),
-        occupy: Callable[[Runner], Occupy] = nobody,
+        occupy: Callable[[Runner], Occupy] = no_occupants,
     ) -> Runner:
         """Make a runner of this cluster, not started yet."""
         settings = settings or self.settings
         # A caller with occupants of its own gets the shards for them, unless there are entities to occupy the shards.
-        rooms: list[Workplace] = [self._entities] if occupy is nobody or self._entities.types else []
+        rooms: list[Workplace] = [self._entities] if occupy is no_occupants or self._entities.types else []
         rooms += [self._singletons] if self._singletons.known else []
         rooms += [vars(self)[room] for room in ("_cron_room", "_workflow_room") if room in vars(self)]
         made = Runner(

@@ -106,7 +106,7 @@ def name_of(settings: Settings) -> str:
     return settings.runner_name or f"{socket.gethostname()}-{os.getpid()}"
 
 
-def nobody(_: Runner) -> Occupy:
+def no_occupants(_: Runner) -> Occupy:
     """Holds seats without doing anything on them."""
     return lambda _: NoOccupant()
 
@@ -160,7 +160,7 @@ class Runner(Client):
         *,
         rooms: Sequence[Workplace] = (),
         definitions: Sequence[Definition] = (),
-        occupy: Callable[[Runner], Occupy] = nobody,
+        occupy: Callable[[Runner], Occupy] = no_occupants,
         setups: Sequence[Setup] = (),
     ) -> None:
         super().__init__(settings, doors)

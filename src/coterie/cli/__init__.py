@@ -97,7 +97,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _report(error: Any) -> int:
-    from coterie.cli.client import NO, NOBODY, REPLACED, WRONG
+    from coterie.cli.client import NO, REPLACED, UNANSWERED, WRONG
     from coterie.cli.output import safe, tell
     from coterie.errors import ConfigurationError, PersistenceError, ScheduleError, StorageReplaced
 
@@ -111,4 +111,4 @@ def _report(error: Any) -> int:
         return WRONG
     if isinstance(error, StorageReplaced):
         return REPLACED
-    return NOBODY if isinstance(error, PersistenceError) else NO
+    return UNANSWERED if isinstance(error, PersistenceError) else NO

@@ -41,7 +41,7 @@ def settings_for(url: str | None) -> Settings:
     return Settings.load({} if url is None else {"url": url})
 
 
-YES, NO, WRONG, NOBODY, REPLACED = 0, 1, 2, 3, 4
+YES, NO, WRONG, UNANSWERED, REPLACED = 0, 1, 2, 3, 4
 """Exit codes: the answer is yes; it is no; wrong usage; no answer; the database file was replaced."""
 
 
@@ -107,7 +107,7 @@ async def client(url: str | None) -> AsyncIterator[Cluster]:
     file = file_of(cluster.settings)
     if file is not None and not file.exists():
         hint = "coterie run starts one; --url or COTERIE_URL names another database"
-        refuse(f"there is no cluster at {file}: the file does not exist", hint=hint, code=NOBODY)
+        refuse(f"there is no cluster at {file}: the file does not exist", hint=hint, code=UNANSWERED)
     async with cluster.connect():
         yield cluster
 

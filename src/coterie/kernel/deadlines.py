@@ -39,7 +39,7 @@ class Deadlines:
 
     def arm(self, until_s: float) -> None:
         """Sweep at this time, which is before `next_s`."""
-        assert until_s < self.next_s, "whoever has more time needs no earlier sweep"
+        assert until_s < self.next_s, "a later deadline needs no earlier sweep"
         if self._timer is not None:
             self._timer.cancel()
         # On the grid, so that nearby deadlines share a sweep; never before the deadline.

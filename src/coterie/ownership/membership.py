@@ -213,10 +213,12 @@ class Membership(Service):
         try:
             async with asyncio.timeout(self._settings.drain.total_seconds() + _FAREWELL_S):
                 await self._hand_over()
-                await insist(lambda: self._keeping.ask(lambda session: session.leave()), what="the farewell")
+                await insist(lambda: self._keeping.ask(lambda session: session.leave()), what="the deregistration")
             self._talk.tell_all("look")
         except (TimeoutError, PersistenceError) as error:
-            log.warning("runner %s left without a farewell, others find out by its lease: %r", self.name, error)
+            log.warning(
+                "runner %s could not deregister; its seats become free when its lease expires: %r", self.name, error
+            )
 
     def define(self, definition: Definition) -> None:
         """Add a definition made after the start: the next pass declares its seat."""

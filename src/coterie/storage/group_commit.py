@@ -331,5 +331,5 @@ def _tell_failure(waiter: Waiter, error: Exception) -> None:
 
 
 def _report(error: Exception) -> None:
-    message = "whoever waited for a write failed"
+    message = "the callback of a committed write raised"
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

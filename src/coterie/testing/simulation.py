@@ -23,7 +23,7 @@ from coterie.kernel.durations import to_seconds, to_timedelta
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
-from coterie.runner import nobody
+from coterie.runner import no_occupants
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.faults import Nemesis
@@ -83,7 +83,7 @@ class Simulation:
         self.strikes = loop.strikes
         self.runners: list[Runner] = []
         self.body: Body | None = None
-        self.occupy: Occupants = nobody
+        self.occupy: Occupants = no_occupants
         self.definitions: Sequence[Definition] = ()
         self.database = SimulatedDatabase(loop)
         self.network = Network(loop)
@@ -245,7 +245,7 @@ async def simulate(
     without: Sequence[str] = (),
     skip_idle: bool = True,
     body: Body | None = None,
-    occupy: Occupants = nobody,
+    occupy: Occupants = no_occupants,
     definitions: Sequence[Definition] = (),
 ) -> AsyncIterator[Simulation]:
     """Run a simulated cluster: `runners` runners on one simulated database, which stop when the block ends.

@@ -182,7 +182,7 @@ class HeldWorkflows:
 
     async def _interrupt_children(self, seats: Sequence[str]) -> None:
         """Interrupt the children of workflows on these seats that failed or were interrupted."""
-        assert self._desk is not None, "somebody sits on a seat"
+        assert self._desk is not None, "a held seat has its services"
         found: Sequence[tuple[str, str]] = [("", "")] * _CHILDREN
         while len(found) == _CHILDREN:
             try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RUNNER = "a" * 32
 CLAIMS = [Claim(RUNNER, f"shard:default:{number}", 1) for number in range(3)]
 LOST = Claim(RUNNER, "shard:default:0", 2)
-NOBODY = Claim("b" * 32, "shard:default:0", 1)
+UNANSWERED = Claim("b" * 32, "shard:default:0", 1)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ async def test_what_is_alike_goes_together(storage: SqliteStorage, monkeypatch: 
     ("wrong", "told"),
     [
         (end(3, claim=LOST), "fenced"),
-        (end(3, claim=NOBODY), "fenced"),
+        (end(3, claim=UNANSWERED), "fenced"),
         (end(99), "gone"),
         (end(3, version=7), "stale"),
     ],

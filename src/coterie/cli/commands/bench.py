@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie import Cluster, Entity, rpc
-from coterie.cli.client import NOBODY, refuse, settings_for
+from coterie.cli.client import UNANSWERED, refuse, settings_for
 from coterie.cli.output import Screen, as_json, tell
 from coterie.cli.progress import ProgressLine
 from coterie.cli.run.worker import Worker, ending
@@ -195,7 +195,7 @@ async def _joined(worker: Worker, living: asyncio.Task[int]) -> None:
                     refuse(f"the other process {ending(living.result())} before it had joined", hint=hint)
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
-        refuse(f"the other process has not joined within {_START_S:g}s", hint=hint, code=NOBODY)
+        refuse(f"the other process has not joined within {_START_S:g}s", hint=hint, code=UNANSWERED)
 
 
 async def _clean(cluster: Cluster) -> None:

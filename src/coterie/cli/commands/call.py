@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from coterie.cli.client import NOBODY, WRONG, asks, read_json, refuse
+from coterie.cli.client import UNANSWERED, WRONG, asks, read_json, refuse
 from coterie.cli.commands.entities import address_of
 from coterie.cli.output import as_json, tell
 from coterie.entities.calls.by_name_client import CallsByName
@@ -84,7 +84,7 @@ def _answered(*, method: str) -> Iterator[None]:
         problem = error.message
         if isinstance(error, RunnerUnavailable) and not error.runner:  # there was no runner to call
             problem = f"nobody answers {method}: {error.problem}"
-        refuse(problem, hint=error.hint, code=NOBODY)
+        refuse(problem, hint=error.hint, code=UNANSWERED)
 
 
 def _payload(text: str) -> bytes:

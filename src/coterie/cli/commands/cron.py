@@ -12,7 +12,7 @@ import click
 
 from coterie.cli.client import (
     NO,
-    NOBODY,
+    UNANSWERED,
     YES,
     acts,
     asks,
@@ -98,7 +98,7 @@ async def _begun(asking: ClientCommand, tick: TickInfo) -> TickInfo:
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         hint = f"it runs as soon as a runner holds it: coterie cron show {tick.cron}"
-        refuse(f"nobody has begun {tick.cron} within {_BEGUN_S:.0f}s", hint=hint, code=NOBODY)
+        refuse(f"nobody has begun {tick.cron} within {_BEGUN_S:.0f}s", hint=hint, code=UNANSWERED)
 
 
 def _ended(asking: ClientCommand, tick: TickInfo) -> str:

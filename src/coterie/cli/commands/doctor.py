@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import NO, NOBODY, YES, common, settings_for
+from coterie.cli.client import NO, UNANSWERED, YES, common, settings_for
 from coterie.cli.output import Finding, Screen, as_json, as_objects, concluded, counts, shown, tell
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
 from coterie.kernel.clock import SystemClock, to_datetime
@@ -277,7 +277,7 @@ class Examination:
     def code(self) -> int:
         """The exit code of the command."""
         if self._is_nobody_there:
-            return NOBODY
+            return UNANSWERED
         return NO if counts(self.findings)[0] else YES
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ import http.client
 
 import click
 
-from coterie.cli.client import NOBODY, refuse, settings_for
+from coterie.cli.client import UNANSWERED, refuse, settings_for
 from coterie.cli.output import as_json as to_json
 from coterie.cli.output import tell
 from coterie.settings.parsers import split_address
@@ -46,6 +46,6 @@ def _require_answer(host: str, port: int, url: str) -> None:
         asked.getresponse().read()
     except (OSError, http.client.HTTPException) as error:
         hint = "coterie run says where it serves; COTERIE_HTTP_LISTEN names another address"
-        refuse(f"nobody answers at {url}: {error}", hint=hint, code=NOBODY)
+        refuse(f"nobody answers at {url}: {error}", hint=hint, code=UNANSWERED)
     finally:
         asked.close()

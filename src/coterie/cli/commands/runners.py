@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import NOBODY, acts, asks, both, confirmed, counted, fields, page, quick, refuse, sampled
+from coterie.cli.client import UNANSWERED, acts, asks, both, confirmed, counted, fields, page, quick, refuse, sampled
 from coterie.cli.noun import Noun
 from coterie.cli.output import lasting
 
@@ -109,7 +109,7 @@ async def _drained(asking: ClientCommand, line: RunnerLine) -> None:
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         hint = f"it goes on: coterie runners show {line.name}"
-        refuse(f"{line.name} still holds something after {lasting(limit_s)}", hint=hint, code=NOBODY)
+        refuse(f"{line.name} still holds something after {lasting(limit_s)}", hint=hint, code=UNANSWERED)
 
 
 def table(screen: Screen, lines: Sequence[RunnerLine]) -> str:

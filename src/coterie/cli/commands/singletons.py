@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from coterie.cli.client import NOBODY, acts, asks, both, confirmed, fields, one_line, page, refuse, refusing
+from coterie.cli.client import UNANSWERED, acts, asks, both, confirmed, fields, one_line, page, refuse, refusing
 from coterie.cli.noun import Noun
 from coterie.cli.output import as_json, lasting, plain
 
@@ -103,7 +103,7 @@ async def resign(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) 
         await asking.cluster.singletons.resign(name)
     except TimeoutError:
         hint = f"it was given up all the same: coterie singletons show {name}"
-        refuse(f"nobody has taken over {name} within 10s", hint=hint, code=NOBODY)
+        refuse(f"nobody has taken over {name} within 10s", hint=hint, code=UNANSWERED)
     after = await asking.cluster.singletons.get(name)
     now, was = f"{after.leader}, epoch {after.epoch}", f"{before.leader}, epoch {before.epoch}"
     asking.answer(

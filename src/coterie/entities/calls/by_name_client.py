@@ -253,7 +253,7 @@ class CallsByName:
                 if answer.failure:
                     raise read_failure(answer.failure, {})
                 return answer
-        raise trouble or nobody(target, group)
+        raise trouble or no_runner(target, group)
 
     def _candidates(self, asked: Invoke, group: str | None) -> list[RunnerRow]:
         """The runners to try in order: the likely holder of the shard first, then the others that may know the type."""
@@ -286,7 +286,7 @@ def _silent(answers: Sequence[tuple[str, bytes | None]]) -> list[str]:
     return [name for name, body in answers if body is None]
 
 
-def nobody(target: str, group: str | None) -> RunnerUnavailable:
+def no_runner(target: str, group: str | None) -> RunnerUnavailable:
     """The error of a call for which no runner could be asked."""
     problem = "no runner is up" if group is None else f"no runner of group {group} is up"
     hint = "coterie run starts one"

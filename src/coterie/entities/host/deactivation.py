@@ -160,7 +160,7 @@ class Deactivations:
     """
 
     def __init__(self) -> None:
-        self._tasks = Tasks("entities/farewell")
+        self._tasks = Tasks("entities/deactivate")
         self._theirs = Tasks("entities/closing")  # user code, which may never end
         self._pending: dict[asyncio.Future[Any], None] = {}
 

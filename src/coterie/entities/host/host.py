@@ -309,7 +309,7 @@ class Host:
         if shard is None or not shard.tenure.held:
             self.answers.not_mine(work)
             return None
-        farewell = None
+        goodbye = None
         if self.counts.resident >= self.settings.resident_entities:
             idle = self.idling.longest()
             if idle is None:
@@ -317,8 +317,8 @@ class Host:
                     work, RunnerFull(runner=self.name, entity=work.address, resident=self.counts.resident)
                 )
                 return None
-            farewell = self._evict(idle)
-        resident = Resident(hosted, work.entity_id, shard, farewell)
+            goodbye = self._evict(idle)
+        resident = Resident(hosted, work.entity_id, shard, goodbye)
         hosted.entities[work.entity_id] = resident
         shard.residents[resident] = None
         self.counts.resident += 1
