@@ -117,7 +117,7 @@ bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="
 # Python 3.11 does not tell a tracer that a coroutine goes on after an exception was thrown into it (cpython#106749): what runs after a
 # time limit or a cancellation would count as not covered.
 coverage: PY := .venv-3.13/bin/python
-coverage: .venv-3.13/dev.stamp ## what unit and contract tests do not reach, on Python 3.13; fails below 95 % of the branches of ownership, storage, cron, steps
+coverage: .venv-3.13/dev.stamp ## what unit and contract tests do not reach, on Python 3.13; fails below 95 % of the branches of ownership, storage, cron, durable work
 	@rm -f .coverage .coverage.*
 	@$(IN_MEMORY) $(PY) -m coverage run -m pytest -q tests -m "$(QUICK)" --timeout 600
 	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report && $(PY) -m coverage json -q -o .coverage.json

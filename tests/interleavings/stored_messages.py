@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.storage.contracts.messages import Commit, Insert, Message, Setback, StateChange
 from coterie.storage.interface import Claim
-from coterie.storage.postgres.batch import messages as posting
+from coterie.storage.postgres.batch import messages as message_batch
 from coterie.storage.postgres.batch import plan, single
 from tests.interleavings import mail_judges as judges
 from tests.interleavings.ground import CLUSTER, THERE, given
@@ -195,7 +195,7 @@ def _suspect(s: Steps, me: str) -> Step:
 
 def _insert(s: Steps, title: str, *messages: tuple[str, str | None]) -> Script:
     writes = [Insert(message(name, key=key)) for name, key in messages]
-    insert = s.step("insert_messages", *posting.values("insert_messages", writes), step="insert")
+    insert = s.step("insert_messages", *message_batch.values("insert_messages", writes), step="insert")
     return Script(title, atomic(insert))
 
 
@@ -204,7 +204,7 @@ def _inserting(s: Steps, id: str, *, key: str | None, name: str = "", is_lone: b
     name = name or f"insert {id}"
     write = Insert(message(id, key=key))
     insert = _lone_insert(s, write) if is_lone else _insert(s, name, (id, key)).steps
-    read = s.step("read_back", *posting.sought([message(id, key=key)]), step="read", then=restart_if_none)
+    read = s.step("read_back", *message_batch.sought([message(id, key=key)]), step="read", then=restart_if_none)
     return Script(name, (*insert, read))
 
 

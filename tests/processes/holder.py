@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie import main as signals
+from coterie import main as process_main
 from coterie.client import system_doors
 from coterie.errors import CoterieError
 from coterie.kernel.clock import SystemClock
@@ -230,7 +230,7 @@ def main() -> None:
         doors = replace(
             doors, open_storage=lambda incarnation: mortal(system_doors(settings).open_storage(incarnation))
         )
-    signals.run(lambda: Holder(settings, doors), settings)
+    process_main.run(lambda: Holder(settings, doors), settings)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class HttpServer(Service):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                proxy_headers=False,  # forwarding headers are not trusted: see `access`
+                proxy_headers=False,  # forwarding headers are not trusted: see `application`
                 server_header=False,
                 h11_max_incomplete_event_size=limits.HEAD_MOST_BYTES,
                 timeout_keep_alive=limits.KEPT_S,

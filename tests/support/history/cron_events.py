@@ -1,4 +1,4 @@
-"""Events of crons, for histories: what was committed about ticks, and what their bodies saw. See `checkers`.
+"""Events of crons, for histories: what was committed about ticks, and what their bodies saw. See `ownership`.
 
 All instants are the database's, as its clock showed them in that very commit. Those who write histories give each event
 its place in the order of commits; what bodies note stands where it was noted.

@@ -1,4 +1,4 @@
-"""What histories of messages are made of, beside the events of `checkers`.
+"""What histories of messages are made of, beside the events of `ownership`.
 
 They are judged by `message_checkers` and `turn_checkers`. Instants are true ones, of the simulator or of the machine,
 but for `due_ns` and `by_clock_ns`, which are the database's.

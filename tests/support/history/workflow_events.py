@@ -1,4 +1,4 @@
-"""Events of durable work, for histories: what was committed about units, and what their bodies saw. See `checkers`.
+"""Events of durable work, for histories: what was committed about units, and what their bodies saw. See `ownership`.
 
 Steps, sleeps, waits and compensations of one unit have names of their own, so that a name is enough to know which one.
 What they gave is text. Instants are the database's, in seconds. What bodies and clients note stands where it was noted.

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from coterie import Entity, rpc
-from coterie.entities.persisted import inbox as storing
-from coterie.entities.persisted import poller
+from coterie.entities.persisted import inbox, poller
 from coterie.entities.persisted.receiver import delivery_of
 from coterie.testing import run_simulation
 from tests.unit.entities.stores import StoredGround, now_at
@@ -128,7 +127,7 @@ def played(backlog: Backlog, *, seed: int = 0) -> tuple[dict[str, list[int]], di
         await ground.host.stop()
 
     limits = patch.object(poller, "_PAGE", backlog.page), patch.object(poller, "_PAGES_MOST", backlog.pages_most)
-    with limits[0], limits[1], patch.object(storing, "_EARLY_MOST", backlog.early_most):
+    with limits[0], limits[1], patch.object(inbox, "_EARLY_MOST", backlog.early_most):
         run_simulation(main, seed=seed)
     return Queue.began, given
 

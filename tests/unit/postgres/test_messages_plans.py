@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.postgres.batch import plan as folding
+from coterie.storage.postgres.batch import plan as batch_plan
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import SHORT, Grown, stranger
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 WRITES = {"end_messages", "end_message", "commit_handlers", "set_back"}
-FENCED = [*sorted(folding.FENCED & WRITES), "suspect", "mark_suspect", "cancel_fenced"]
+FENCED = [*sorted(batch_plan.FENCED & WRITES), "suspect", "mark_suspect", "cancel_fenced"]
 STATEMENTS = [
     "insert_messages", "insert_message", "add_message", "read_back", *FENCED, "due", "backlog", "fetch", "look", "find",
     "cancel",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.postgres import session as sessions
+from coterie.storage.postgres import session as session_module
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import SHORT, new_storage, stranger
@@ -122,7 +122,7 @@ async def test_plans_are_made_anew_every_few_seconds(postgres_url: str, monkeypa
         first = await names()
         assert len(first) == 1  # it is kept on the server
         assert await names() == first
-        monkeypatch.setattr(sessions, "PLAN_S", 0.0)
+        monkeypatch.setattr(session_module, "PLAN_S", 0.0)
         (session,) = storage.pool._idle
         session._prepared = {sql: (statement, 0.0) for sql, (statement, _) in session._prepared.items()}
         later = [await names() for _ in range(20)]

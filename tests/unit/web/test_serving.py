@@ -18,7 +18,7 @@ from starlette.routing import Route
 from coterie import ConfigurationError, Settings, ShuttingDown
 from coterie.kernel.service import State
 from coterie.web import limits
-from coterie.web import server as serving
+from coterie.web import server as web_server
 from coterie.web.application import build
 from coterie.web.server import HttpServer
 from tests.unit.web.sights import FakeSight
@@ -97,7 +97,7 @@ async def test_a_chosen_port_that_is_taken_keeps_it_from_starting() -> None:
 async def test_a_token_that_travels_in_the_clear_is_warned_of(
     token: str | None, elsewhere: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(serving, "is_loopback", lambda _: not elsewhere)
+    monkeypatch.setattr(web_server, "is_loopback", lambda _: not elsewhere)
     given = Settings.load({"http_listen": "127.0.0.1:0", "http_token": token}, {})
     async with HttpServer(build(FakeSight()), given):
         said = [record.getMessage().partition("other machines, ")[2] for record in caplog.records]

@@ -100,9 +100,8 @@ class Poller:
     async def _sweep_on(self) -> None:
         asked = False
         while True:
-            asked = self._is_half_way() and (
-                asked or self._asked.is_set()
-            )  # the round may have passed the requested rows
+            # While a round is under way, it may have passed the requested rows already.
+            asked = self._is_half_way() and (asked or self._asked.is_set())
             self._asked.clear()
             try:
                 behind = await self._sweep()
