@@ -2,7 +2,13 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-QUICK := not processes and not nightly and not simulation and not interleavings
+UNIT := tests/unit tests/contract tests/scenario tests/docs tests/typing
+# A kind of tests is a folder, so that a stage collects nothing but its own tests; each worker collects them all.
+WORKERS := -n auto --maxprocesses 8
+# Unit tests wait half of their time, for real clocks and threads.
+TWICE := -n $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n * 2 : 16 )))
+# Tests of processes mostly wait.
+WAITING := -n $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 + 1) / 2 )))
 UV := uv==0.13.7
 SEEDS ?= 200
 FRAMES ?= 1000000
@@ -24,7 +30,7 @@ INSTALL = install() { $(PY) -m uv pip install --quiet --python $(PY) "$$@" || { 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit simulation interleavings processes sim fuzz plants chaos nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
+.PHONY: help demo check test lint types unit simulation interleavings cluster sim fuzz plants chaos nightly bench matrix matrix-postgres coverage format requirements settings-docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -63,31 +69,42 @@ help: ## this list
 demo: .venv/run.stamp ## three runners on one file, and keys to kill, freeze, cut and deploy them
 	@.venv/bin/coterie demo
 
-test: lint types unit simulation interleavings processes ## everything that CI runs
+check: lint types ## the inner loop: format, lint, types, unit and contract tests without PostgreSQL
+	@$(IN_MEMORY) $(PY) -m pytest -q tests/unit tests/contract tests/docs/test_design.py -m "not nightly and not postgres" $(TWICE)
+
+# Tests of processes and of interleavings wait more than they compute: they run beside the others, and their report comes last.
+test: lint ## everything that CI runs
+	@$(MAKE) --no-print-directory cluster interleavings > .venv/beside.log 2>&1 & beside=$$!; \
+	    $(MAKE) --no-print-directory types unit simulation; rest=$$?; \
+	    wait $$beside; found=$$?; cat .venv/beside.log; exit $$((rest ? rest : found))
 
 # ── the parts of `make test` ────────────────────────────────────────────────────────────────────────────────────
 
-lint: .venv/dev.stamp ## format, rules of the house, which room may import which
+lint: .venv/dev.stamp ## format, rules of the code, which package may import which
 	@echo "lint"
 	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m ruff check --quiet .
-	@.venv/bin/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+	@.venv/bin/lint-imports --cache-dir .venv/imports > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
 types: .venv/dev.stamp ## mypy strict
 	@echo "types"
 	@$(PY) -m mypy --no-error-summary
 
-unit: .venv/dev.stamp ## unit and contract tests
-	@$(IN_MEMORY) $(PY) -m pytest -q tests -m "$(QUICK)" -n 2
+unit: .venv/dev.stamp ## unit, contract and scenario tests, docs and examples
+	@echo "unit"
+	@$(IN_MEMORY) $(PY) -m pytest -q $(UNIT) -m "not nightly" $(WORKERS)
 
 simulation: .venv/dev.stamp ## a fixed sample of seeds, and the planted bugs that the simulator must find
-	@$(PY) -m pytest -q tests -m "simulation and not nightly" -n 2
+	@echo "simulation"
+	@$(PY) -m pytest -q tests/simulation -m "not nightly" $(WORKERS)
 
 interleavings: .venv/dev.stamp ## a fixed sample of the orders of two transactions on a real PostgreSQL
-	@$(IN_MEMORY) $(PY) -m pytest -q tests -m "interleavings and not nightly" -n 2
+	@echo "interleavings"
+	@$(IN_MEMORY) $(PY) -m pytest -q tests/interleavings -m "not nightly" $(WORKERS)
 
-processes: .venv/dev.stamp ## tests that start and kill real processes (a sample)
-	@$(PY) -m pytest -q tests -m "processes and not nightly" -n 3
+cluster: .venv/dev.stamp ## tests that start and kill real processes (a sample)
+	@echo "cluster"
+	@$(PY) -m pytest -q tests/cluster -m "not nightly" $(WAITING)
 
 # ── longer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -102,8 +119,8 @@ plants: .venv/dev.stamp ## plant every known bug and print which instrument foun
 	@$(PY) -m tests.interleavings plants
 
 chaos: .venv/dev.stamp ## real processes and their database broken at random on each engine: make chaos MINUTES=60
-	@$(PY) -m tests.processes.chaos_messages --engine postgres --minutes $(MINUTES)
-	@$(PY) -m tests.processes.chaos_messages --engine sqlite --minutes $(MINUTES)
+	@$(PY) -m tests.cluster.chaos_messages --engine postgres --minutes $(MINUTES)
+	@$(PY) -m tests.cluster.chaos_messages --engine sqlite --minutes $(MINUTES)
 
 nightly: .venv/dev.stamp ## what takes too long for every change: all interleavings, 200 rounds of kill -9, chaos, 5,000 seeds
 	@$(PY) -m pytest -q tests -m nightly --timeout 3600
@@ -119,20 +136,20 @@ bench: .venv/dev.stamp ## figures for this machine beside its raw limits; ARGS="
 coverage: PY := .venv-3.13/bin/python
 coverage: .venv-3.13/dev.stamp ## what unit and contract tests do not reach, on Python 3.13; fails below 95 % of the branches of ownership, storage, cron, durable work
 	@rm -f .coverage .coverage.*
-	@$(IN_MEMORY) $(PY) -m coverage run -m pytest -q tests -m "$(QUICK)" --timeout 600
+	@$(IN_MEMORY) $(PY) -m coverage run -m pytest -q $(UNIT) -m "not nightly" --timeout 600
 	@$(PY) -m coverage combine --quiet && $(PY) -m coverage report && $(PY) -m coverage json -q -o .coverage.json
-	@$(PY) -m tests.branches .coverage.json
+	@$(PY) -m tests.support.branch_coverage .coverage.json
 
 matrix: .venv-3.11/dev.stamp .venv-3.12/dev.stamp .venv-3.13/dev.stamp ## unit and contract tests on Python 3.11, 3.12 and 3.13 (all on PATH; with pyenv set PYENV_VERSION)
 	@for version in 3.11 3.12 3.13; do \
 	    echo "Python $$version"; \
-	    .venv-$$version/bin/python -m pytest -q tests -m "$(QUICK)" || exit 1; \
+	    .venv-$$version/bin/python -m pytest -q $(UNIT) -m "not nightly" $(WORKERS) || exit 1; \
 	done
 
 matrix-postgres: .venv/dev.stamp ## the tests that need PostgreSQL, on 16 and on 18
 	@for version in 16 18; do \
 	    echo "PostgreSQL $$version"; \
-	    COTERIE_TEST_POSTGRES_VERSION=$$version $(PY) -m pytest -q tests -m "postgres and ($(QUICK))" || exit 1; \
+	    COTERIE_TEST_POSTGRES_VERSION=$$version $(PY) -m pytest -q $(UNIT) -m "postgres and not nightly" $(WORKERS) || exit 1; \
 	done
 
 # ── keeping house ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.postgres import Server, open_server, set_up
+from tests.support.postgres import Server, open_server, set_up
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

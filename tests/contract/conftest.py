@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from coterie.storage.interface import Storage
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 POOLED = ["test_ownership", "test_messages_commits"]
 """What is checked behind a pooler each time, for its transactions of several statements; the rest is every night."""

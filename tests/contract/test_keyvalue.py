@@ -14,7 +14,7 @@ from coterie import Cluster, MalformedMessage, NotStarted
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from .conftest import Passing
+    from tests.contract.conftest import Passing
 
 
 @dataclass

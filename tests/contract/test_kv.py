@@ -13,8 +13,7 @@ from coterie.storage.interface import KvPut, KvRemove, KvSwap
 
 if TYPE_CHECKING:
     from coterie.storage.interface import Storage
-
-    from .conftest import Passing
+    from tests.contract.conftest import Passing
 
 HOSTILE = [
     "%",

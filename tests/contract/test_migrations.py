@@ -8,8 +8,7 @@ import pytest
 
 from coterie.storage import migrations
 from coterie.storage.interface import KvPut
-
-from .conftest import new_storage
+from tests.contract.conftest import new_storage
 
 if TYPE_CHECKING:
     from coterie.storage.interface import Storage

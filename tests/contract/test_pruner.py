@@ -11,13 +11,13 @@ from coterie.storage.interface import KvPut
 from coterie.storage.sqlite.storage import SqliteStorage
 from coterie.work.pruner import Pruner
 from tests.contract.test_states import A
-from tests.contract.units import CRON, a, ended, got, grant, key, started, triggered
+from tests.contract.units import CRON, end_unit, grant, runner_a, start_unit, stored_unit, trigger_tick, unit_key
 
 if TYPE_CHECKING:
     from coterie.storage.interface import Ownership, Storage
     from tests.contract.conftest import Passing
 
-__all__ = ["a"]  # fixtures
+__all__ = ["runner_a"]  # fixtures
 
 MANY = 2_100
 """Ten times as many as were cleared away in a minute before there was one pruner."""
@@ -35,38 +35,42 @@ async def execute(storage: Any, *, sqlite: str, postgres: str) -> None:
         await storage.pool.write(postgres)
 
 
-async def test_ten_times_as_many_finished_runs_as_before_go_in_one_pass(storage: Storage, a: Ownership) -> None:
-    claim, _ = await grant(a), await started(storage)
-    await started(storage, "young")
+async def test_ten_times_as_many_finished_runs_as_before_go_in_one_pass(storage: Storage, runner_a: Ownership) -> None:
+    claim, _ = await grant(runner_a), await start_unit(storage)
+    await start_unit(storage, "young")
     for each in ("one", "young"):
-        await ended(storage, claim, key(each))
+        await end_unit(storage, claim, unit_key(each))
     columns = "cluster, unit, kind, name, id, seat, status"
     await execute(
         storage,
         sqlite=f"with n (n) as (select 1 union all select n + 1 from n where n < {MANY}) insert into units"
         f" ({columns}, started_at_ns, changed_at_ns, ended_at_ns) select cluster, unit || n, kind, name, id, seat,"
         f" status, started_at_ns, changed_at_ns, ended_at_ns - 60000000000 from units cross join n"
-        f" where unit = '{key()}'",
+        f" where unit = '{unit_key()}'",
         postgres=f"insert into coterie.units ({columns}, started_at, changed_at, ended_at)"
         " select cluster, unit || n, kind, name, id, seat, status, started_at, changed_at, ended_at - interval '60 s'"
-        f" from coterie.units cross join generate_series(1, {MANY}) as n where unit = '{key()}'",
+        f" from coterie.units cross join generate_series(1, {MANY}) as n where unit = '{unit_key()}'",
     )
     late = await storage.overdue(retention_s=30, key_retention_s=30)
     assert late.keys() == {"units"}
     assert 29 < late["units"] < 300
     assert (await pruner(storage).prune())["units"] == MANY
     assert await storage.overdue(retention_s=30, key_retention_s=30) == {}
-    assert (await got(storage, key())).status == (await got(storage, key("young"))).status == "done", "they are young"
+    assert (
+        (await stored_unit(storage, unit_key())).status
+        == (await stored_unit(storage, unit_key("young"))).status
+        == "done"
+    ), "they are young"
 
 
 async def test_every_table_says_for_how_long_its_oldest_row_should_be_gone(
-    storage: Storage, a: Ownership, passing: Passing
+    storage: Storage, runner_a: Ownership, passing: Passing
 ) -> None:
-    claim, _ = await grant(a), await started(storage)
+    claim, _ = await grant(runner_a), await start_unit(storage)
     assert await storage.overdue(retention_s=0, key_retention_s=0) == {}, "what goes on is not due"
-    cron = await grant(a, A, CRON)
-    await triggered(storage, cron)
-    await ended(storage, claim, key())
+    cron = await grant(runner_a, A, CRON)
+    await trigger_tick(storage, cron)
+    await end_unit(storage, claim, unit_key())
     await storage.kv.put(KvPut("k", b"v", 1, 0.01, None))
     await storage.kv.put(KvPut("kept", b"v", 2, None, None))
     await passing(0.5)

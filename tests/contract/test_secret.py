@@ -67,7 +67,6 @@ async def test_eight_connections_that_ask_first_at_once_get_one_value_m4(url: st
     assert len(set(found)) == 1
 
 
-@pytest.mark.processes
 async def test_eight_processes_that_ask_first_at_once_get_one_value_m4(url: str) -> None:
     if url == "sqlite://":
         pytest.skip("memory is one process's")

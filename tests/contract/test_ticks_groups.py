@@ -15,23 +15,23 @@ from coterie.storage.interface import Claim, KvPut, StateSave
 from tests.contract.test_states import A, B, evict
 from tests.contract.ticks import (
     CRON_B,
-    a,
-    again,
-    ask,
     at,
-    b,
-    begun,
-    cron,
-    found,
+    claim_result,
+    foreign_claims,
     grant,
     history,
     joined,
-    not_held,
-    of,
-    runs,
-    skipped,
-    taken,
-    told,
+    new_claim,
+    new_note,
+    reread,
+    run_verdict,
+    runner_a,
+    runner_b,
+    skip_verdict,
+    start_tick,
+    stored_cron,
+    stored_tick,
+    take_cron,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from coterie.storage.interface import Ownership, Storage, Write
 
-__all__ = ["a", "b"]  # fixtures
+__all__ = ["runner_a", "runner_b"]  # fixtures
 
 
 def writer(storage: Any) -> Any:
@@ -62,10 +62,13 @@ async def test_many_crons_share_few_transactions(storage: Storage) -> None:
             for granted in await session.acquire([Seat.cron(name) for name in names])
         }
         before = writer(storage).groups
-        results = await asyncio.gather(*(told(storage, claims[name], None, runs(0), name=name) for name in names))
+        results = await asyncio.gather(
+            *(claim_result(storage, claims[name], None, run_verdict(0), name=name) for name in names)
+        )
         assert results == ["written"] * len(names)
         ends = [
-            of(claims[name], await found(storage, at(0), name=name), outcome="failed", errors=(name,)) for name in names
+            new_note(claims[name], await stored_tick(storage, at(0), name=name), outcome="failed", errors=(name,))
+            for name in names
         ]
         assert await asyncio.gather(*map(storage.ticks.note, ends)) == ["written"] * len(names)
         assert writer(storage).groups - before <= 8
@@ -75,55 +78,55 @@ async def test_many_crons_share_few_transactions(storage: Storage) -> None:
         ]
 
 
-async def test_members_of_a_group_are_strangers(storage: Storage, a: Ownership, b: Ownership) -> None:
+async def test_members_of_a_group_are_strangers(storage: Storage, runner_a: Ownership, runner_b: Ownership) -> None:
     """M3: claims, notes, states and keys in one commit; those that are refused write nothing."""
-    one, two = await grant(a, A), await grant(b, B, CRON_B)
+    one, two = await grant(runner_a, A), await grant(runner_b, B, CRON_B)
     gone = Claim(A, one.seat, one.epoch + 1)
     future = await storage.now() + timedelta(hours=1)
-    first = await begun(storage, one)
+    first = await start_tick(storage, one)
     results = await asyncio.gather(
         storage.kv.put(KvPut("k", b"kv", 1)),
-        submit(storage, ask(one, at(0), runs(1), skipped(2, 3))),
-        submit(storage, ask(gone, at(3), runs(4))),
-        submit(storage, of(one, first, outcome="failed", errors=("e",))),
-        submit(storage, of(gone, first, outcome="ran")),
-        submit(storage, ask(one, at(0), runs(1))),
-        submit(storage, ask(two, None, Verdict(future, future), name=CRON_B)),
-        submit(storage, of(one, first, outcome="ran")),
-        submit(storage, ask(one, at(3), runs(4))),
+        submit(storage, new_claim(one, at(0), run_verdict(1), skip_verdict(2, 3))),
+        submit(storage, new_claim(gone, at(3), run_verdict(4))),
+        submit(storage, new_note(one, first, outcome="failed", errors=("e",))),
+        submit(storage, new_note(gone, first, outcome="ran")),
+        submit(storage, new_claim(one, at(0), run_verdict(1))),
+        submit(storage, new_claim(two, None, Verdict(future, future), name=CRON_B)),
+        submit(storage, new_note(one, first, outcome="ran")),
+        submit(storage, new_claim(one, at(3), run_verdict(4))),
         storage.states.save(StateSave(one, "s", b"state", 0)),
-        submit(storage, ask(two, None, runs(0), name=CRON_B)),
+        submit(storage, new_claim(two, None, run_verdict(0), name=CRON_B)),
         submit(storage, TickNote(two, CRON_B, "scheduled", at(0), 0, 1, note="going on")),
     )
     assert results == [
         *(None, "written", "fenced", "written", "fenced", "moved", "early", "conflict", "written"),
         *("written", "written", "written"),
     ]
-    known = await cron(storage)
+    known = await stored_cron(storage)
     assert (known.last, known.runs, known.failures, known.error, known.open) == (at(4), 3, 1, "e", 2)
-    assert (await found(storage, at(0), name=CRON_B)).note == "going on"
-    assert (await cron(storage, CRON_B)).last == at(0)
+    assert (await stored_tick(storage, at(0), name=CRON_B)).note == "going on"
+    assert (await stored_cron(storage, CRON_B)).last == at(0)
 
 
 async def test_what_two_lives_of_a_process_write_meets_in_one_group(
-    storage: Storage, a: Ownership, b: Ownership
+    storage: Storage, runner_a: Ownership, runner_b: Ownership
 ) -> None:
     """An evicted process goes on as another incarnation, while claims of the first still wait in its queue."""
-    old = await grant(a, A)
-    row = await begun(storage, old)
-    await evict(b, A)
-    new = await grant(b, B)
-    (mine,) = (await taken(storage, new)).open
+    old = await grant(runner_a, A)
+    row = await start_tick(storage, old)
+    await evict(runner_b, A)
+    new = await grant(runner_b, B)
+    (mine,) = (await take_cron(storage, new)).open
     writes: list[TickClaim | TickNote] = [
-        ask(old, at(0), runs(1)),
-        ask(new, at(0), runs(1)),
-        of(old, row, outcome="failed"),
-        of(new, mine, outcome="ran"),
-        of(old, row, outcome="failed"),
+        new_claim(old, at(0), run_verdict(1)),
+        new_claim(new, at(0), run_verdict(1)),
+        new_note(old, row, outcome="failed"),
+        new_note(new, mine, outcome="ran"),
+        new_note(old, row, outcome="failed"),
     ]
     results = await asyncio.gather(*(submit(storage, write) for write in writes))
     assert results == ["fenced", "written", "fenced", "written", "fenced"]
-    assert ((await again(storage, mine)).outcome, (await cron(storage)).failures) == ("ran", 0)
+    assert ((await reread(storage, mine)).outcome, (await stored_cron(storage)).failures) == ("ran", 0)
 
 
 def members(chance: random.Random, claims: dict[str, list[Claim]], last: dict[str, int]) -> Iterator[Write]:
@@ -133,8 +136,8 @@ def members(chance: random.Random, claims: dict[str, list[Claim]], last: dict[st
         claim, minute = chance.choice(claims[name]), last[name] + chance.choice([0, 0, 0, 1])
         if chance.random() < 0.5:
             expected = None if minute < 0 else at(minute)
-            verdicts = chance.choice([[runs(minute + 1)], [skipped(minute + 1, minute + 1)]])
-            yield ask(claim, expected, *verdicts, name=name)
+            verdicts = chance.choice([[run_verdict(minute + 1)], [skip_verdict(minute + 1, minute + 1)]])
+            yield new_claim(claim, expected, *verdicts, name=name)
             last[name] += 1
         else:
             tick, attempt = max(0, last[name] - chance.randint(0, 2)), chance.choice([1, 1, 2])
@@ -168,7 +171,7 @@ async def test_a_group_has_the_effect_of_its_members_one_after_another(
         for place, (session, runner, each) in enumerate(((here, A, storage), (there, B, neighbour))):
             chance, last = random.Random(seed), dict.fromkeys(names, -1)
             held = {name: await grant(session, runner, name) for name in names}
-            claims = {name: [claim, claim, claim, not_held(claim)[1]] for name, claim in held.items()}
+            claims = {name: [claim, claim, claim, foreign_claims(claim)[1]] for name, claim in held.items()}
             for _ in range(12):
                 group: list[Any] = list(members(chance, claims, last))
                 if each is storage:

@@ -11,7 +11,7 @@ import pytest
 from coterie import Cluster, Entity, KeyConflict, PersistenceError, RemoteError, Retry, WorkflowNotFound, rpc
 from coterie.client import Client
 from coterie.storage.user_transaction import UserTransaction
-from coterie.workflows import registry
+from coterie.work import occupants
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -263,7 +263,7 @@ async def test_a_commit_whose_answer_is_lost_leaves_both_or_neither(
 
     monkeypatch.setattr(UserTransaction, "_commit", commit)
     monkeypatch.setattr(Client, "wake", wake)
-    monkeypatch.setattr(registry, "_SWEEP_S", 0.1)
+    monkeypatch.setattr(occupants, "_POLL_S", 0.1)
     async with running(place) as program:
         assert await program.do("stored rpc", program.order(1)) == "1"
         assert (lost, program.attempts) == ((["written"], 1) if happened else ([None], 2))

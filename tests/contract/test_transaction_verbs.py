@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import Cluster, Crons, Entity, KeyValueStore, Messages, Singletons, WorkflowHandle, Workflows, rpc
-from coterie.cluster import Runners
+from coterie.client import Runners
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -14,8 +14,8 @@ from coterie import Cluster, Entity, MessageDead, PersistenceError, RemoteError,
 from coterie.entities.persisted import poller
 from coterie.storage.user_transaction import UserTransaction
 from coterie.testing import probe
-from tests.contract import shops
-from tests.contract.shops import Clerk, Refused, Shop, Stage, audited, books, running
+from tests.contract import shop_program
+from tests.contract.shop_program import Clerk, Refused, Shop, Stage, audited, books, running
 from tests.contract.test_states import evict
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
-    monkeypatch.setattr(shops, "stage", stage)
+    monkeypatch.setattr(shop_program, "stage", stage)
     return stage
 
 
@@ -267,7 +267,7 @@ async def test_a_former_owner_commits_nothing(place: str, stage: Stage) -> None:
     """
     if place == "sqlite://":
         pytest.skip("memory is one process's: see tests/simulation")
-    async with running(place, runner_name="one") as one, shops.shops(place, runner_name="two") as two:
+    async with running(place, runner_name="one") as one, shop_program.shops(place, runner_name="two") as two:
         await asyncio.gather(one.ready(timeout="30s"), two.ready(timeout="30s"))
         who = await held_by(one, "one")
         ordering = asyncio.create_task(two.ref(Shop, who).order(1, "wait first"))
@@ -294,7 +294,7 @@ async def held_by(cluster: Cluster, runner: str) -> str:
 
 async def take_away(winner: Cluster, victim: Cluster) -> None:
     """Have a living runner evicted by another one, as if its lease had run out."""
-    keeping: Any = winner._acting()._life.membership._keeping  # type: ignore[attr-defined] # a Runner
+    keeping: Any = winner._acting()._life.membership._lease_keeper  # type: ignore[attr-defined] # a Runner
     incarnation = victim._acting().incarnation
     await keeping.ask(lambda session: evict(session, incarnation))
 

@@ -15,23 +15,23 @@ from tests.contract.test_ticks_groups import writer
 from tests.contract.units import (
     LEADER,
     S2,
-    a,
-    ask,
-    b,
-    ended,
-    got,
+    end_unit,
+    foreign_claims,
     grant,
     joined,
-    key,
-    listed,
-    loaded,
-    not_held,
-    opened,
-    places,
-    started,
-    stepped,
-    suspended,
-    wait,
+    list_units,
+    load_unit,
+    open_unit,
+    pending_step,
+    positions,
+    runner_a,
+    runner_b,
+    start_unit,
+    step_write,
+    stored_unit,
+    suspend_unit,
+    unit_key,
+    write_step,
 )
 
 if TYPE_CHECKING:
@@ -39,131 +39,131 @@ if TYPE_CHECKING:
 
     from coterie.storage.interface import Ownership, Storage
 
-__all__ = ["a", "b"]  # fixtures
+__all__ = ["runner_a", "runner_b"]  # fixtures
 
 
 async def submit(storage: Storage, write: StepWrite | UnitEnd) -> str:
     return (await (storage.units.step(write) if isinstance(write, StepWrite) else storage.units.end(write))).told
 
 
-async def test_many_units_share_few_transactions(storage: Storage, a: Ownership) -> None:
-    claim = await grant(a)
-    units = [(await started(storage, f"{number:03}")).unit for number in range(150)]
+async def test_many_units_share_few_transactions(storage: Storage, runner_a: Ownership) -> None:
+    claim = await grant(runner_a)
+    units = [(await start_unit(storage, f"{number:03}")).unit for number in range(150)]
     before = writer(storage).groups
-    waits = await asyncio.gather(*(storage.units.step(wait(claim, unit, kind="deferred")) for unit in units))
+    waits = await asyncio.gather(*(storage.units.step(pending_step(claim, unit, kind="deferred")) for unit in units))
     steps = await asyncio.gather(
-        *(stepped(storage, claim, unit, 1, branch=branch, value=unit.encode()) for unit in units for branch in "01")
+        *(write_step(storage, claim, unit, 1, branch=branch, value=unit.encode()) for unit in units for branch in "01")
     )
-    dones = await asyncio.gather(*(stepped(storage, claim, unit, kind="deferred") for unit in units))
+    dones = await asyncio.gather(*(write_step(storage, claim, unit, kind="deferred") for unit in units))
     assert {each.told for each in (*waits, *steps, *dones)} == {"written"}
-    found = await loaded(storage, claim, units[7])
+    found = await load_unit(storage, claim, units[7])
     assert found.steps == (dones[7].row, steps[14].row, steps[15].row)
     assert found.row.steps == 3
-    ends = await asyncio.gather(*(ended(storage, claim, unit, value=unit.encode()) for unit in units))
+    ends = await asyncio.gather(*(end_unit(storage, claim, unit, value=unit.encode()) for unit in units))
     assert {each.told for each in ends} == {"written"}
     assert writer(storage).groups - before <= 12
-    rows = await listed(storage)
+    rows = await list_units(storage)
     assert len(rows) == len(units)
     assert all((row.status, row.value) == ("done", row.unit.encode()) for row in rows)
-    assert (await loaded(storage, claim, units[7])).steps == ()
+    assert (await load_unit(storage, claim, units[7])).steps == ()
 
 
-async def test_members_of_a_group_are_strangers(storage: Storage, a: Ownership, b: Ownership) -> None:
+async def test_members_of_a_group_are_strangers(storage: Storage, runner_a: Ownership, runner_b: Ownership) -> None:
     """M3: steps, ends, states and keys in one commit; those that are refused write nothing."""
-    one, two, leader = await grant(a), await grant(b, B, S2), await grant(a, A, LEADER)
+    one, two, leader = await grant(runner_a), await grant(runner_b, B, S2), await grant(runner_a, A, LEADER)
     gone = Claim(A, one.seat, one.epoch + 1)
-    u, v = (await started(storage, "u")).unit, (await started(storage, "v", seat=S2)).unit
-    w = (await started(storage, "w")).unit
-    run = (await opened(storage, leader)).row.unit
-    await stepped(storage, one, u)
+    u, v = (await start_unit(storage, "u")).unit, (await start_unit(storage, "v", seat=S2)).unit
+    w = (await start_unit(storage, "w")).unit
+    run = (await open_unit(storage, leader)).row.unit
+    await write_step(storage, one, u)
     results = await asyncio.gather(
         storage.kv.put(KvPut("k", b"kv", 1)),
-        submit(storage, ask(one, u)),
-        submit(storage, ask(one, u, 1)),
-        submit(storage, ask(gone, u, 2)),
-        submit(storage, ask(one, v)),
-        submit(storage, ask(two, v)),
+        submit(storage, step_write(one, u)),
+        submit(storage, step_write(one, u, 1)),
+        submit(storage, step_write(gone, u, 2)),
+        submit(storage, step_write(one, v)),
+        submit(storage, step_write(two, v)),
         submit(storage, UnitEnd(gone, w, "done")),
-        submit(storage, ask(leader, run)),
-        submit(storage, UnitEnd(one, key("none"), "done")),
-        submit(storage, ask(one, key("none"))),
+        submit(storage, step_write(leader, run)),
+        submit(storage, UnitEnd(one, unit_key("none"), "done")),
+        submit(storage, step_write(one, unit_key("none"))),
         storage.states.save(StateSave(one, "s", b"state", 0)),
         submit(storage, UnitEnd(two, v, "failed")),
-        submit(storage, ask(one, w)),
+        submit(storage, step_write(one, w)),
     )
     assert results == [
         *(None, "there", "written", "fenced", "over", "written", "fenced", "written", "over", "over"),
         *("written", "written", "written"),
     ]
-    assert places(await loaded(storage, one, u)) == [("", 0), ("", 1)]
-    assert ((await got(storage, v)).status, (await loaded(storage, two, v)).steps) == ("failed", ())
-    assert ((await got(storage, w)).status, (await got(storage, run)).steps) == ("running", 1)
+    assert positions(await load_unit(storage, one, u)) == [("", 0), ("", 1)]
+    assert ((await stored_unit(storage, v)).status, (await load_unit(storage, two, v)).steps) == ("failed", ())
+    assert ((await stored_unit(storage, w)).status, (await stored_unit(storage, run)).steps) == ("running", 1)
 
 
-async def test_a_group_may_have_steps_of_one_unit_and_its_end(storage: Storage, a: Ownership) -> None:
+async def test_a_group_may_have_steps_of_one_unit_and_its_end(storage: Storage, runner_a: Ownership) -> None:
     """In their order: what comes after the end is over, and what came before leaves nothing behind."""
-    claim, leader = await grant(a), await grant(a, A, LEADER)
-    unit, run = (await started(storage)).unit, (await opened(storage, leader)).row.unit
+    claim, leader = await grant(runner_a), await grant(runner_a, A, LEADER)
+    unit, run = (await start_unit(storage)).unit, (await open_unit(storage, leader)).row.unit
     writes: list[StepWrite | UnitEnd] = [
-        wait(claim, unit),
-        ask(leader, run),
-        ask(claim, unit, kind="sleep"),
-        ask(claim, unit, kind="sleep", value=b"other"),
-        ask(claim, unit, 1),
+        pending_step(claim, unit),
+        step_write(leader, run),
+        step_write(claim, unit, kind="sleep"),
+        step_write(claim, unit, kind="sleep", value=b"other"),
+        step_write(claim, unit, 1),
         UnitEnd(claim, unit, "done", value=b"first"),
         UnitEnd(leader, run, "done"),
-        ask(claim, unit, 2),
+        step_write(claim, unit, 2),
         UnitEnd(claim, unit, "failed"),
-        ask(leader, run, 1),
+        step_write(leader, run, 1),
     ]
     results = await asyncio.gather(*(submit(storage, write) for write in writes))
     assert results == ["written", "written", "written", "there", *["written"] * 3, "over", "over", "over"]
-    found = await loaded(storage, claim, unit)
+    found = await load_unit(storage, claim, unit)
     assert (found.row.status, found.row.value, found.steps) == ("done", b"first", ())
     assert await storage.units.get(run) is None
-    assert (await opened(storage, leader)).steps == ()
+    assert (await open_unit(storage, leader)).steps == ()
 
 
-async def test_a_child_and_its_parent_may_end_in_one_group(storage: Storage, a: Ownership) -> None:
+async def test_a_child_and_its_parent_may_end_in_one_group(storage: Storage, runner_a: Ownership) -> None:
     """W5: whatever the order, nothing is left of either."""
-    claim, other = await grant(a), await grant(a, A, S2)
+    claim, other = await grant(runner_a), await grant(runner_a, A, S2)
     for number in range(6):
-        parent = (await started(storage, f"p{number}", seat=S2)).unit
-        child = (await started(storage, f"c{number}", parent=parent, waited_as="w")).unit
-        await suspended(storage, other, parent, "w")
+        parent = (await start_unit(storage, f"p{number}", seat=S2)).unit
+        child = (await start_unit(storage, f"c{number}", parent=parent, waited_as="w")).unit
+        await suspend_unit(storage, other, parent, "w")
         ends = [UnitEnd(claim, child, "done", outcome=b"o"), UnitEnd(other, parent, "interrupted")]
         ends = ends if number % 2 else ends[::-1]
         told = await asyncio.gather(*map(storage.units.end, ends))
         assert [each.told for each in told] == ["written", "written"]
-        found = await loaded(storage, other, parent)
+        found = await load_unit(storage, other, parent)
         assert (found.row.status, found.deferreds) == ("interrupted", ())
-        assert (await got(storage, child)).status == "done"
+        assert (await stored_unit(storage, child)).status == "done"
 
 
 @pytest.mark.parametrize("parent_first", [False, True])
 async def test_a_parent_whose_end_is_refused_hears_of_its_child(
-    storage: Storage, a: Ownership, parent_first: bool
+    storage: Storage, runner_a: Ownership, parent_first: bool
 ) -> None:
     """W4: that both ends stand in one group says nothing."""
-    claim, other = await grant(a), await grant(a, A, S2)
-    parent = (await started(storage, "parent", seat=S2)).unit
-    child = (await started(storage, "child", parent=parent, waited_as="w")).unit
-    await suspended(storage, other, parent, "w")
-    ends = [UnitEnd(claim, child, "done", outcome=b"o"), UnitEnd(not_held(other)[1], parent, "done")]
+    claim, other = await grant(runner_a), await grant(runner_a, A, S2)
+    parent = (await start_unit(storage, "parent", seat=S2)).unit
+    child = (await start_unit(storage, "child", parent=parent, waited_as="w")).unit
+    await suspend_unit(storage, other, parent, "w")
+    ends = [UnitEnd(claim, child, "done", outcome=b"o"), UnitEnd(foreign_claims(other)[1], parent, "done")]
     told = await asyncio.gather(*map(storage.units.end, reversed(ends) if parent_first else ends))
     assert {each.told for each in told} == {"written", "fenced"}
-    found = await loaded(storage, other, parent)
+    found = await load_unit(storage, other, parent)
     assert (found.row.status, [each.value for each in found.deferreds]) == ("running", [b"o"])
 
 
-async def test_many_children_of_one_parent_end_in_one_group(storage: Storage, a: Ownership) -> None:
-    claim, other = await grant(a), await grant(a, A, S2)
-    parent = (await started(storage, "parent", seat=S2)).unit
-    children = [(await started(storage, str(n), parent=parent, waited_as=f"w{n}")).unit for n in range(20)]
-    await suspended(storage, other, parent, "w3")
-    told = await asyncio.gather(*(ended(storage, claim, child, outcome=child.encode()) for child in children))
+async def test_many_children_of_one_parent_end_in_one_group(storage: Storage, runner_a: Ownership) -> None:
+    claim, other = await grant(runner_a), await grant(runner_a, A, S2)
+    parent = (await start_unit(storage, "parent", seat=S2)).unit
+    children = [(await start_unit(storage, str(n), parent=parent, waited_as=f"w{n}")).unit for n in range(20)]
+    await suspend_unit(storage, other, parent, "w3")
+    told = await asyncio.gather(*(end_unit(storage, claim, child, outcome=child.encode()) for child in children))
     assert {(each.told, each.wake) for each in told} == {("written", S2)}
-    found = await loaded(storage, other, parent)
+    found = await load_unit(storage, other, parent)
     assert found.row.status == "running"
     assert {each.name: each.value for each in found.deferreds} == {
         f"w{number}": child.encode() for number, child in enumerate(children)
@@ -171,24 +171,24 @@ async def test_many_children_of_one_parent_end_in_one_group(storage: Storage, a:
 
 
 async def test_what_two_lives_of_a_process_write_meets_in_one_group(
-    storage: Storage, a: Ownership, b: Ownership
+    storage: Storage, runner_a: Ownership, runner_b: Ownership
 ) -> None:
     """An evicted process goes on as another incarnation, while steps of the first still wait in its queue."""
-    old, unit = await grant(a), (await started(storage)).unit
-    await stepped(storage, old, unit)
-    await evict(b, A)
-    new = await grant(b, B)
+    old, unit = await grant(runner_a), (await start_unit(storage)).unit
+    await write_step(storage, old, unit)
+    await evict(runner_b, A)
+    new = await grant(runner_b, B)
     writes: list[StepWrite | UnitEnd] = [
-        ask(old, unit, 1, value=b"old"),
-        ask(new, unit, 1, value=b"new"),
+        step_write(old, unit, 1, value=b"old"),
+        step_write(new, unit, 1, value=b"new"),
         UnitEnd(old, unit, "failed"),
-        ask(old, unit, 2, value=b"old"),
+        step_write(old, unit, 2, value=b"old"),
         UnitEnd(new, unit, "done"),
         UnitEnd(old, unit, "failed"),
     ]
     results = await asyncio.gather(*(submit(storage, write) for write in writes))
     assert results == ["fenced", "written", "fenced", "fenced", "written", "fenced"]
-    assert (await got(storage, unit)).status == "done"
+    assert (await stored_unit(storage, unit)).status == "done"
 
 
 def members(chance: random.Random, claims: list[Claim], units: list[str]) -> Iterator[StepWrite | UnitEnd]:
@@ -199,15 +199,17 @@ def members(chance: random.Random, claims: list[Claim], units: list[str]) -> Ite
         if chance.random() < 0.12:
             yield UnitEnd(claim, unit, chance.choice(["done", "failed"]), value=b"v", outcome=unit.encode())
         elif chance.random() < 0.4:
-            yield wait(claim, unit, position, branch=branch, name=f"s{position % 3}")
+            yield pending_step(claim, unit, position, branch=branch, name=f"s{position % 3}")
         else:
             name, value = f"s{chance.choice([position, 0]) % 3}", chance.randbytes(chance.choice([0, 3, 5000]))
-            yield ask(claim, unit, position, branch=branch, kind="sleep", name=name, value=value)
+            yield step_write(claim, unit, position, branch=branch, kind="sleep", name=name, value=value)
 
 
 async def left(storage: Storage, claim: Claim) -> list[Any]:
     """All that is there, without what the clock had a part in."""
-    found = [await loaded(storage, claim, row.unit) for row in sorted(await listed(storage), key=lambda row: row.unit)]
+    found = [
+        await load_unit(storage, claim, row.unit) for row in sorted(await list_units(storage), key=lambda row: row.unit)
+    ]
     return [
         (
             *(each.row.unit, each.row.status, each.row.value, each.row.steps, each.row.ended_at is None),
@@ -228,13 +230,13 @@ async def test_a_group_has_the_effect_of_its_members_one_after_another(
         behind: list[Any] = []
         for place, (session, runner, each) in enumerate(((here, A, storage), (there, B, neighbour))):
             chance, held = random.Random(seed), await grant(session, runner)
-            units = [key(f"{turn}-{number}") for turn in range(8) for number in range(4)]
+            units = [unit_key(f"{turn}-{number}") for turn in range(8) for number in range(4)]
             for number, unit in enumerate(units):
                 above = units[number - 1] if number % 4 else None  # a chain of parents
-                await started(each, unit.partition("/")[2], parent=above, waited_as=f"w{number}")
+                await start_unit(each, unit.partition("/")[2], parent=above, waited_as=f"w{number}")
             for turn in range(8):
                 some = units[4 * turn : 4 * turn + 4]
-                group = list(members(chance, [held, held, held, not_held(held)[1]], some))
+                group = list(members(chance, [held, held, held, foreign_claims(held)[1]], some))
                 if each is storage:
                     results[place].append(list(await asyncio.gather(*(submit(each, write) for write in group))))
                 else:

@@ -25,7 +25,7 @@ from coterie.storage.contracts.ticks import CronTakeover, TickClaim, Verdict
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration, StateSave
 from tests.contract.messages import S1, S2, A, B, id_of, message
 from tests.contract.ticks import CRON_A, CRON_B, FINGERPRINT, SCHEDULE, at
-from tests.contract.units import ask, key, of
+from tests.contract.units import new_start, step_write, unit_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -41,9 +41,9 @@ TABLES = {
     "crons": ("name", CRON_A),
     "cron_pauses": ("name", CRON_A),
     "ticks": ("name", CRON_A),
-    "units": ("unit", key("one")),
-    "steps": ("unit", key("one")),
-    "deferreds": ("unit", key("one")),
+    "units": ("unit", unit_key("one")),
+    "steps": ("unit", unit_key("one")),
+    "deferreds": ("unit", unit_key("one")),
     "executions": ("seat", "singleton:one"),
     "states": ("key", "one"),
     "state_history": ("key", "one"),
@@ -177,7 +177,7 @@ class Cluster:
         found |= {f"taken {row.unit}" for each in taken.values() for row in each.rows}
         found |= {f"unit {row.unit}" for row in await storage.units.list(status=None, name=None, older_s=None, most=10)}
         for name in ("one", "two"):
-            loaded = await storage.units.load(claims[S1], key(name))
+            loaded = await storage.units.load(claims[S1], unit_key(name))
             found |= set() if loaded is None else {f"loaded {loaded.row.unit} {len(loaded.steps)}"}
             found |= {f"state {name}"} if await storage.states.peek(name) is not None else set()
             found |= {f"history {name}" for _ in await storage.states.history(name)}
@@ -214,9 +214,9 @@ async def cluster(storage: Storage) -> AsyncIterator[Cluster]:
             await storage.ticks.pause(name)
             await storage.ticks.resume(name)
         for name in ("one", "two"):
-            await storage.units.start(of(name))
-            await storage.units.step(ask(claims[S1], key(name)))
-            await storage.units.resolve(key(name), "paid", value=b"1", error=None)
+            await storage.units.start(new_start(name))
+            await storage.units.step(step_write(claims[S1], unit_key(name)))
+            await storage.units.resolve(unit_key(name), "paid", value=b"1", error=None)
             singleton = claims[Seat.singleton(name)]
             await storage.executions.begin(singleton, leader="a", expected_s=1.0)
             await storage.executions.stamp(Stamp(singleton, 1))
@@ -338,7 +338,7 @@ async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: 
             await hand.run("update messages set due_at = '0044-03-15 00:00 BC' where entity_id = '0'")
         while sorted(told) != ["0", "1", "2", "3"]:
             await asyncio.sleep(0.01)
-        problems = [reason.problem for reason in await runner.gathering.readiness()]
+        problems = [reason.problem for reason in await runner.collector.readiness()]
         assert problems == []
         health = await app.health()
         named = [reason.problem for reason in health.reasons if "cannot be read" in reason.problem]

@@ -31,7 +31,7 @@ def at(minute: float) -> datetime:
     return datetime(2024, 2, 29, 23, 59, 59, 999_999, tzinfo=UTC) + timedelta(minutes=minute)
 
 
-def called(runner: str) -> str:
+def runner_name(runner: str) -> str:
     return f"runner {runner[0]}"
 
 
@@ -41,7 +41,7 @@ async def joined(
 ) -> AsyncIterator[Ownership]:
     """A registered runner that knows crons, and other seats."""
     knows = {Seat.cron(name): fingerprint for name in crons or (CRON_A, CRON_B)} | more
-    me = Registration(id=id, name=called(id), address="", host_id="", groups=("default",), knows=knows)
+    me = Registration(id=id, name=runner_name(id), address="", host_id="", groups=("default",), knows=knows)
     seats = [SeatDeclaration(name, "default", definition) for name, definition in knows.items()]
     async with storage.ownership(id) as session:
         await session.register(me, seats, ttl_s=60)
@@ -49,13 +49,13 @@ async def joined(
 
 
 @pytest.fixture
-async def a(storage: Storage) -> AsyncIterator[Ownership]:
+async def runner_a(storage: Storage) -> AsyncIterator[Ownership]:
     async with joined(storage, A) as session:
         yield session
 
 
 @pytest.fixture
-async def b(storage: Storage, a: Ownership) -> AsyncIterator[Ownership]:
+async def runner_b(storage: Storage, runner_a: Ownership) -> AsyncIterator[Ownership]:
     async with joined(storage, B) as session:
         yield session
 
@@ -65,60 +65,62 @@ async def grant(session: Ownership, runner: str, name: str = CRON_A) -> Claim:
     return Claim(runner, granted.name, granted.epoch)
 
 
-async def taken(storage: Storage, claim: Claim, name: str = CRON_A, **options: Any) -> CronBook:
+async def take_cron(storage: Storage, claim: Claim, name: str = CRON_A, **options: Any) -> CronBook:
     return (await storage.ticks.take([CronTakeover(claim, name, **options)]))[name]
 
 
-def runs(minute: float) -> Verdict:
+def run_verdict(minute: float) -> Verdict:
     return Verdict(at(minute), at(minute))
 
 
-def skipped(first: float, last: float, count: int = 2, reason: str = "stale") -> Verdict:
+def skip_verdict(first: float, last: float, count: int = 2, reason: str = "stale") -> Verdict:
     return Verdict(at(first), at(last), count, reason)
 
 
-def ask(claim: Claim, last: datetime | None, *verdicts: Verdict, **options: Any) -> TickClaim:
+def new_claim(claim: Claim, last: datetime | None, *verdicts: Verdict, **options: Any) -> TickClaim:
     return TickClaim(
         **{"claim": claim, "name": CRON_A, "schedule": SCHEDULE, "last": last, "verdicts": verdicts, **options}
     )
 
 
-async def told(storage: Storage, claim: Claim, last: datetime | None, *verdicts: Verdict, **options: Any) -> str:
-    return (await storage.ticks.claim(ask(claim, last, *verdicts, **options))).told
+async def claim_result(
+    storage: Storage, claim: Claim, last: datetime | None, *verdicts: Verdict, **options: Any
+) -> str:
+    return (await storage.ticks.claim(new_claim(claim, last, *verdicts, **options))).told
 
 
-async def begun(storage: Storage, claim: Claim, minute: float = 0, last: datetime | None = None) -> TickRow:
+async def start_tick(storage: Storage, claim: Claim, minute: float = 0, last: datetime | None = None) -> TickRow:
     """A tick that runs."""
-    assert await told(storage, claim, last, runs(minute)) == "written"
-    row: TickRow = await found(storage, at(minute))
+    assert await claim_result(storage, claim, last, run_verdict(minute)) == "written"
+    row: TickRow = await stored_tick(storage, at(minute))
     return row
 
 
-async def found(
+async def stored_tick(
     storage: Storage, instant: datetime, *, name: str = CRON_A, kind: Kind = "scheduled", seq: int = 0
 ) -> Any:
     """A tick as it is stored now."""
     return await storage.ticks.get(name, kind, instant, seq)
 
 
-async def again(storage: Storage, row: TickRow) -> TickRow:
+async def reread(storage: Storage, row: TickRow) -> TickRow:
     """The same tick as it is stored now."""
     stored = await storage.ticks.get(row.name, row.kind, row.at, row.seq)
     assert stored is not None
     return stored
 
 
-def of(claim: Claim, row: TickRow, **options: Any) -> TickNote:
+def new_note(claim: Claim, row: TickRow, **options: Any) -> TickNote:
     """A note about a tick as its holder knows it."""
     said: dict[str, Any] = {"name": row.name, "kind": row.kind, "at": row.at, "seq": row.seq, "attempt": row.attempt}
     return TickNote(claim, **{**said, **options})
 
 
-async def noted(storage: Storage, claim: Claim, row: TickRow, **options: Any) -> str:
-    return await storage.ticks.note(of(claim, row, **options))
+async def write_note(storage: Storage, claim: Claim, row: TickRow, **options: Any) -> str:
+    return await storage.ticks.note(new_note(claim, row, **options))
 
 
-async def cron(storage: Storage, name: str = CRON_A) -> CronRow:
+async def stored_cron(storage: Storage, name: str = CRON_A) -> CronRow:
     return next(row for row in await storage.ticks.list() if row.name == name)
 
 
@@ -126,7 +128,7 @@ async def history(storage: Storage, name: str = CRON_A, **options: Any) -> list[
     return list(await storage.ticks.history(name, **{"most": 1000, **options}))
 
 
-async def everything(storage: Storage) -> list[Any]:
+async def snapshot(storage: Storage) -> list[Any]:
     """All that is there, but for the clock."""
     rows = await storage.ticks.list()
     ticks = [await history(storage, row.name) for row in rows]
@@ -136,7 +138,7 @@ async def everything(storage: Storage) -> list[Any]:
     ]
 
 
-def not_held(claim: Claim) -> list[Claim]:
+def foreign_claims(claim: Claim) -> list[Claim]:
     """Never, of another epoch, of another runner, of no such seat."""
     return [
         Claim(claim.runner, Seat.cron(CRON_B), 1),
@@ -147,18 +149,18 @@ def not_held(claim: Claim) -> list[Claim]:
     ]
 
 
-async def lose(how: str, claim: Claim, a: Ownership, b: Ownership) -> None:
+async def lose(how: str, claim: Claim, runner_a: Ownership, runner_b: Ownership) -> None:
     if how == "evicted":
-        await evict(b, A)
+        await evict(runner_b, A)
     elif how == "left":
-        await a.leave()
+        await runner_a.leave()
     else:
-        assert await a.release(claim.seat, claim.epoch)
+        assert await runner_a.release(claim.seat, claim.epoch)
 
 
-async def regained(how: str, a: Ownership, b: Ownership) -> Claim:
+async def next_claim(how: str, runner_a: Ownership, runner_b: Ownership) -> Claim:
     """The claim of whoever comes next."""
-    return await (grant(a, A) if how == "granted to itself again" else grant(b, B))
+    return await (grant(runner_a, A) if how == "granted to itself again" else grant(runner_b, B))
 
 
 def fingerprint(view: ClusterSnapshot, name: str = CRON_A) -> tuple[str, datetime]:

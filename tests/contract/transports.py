@@ -17,7 +17,7 @@ from coterie.transport.identity import Identity
 from coterie.transport.interface import PeerAddress, TransportLimits
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
-from tests.unit.transport.authority import Authority
+from tests.unit.transport.certificate_authority import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -87,7 +87,7 @@ class Runner:
 
     @property
     def connections(self) -> list[Connection]:
-        return [one for one in self.transport._roster.everyone if not one.is_lost]
+        return [one for one in self.transport._known.everyone if not one.is_lost]
 
     def request(self, to: Runner, route: int, body: bytes, *, within_s: float = 20.0) -> Any:
         return self.transport.request(to.peer, route, body, within_s=within_s)

@@ -48,13 +48,13 @@ async def joined(storage: Storage, id: str) -> AsyncIterator[Ownership]:
 
 
 @pytest.fixture
-async def a(storage: Storage) -> AsyncIterator[Ownership]:
+async def runner_a(storage: Storage) -> AsyncIterator[Ownership]:
     async with joined(storage, A) as session:
         yield session
 
 
 @pytest.fixture
-async def b(storage: Storage, a: Ownership) -> AsyncIterator[Ownership]:
+async def runner_b(storage: Storage, runner_a: Ownership) -> AsyncIterator[Ownership]:
     async with joined(storage, B) as session:
         yield session
 
@@ -64,23 +64,23 @@ async def grant(session: Ownership, runner: str = A, seat: str = S1) -> Claim:
     return Claim(runner, granted.name, granted.epoch)
 
 
-def key(id: str = "one") -> str:
+def unit_key(id: str = "one") -> str:
     return f"workflow:Order/{id}"
 
 
-def of(id: str = "one", **options: Any) -> UnitStart:
+def new_start(id: str = "one", **options: Any) -> UnitStart:
     """A workflow to be started."""
-    plain = {"unit": key(id), "name": "Order", "id": id, "seat": S1, "payload": b"\x00\xffpay", "digest": b"\x00d"}
+    plain = {"unit": unit_key(id), "name": "Order", "id": id, "seat": S1, "payload": b"\x00\xffpay", "digest": b"\x00d"}
     return UnitStart(**{**plain, **options})
 
 
-async def started(storage: Storage, id: str = "one", **options: Any) -> UnitRow:
-    found = await storage.units.start(of(id, **options))
+async def start_unit(storage: Storage, id: str = "one", **options: Any) -> UnitRow:
+    found = await storage.units.start(new_start(id, **options))
     assert found.told == "started"
     return found.row
 
 
-async def opened(
+async def open_unit(
     storage: Storage, claim: Claim, id: str = "one", *, kind: UnitKind = "leader", name: str = "importer"
 ) -> UnitSnapshot:
     """A unit of a leader or a tick."""
@@ -89,30 +89,32 @@ async def opened(
     return loaded
 
 
-def ask(claim: Claim, unit: str, position: int = 0, **options: Any) -> StepWrite:
+def step_write(claim: Claim, unit: str, position: int = 0, **options: Any) -> StepWrite:
     """A step that is done."""
     plain = {"branch": "", "kind": "step", "name": f"step {position}", "digest": b"d", "value": b"v"}
     return StepWrite(**{**plain, "claim": claim, "unit": unit, "position": position, **options})
 
 
-def wait(claim: Claim, unit: str, position: int = 0, **options: Any) -> StepWrite:
+def pending_step(claim: Claim, unit: str, position: int = 0, **options: Any) -> StepWrite:
     """A step that is waited for."""
-    return ask(claim, unit, position, **{"kind": "sleep", "done": False, "value": None, "digest": b"", **options})
+    return step_write(
+        claim, unit, position, **{"kind": "sleep", "done": False, "value": None, "digest": b"", **options}
+    )
 
 
-async def stepped(storage: Storage, claim: Claim, unit: str, position: int = 0, **options: Any) -> StepResult:
-    return await storage.units.step(ask(claim, unit, position, **options))
+async def write_step(storage: Storage, claim: Claim, unit: str, position: int = 0, **options: Any) -> StepResult:
+    return await storage.units.step(step_write(claim, unit, position, **options))
 
 
-async def ended(storage: Storage, claim: Claim, unit: str, **options: Any) -> UnitEndResult:
+async def end_unit(storage: Storage, claim: Claim, unit: str, **options: Any) -> UnitEndResult:
     return await storage.units.end(UnitEnd(claim, unit, **{"status": "done", **options}))
 
 
-async def resolved(storage: Storage, unit: str, name: str = "paid", **options: Any) -> str:
+async def resolve(storage: Storage, unit: str, name: str = "paid", **options: Any) -> str:
     return (await storage.units.resolve(unit, name, **{"value": b"yes", "error": None, **options})).told
 
 
-async def triggered(storage: Storage, claim: Claim) -> tuple[str, int]:
+async def trigger_tick(storage: Storage, claim: Claim) -> tuple[str, int]:
     """A tick that is not over: the key of its unit, which has not begun, and its life."""
     await storage.ticks.trigger("nightly")
     book = (await storage.ticks.take([CronTakeover(claim, "nightly")]))["nightly"]
@@ -120,37 +122,37 @@ async def triggered(storage: Storage, claim: Claim) -> tuple[str, int]:
     return unit_of_tick(claim.seat, row.kind, row.at, row.seq), life_of_tick(row.claimed_at)
 
 
-async def suspended(
+async def suspend_unit(
     storage: Storage, claim: Claim, unit: str, *waits: str, wake_s: float | None = None, told: str = "suspended"
 ) -> None:
     assert await storage.units.suspend(claim, unit, waits=waits or ("paid",), wake_s=wake_s) == told
 
 
-async def got(storage: Storage, unit: str) -> UnitRow:
+async def stored_unit(storage: Storage, unit: str) -> UnitRow:
     row = await storage.units.get(unit)
     assert row is not None
     return row
 
 
-async def loaded(storage: Storage, claim: Claim, unit: str) -> UnitSnapshot:
+async def load_unit(storage: Storage, claim: Claim, unit: str) -> UnitSnapshot:
     found = await storage.units.load(claim, unit)
     assert found is not None
     return found
 
 
-async def taken(storage: Storage, claim: Claim, *, most: int = 100) -> TakenUnits:
+async def take_units(storage: Storage, claim: Claim, *, most: int = 100) -> TakenUnits:
     return (await storage.units.take([claim], most=most))[claim.seat]
 
 
-async def listed(storage: Storage, **options: Any) -> list[UnitRow]:
+async def list_units(storage: Storage, **options: Any) -> list[UnitRow]:
     return list(await storage.units.list(**{"status": None, "name": None, "older_s": None, "most": 1000, **options}))
 
 
-def places(found: UnitSnapshot) -> list[tuple[str, int]]:
+def positions(found: UnitSnapshot) -> list[tuple[str, int]]:
     return [(row.branch, row.position) for row in found.steps]
 
 
-def not_held(claim: Claim) -> list[Claim]:
+def foreign_claims(claim: Claim) -> list[Claim]:
     """Never, of another epoch, of another runner, of no such seat."""
     return [
         Claim(claim.runner, S2 if claim.seat == S1 else S1, 1),
@@ -161,15 +163,15 @@ def not_held(claim: Claim) -> list[Claim]:
     ]
 
 
-async def lose(how: str, claim: Claim, a: Ownership, b: Ownership) -> None:
+async def lose(how: str, claim: Claim, runner_a: Ownership, runner_b: Ownership) -> None:
     if how == "evicted":
-        await evict(b, A)
+        await evict(runner_b, A)
     elif how == "left":
-        await a.leave()
+        await runner_a.leave()
     else:
-        assert await a.release(claim.seat, claim.epoch)
+        assert await runner_a.release(claim.seat, claim.epoch)
 
 
-async def regained(how: str, a: Ownership, b: Ownership, seat: str = S1) -> Claim:
+async def next_claim(how: str, runner_a: Ownership, runner_b: Ownership, seat: str = S1) -> Claim:
     """The claim of whoever comes next."""
-    return await (grant(a, A, seat) if how == "granted to itself again" else grant(b, B, seat))
+    return await (grant(runner_a, A, seat) if how == "granted to itself again" else grant(runner_b, B, seat))

@@ -85,6 +85,15 @@ def test_a_few_seeds_of_an_example_run(example: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+IMPORT = re.compile(r"^\s*(?:from|import) (coterie[\w.]*)", re.MULTILINE)
+PUBLIC = {"coterie", "coterie.prometheus", "coterie.testing", "coterie.web"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda path: path.name)
+def test_only_public_modules_are_imported(page: Path) -> None:
+    assert set(IMPORT.findall(page.read_text())) <= PUBLIC
+
+
 @pytest.mark.parametrize(
     "page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name
 )

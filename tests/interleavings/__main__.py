@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from tests.interleavings.catalogue import catalogue
-from tests.interleavings.ground import schema, stage
+from tests.interleavings.database import schema, stage
 from tests.interleavings.plants import PLANTS
-from tests.interleavings.playing import describe, find, play_pair, repeat
-from tests.postgres import Server, open_server
+from tests.interleavings.runs import describe, find, play_pair, repeat
 from tests.support.interleaving import Count
+from tests.support.postgres import Server, open_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.interleavings import judges
+from tests.interleavings.database import CLUSTER, SQL, defined, given
 from tests.interleavings.fenced_keys import fenced_keys
-from tests.interleavings.ground import CLUSTER, SQL, defined, given
 from tests.interleavings.late_definitions import late_definitions
-from tests.interleavings.leading import leading
+from tests.interleavings.leader_states import leading
 from tests.interleavings.started_units import started_units
 from tests.interleavings.steps import Steps
 from tests.interleavings.stored_messages import stored_messages

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from tests.interleavings.ground import schema
-from tests.postgres import run_aside
+from tests.interleavings.database import schema
+from tests.support.postgres import run_aside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 NewDatabase = Callable[..., str]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap
 from coterie.storage.postgres.batch import plan
 from tests.interleavings import judges
-from tests.interleavings.ground import CLUSTER, given
+from tests.interleavings.database import CLUSTER, given
 from tests.support.interleaving import Pair, Script, Step, atomic
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.interleavings.ground import CLUSTER, defined, given
-from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.database import CLUSTER, defined, given
+from tests.interleavings.plant import Plant, swapped
 from tests.support.interleaving import Pair, Script, Step, atomic
 from tests.support.interleaving.scripts import stop_if_none
 

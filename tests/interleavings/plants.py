@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 
-from tests.interleavings.ground import SQL
+from tests.interleavings.database import SQL
 from tests.interleavings.late_definitions import LATE_PLANTS
-from tests.interleavings.leading import LEADING_PLANTS
-from tests.interleavings.mail_plants import MAIL_PLANTS
-from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.leader_states import LEADING_PLANTS
+from tests.interleavings.message_plants import MAIL_PLANTS
+from tests.interleavings.plant import Plant, swapped
 from tests.interleavings.started_units import START_PLANTS
 from tests.interleavings.tick_plants import TICK_PLANTS
 from tests.interleavings.unit_plants import UNIT_PLANTS
@@ -49,7 +49,7 @@ CONTROL = Plant(
 
 _FIRST = "first write x release and grant"
 _ME = """me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
+    select id, name from coterie.runners where id = $2 and cluster = $1 for key share
 """
 _ME_LAST = """me as materialized (
     select id from coterie.runners cross join (select count(*) from held) as seats

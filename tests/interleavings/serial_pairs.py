@@ -18,10 +18,9 @@ import msgspec
 from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
-from coterie.storage.postgres.batch import messages, plan
-from coterie.storage.postgres.batch import single as alone
+from coterie.storage.postgres.batch import messages, plan, single
 from tests.interleavings import stored_messages, stored_ticks, stored_units
-from tests.interleavings.ground import CLUSTER, THERE, defined, given
+from tests.interleavings.database import CLUSTER, THERE, defined, given
 from tests.interleavings.late_definitions import learning
 from tests.support.interleaving import Count, Pair, Script, Step, atomic, explore
 
@@ -163,7 +162,7 @@ def serial_pairs(s: Steps) -> dict[str, Pair]:
     return {pair.name: pair for pair in pairs}
 
 
-def single(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
+def one_statement(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
     """One statement as one transaction."""
     return atomic(s.step(name, *values))
 
@@ -171,7 +170,7 @@ def single(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
 def folded(s: Steps, write: Write, *, prefix: str = "") -> tuple[Step, ...]:
     """A write as the engine folds it, with others or alone."""
     shape = plan.shape_of(write)
-    return single(s, f"{prefix}{shape}", *plan.values(plan.Bucket(shape, [0]), [write]))
+    return one_statement(s, f"{prefix}{shape}", *plan.values(plan.Bucket(shape, [0]), [write]))
 
 
 # The key-value store
@@ -199,9 +198,9 @@ def _keys(s: Steps) -> list[Group]:
         "fenced remove": folded(s, KvRemove("k", claim=MINE)),
     }
     several = {
-        "clear": single(s, "kv_clear", 10, "", "z"),
-        "clear from": single(s, "kv_clear_from", 10, ""),
-        "purge": single(s, "kv_purge", 10),
+        "clear": one_statement(s, "kv_clear", 10, "", "z"),
+        "clear from": one_statement(s, "kv_clear_from", 10, ""),
+        "purge": one_statement(s, "kv_purge", 10),
     }
     both = fenced + before + key
     return [
@@ -220,28 +219,30 @@ def _messages(s: Steps) -> list[Group]:
     inserted = m.message("n1", key="x")
     fenced = {
         "end": folded(s, m.ENDED),
-        "lone end": single(s, "end_message", *alone.values("end_message", m.ENDED)),
+        "lone end": one_statement(s, "end_message", *single.values("end_message", m.ENDED)),
         "commit": folded(s, m.LEFT),
         "set back": folded(s, m.AGAIN),
         "set aside": folded(s, m.DEAD),
-        "suspect": single(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
-        "mark": single(s, "mark_suspect", "a", "s1", 1, "m1", 2),
-        "cancel fenced": single(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
+        "suspect": one_statement(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
+        "mark": one_statement(s, "mark_suspect", "a", "s1", 1, "m1", 2),
+        "cancel fenced": one_statement(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
     }
     asked = {
-        "insert": single(s, "insert_messages", *messages.values("insert_messages", [Insert(inserted)])),
-        "lone insert": single(s, "insert_message", *alone.values("insert_message", Insert(m.message("n2", key="x")))),
+        "insert": one_statement(s, "insert_messages", *messages.values("insert_messages", [Insert(inserted)])),
+        "lone insert": one_statement(
+            s, "insert_message", *single.values("insert_message", Insert(m.message("n2", key="x")))
+        ),
         "add": _adding(s),
-        "cancel": single(s, "cancel", "m1", b"cancelled"),
-        "revive": single(s, "revive", "m1"),
+        "cancel": one_statement(s, "cancel", "m1", b"cancelled"),
+        "revive": one_statement(s, "revive", "m1"),
     }
     several = {
-        "revive all": single(s, "revive_all", "E", "e"),
-        "remove": single(s, "remove_messages", 10, None, None, None, None, 60.0),
-        "remove dead": single(s, "remove_dead", 10, 2, None, None, None, 60.0),
-        "discard dead": single(s, "discard_messages", ["m0", "m1"], 2),
-        "discard done": single(s, "discard_messages", ["m0", "m1"], 1),
-        "purge": single(s, "purge_messages", "", 10, 60.0, 60.0),
+        "revive all": one_statement(s, "revive_all", "E", "e"),
+        "remove": one_statement(s, "remove_messages", 10, None, None, None, None, 60.0),
+        "remove dead": one_statement(s, "remove_dead", 10, 2, None, None, None, 60.0),
+        "discard dead": one_statement(s, "discard_messages", ["m0", "m1"], 2),
+        "discard done": one_statement(s, "discard_messages", ["m0", "m1"], 1),
+        "purge": one_statement(s, "purge_messages", "", 10, 60.0, 60.0),
     }
     revived = {"revive and end": (*_once(s, "revive", "m1"), *folded(s, m.ENDED))}
     everything = fenced | asked | several
@@ -262,7 +263,7 @@ def _once(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
 
 
 def _adding(s: Steps) -> tuple[Step, ...]:
-    add = s.step("add_message", *alone.values("add_message", Insert(stored_messages.message("n3"))))
+    add = s.step("add_message", *single.values("add_message", Insert(stored_messages.message("n3"))))
     return (replace(add, nothing=THERE),)
 
 
@@ -285,14 +286,16 @@ def _states(s: Steps) -> list[Group]:
         "first write": folded(s, StateSave(MINE, "k", b"first write", 0)),
         "save": folded(s, StateSave(MINE, "k", b"save", 1, 60.0, 20)),
         "first save": folded(s, StateSave(MINE, "k", b"first save", 0, 60.0, 20)),
-        "lone save": single(s, "save_state", *alone.values("save_state", StateSave(MINE, "k", b"lone", 1, 60.0, 20))),
-        "claim": single(s, "claim_states", "a", ["s1"], [1], ["k"]),
-        "set aside": single(s, "set_aside", "a", ["s1"], [1], ["k"], ["odd"], 5),
+        "lone save": one_statement(
+            s, "save_state", *single.values("save_state", StateSave(MINE, "k", b"lone", 1, 60.0, 20))
+        ),
+        "claim": one_statement(s, "claim_states", "a", ["s1"], [1], ["k"]),
+        "set aside": one_statement(s, "set_aside", "a", ["s1"], [1], ["k"], ["odd"], 5),
         "commit": folded(s, replace_message(stored_messages.LEFT)),
-        "purge": single(s, "purge_states", 10),
+        "purge": one_statement(s, "purge_states", 10),
     }
     beginning = {
-        "begin": single(s, "begin_execution", "a", ["s1"], [1], ["a"], [None]),
+        "begin": one_statement(s, "begin_execution", "a", ["s1"], [1], ["a"], [None]),
         "stamp": folded(s, Stamp(MINE, 7, 0.0, 0.0)),
     }
     aside = {("set aside", "purge"): "what was set aside just when its state expired stays: it is there for people"}
@@ -323,11 +326,11 @@ def _crons(s: Steps) -> list[Group]:
         "claim": folded(s, t.CLAIM),
         "end": folded(s, replace_at(t.END, running_at)),
         "try again": folded(s, replace_at(t.AGAIN, running_at)),
-        "take": single(s, "take_crons", "a", ["s1"], [1], ["c"], ["{}"]),
-        "trigger": single(s, "trigger_tick", "s1", "c", t.AT),
-        "pause": single(s, "pause_cron", "s1", "c"),
-        "resume": single(s, "resume_cron", "s1", "c"),
-        "purge": single(s, "purge_ticks", 60.0, 10),
+        "take": one_statement(s, "take_crons", "a", ["s1"], [1], ["c"], ["{}"]),
+        "trigger": one_statement(s, "trigger_tick", "s1", "c", t.AT),
+        "pause": one_statement(s, "pause_cron", "s1", "c"),
+        "resume": one_statement(s, "resume_cron", "s1", "c"),
+        "purge": one_statement(s, "purge_ticks", 60.0, 10),
     }
     running = t.tick(second=-5)
     triggered = t.tick(kind="manual", second=-5, seq=1, epoch=0)
@@ -353,22 +356,22 @@ def _units(s: Steps) -> list[Group]:
         "end": u._end(s).steps,
         "failure": u._end(s, write=u.FAILED).steps,
         "open": u._open(s).steps,
-        "start": single(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
+        "start": one_statement(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
         "suspend": u._suspend(s).steps,
-        "wake": single(s, "wake_due_units", "a", ["s1"], [1]),
-        "resolve": single(s, "resolve_deferred", "u", "d", b"1", None, 0, *tick),
-        "interrupt": single(s, "interrupt_unit", "u"),
-        "resume": single(s, "resume_unit", "u"),
-        "children": single(s, "interrupt_children", ["s1"], 10),
-        "forget": single(s, "forget_children", ["s1"], 10),
-        "purge": single(s, "purge_units", 60.0, 10),
+        "wake": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
+        "resolve": one_statement(s, "resolve_deferred", "u", "d", b"1", None, 0, *tick),
+        "interrupt": one_statement(s, "interrupt_unit", "u"),
+        "resume": one_statement(s, "resume_unit", "u"),
+        "children": one_statement(s, "interrupt_children", ["s1"], 10),
+        "forget": one_statement(s, "forget_children", ["s1"], 10),
+        "purge": one_statement(s, "purge_units", 60.0, 10),
         "steps": step.steps,
         "lone step": lone.steps,
     }
     family = (
         u.unit(status="failed") + ";update coterie.units set interrupts_children = true" + u.unit("child", parent="u")
     )
-    bear = {"bear": single(s, "start_unit", "child", "n", "i", "s1", b"p", b"p", "", "u", "d", 0)}
+    bear = {"bear": one_statement(s, "start_unit", "child", "n", "i", "s1", b"p", b"p", "", "u", "d", 0)}
     return [
         Group("unit", u.rows(u.unit(), u.deferred()), parts | bear),
         Group("unit that waits", u.rows(u.DUE, u.deferred()), parts),
@@ -390,46 +393,48 @@ def _seats(s: Steps) -> list[Group]:
     unit = stored_units.DUE + stored_units.deferred()
     moves = {
         "evict": s.evicting("a"),
-        "release": single(s, "release", "a", "s1", 1),
-        "take": single(s, "acquire", "b", ["s1"]),
+        "release": one_statement(s, "release", "a", "s1", 1),
+        "take": one_statement(s, "acquire", "b", ["s1"]),
         "define": atomic(*s.defining("v3")),
-        "declare": single(s, "declare", ["s1"], ["default"], ["v3"]),
+        "declare": one_statement(s, "declare", ["s1"], ["default"], ["v3"]),
     }
     written = {
-        "verify": single(s, "verify", "a", ["s1"], [1]),
+        "verify": one_statement(s, "verify", "a", ["s1"], [1]),
         "write": folded(s, StateSave(MINE, "k", b"write", 1)),
         "save": folded(s, StateSave(MINE, "k", b"save", 1, 60.0, 20)),
-        "lone save": single(s, "save_state", *alone.values("save_state", StateSave(MINE, "k", b"lone", 1, 60.0, 20))),
-        "claim": single(s, "claim_states", "a", ["s1"], [1], ["k"]),
-        "set aside": single(s, "set_aside", "a", ["s1"], [1], ["k"], ["odd"], 5),
+        "lone save": one_statement(
+            s, "save_state", *single.values("save_state", StateSave(MINE, "k", b"lone", 1, 60.0, 20))
+        ),
+        "claim": one_statement(s, "claim_states", "a", ["s1"], [1], ["k"]),
+        "set aside": one_statement(s, "set_aside", "a", ["s1"], [1], ["k"], ["odd"], 5),
         "put": folded(s, KvPut("k", b"put", 2, claim=MINE)),
         "swap": folded(s, KvSwap("k", 1, b"swap", 2, claim=MINE)),
         "remove": folded(s, KvRemove("k", claim=MINE)),
-        "begin": single(s, "begin_execution", "a", ["s1"], [1], ["a"], [None]),
+        "begin": one_statement(s, "begin_execution", "a", ["s1"], [1], ["a"], [None]),
         "stamp": folded(s, Stamp(MINE, 7, 0.0, 0.0)),
         "end message": folded(s, stored_messages.ENDED),
-        "lone end": single(s, "end_message", *alone.values("end_message", stored_messages.ENDED)),
+        "lone end": one_statement(s, "end_message", *single.values("end_message", stored_messages.ENDED)),
         "commit": folded(s, stored_messages.LEFT),
         "set back": folded(s, stored_messages.AGAIN),
-        "suspect": single(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
-        "mark": single(s, "mark_suspect", "a", "s1", 1, "m1", 2),
-        "cancel": single(s, "cancel", "m1", b"cancelled"),
-        "cancel fenced": single(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
-        "take crons": single(s, "take_crons", "a", ["s1"], [1], ["c"], ["{}"]),
+        "suspect": one_statement(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
+        "mark": one_statement(s, "mark_suspect", "a", "s1", 1, "m1", 2),
+        "cancel": one_statement(s, "cancel", "m1", b"cancelled"),
+        "cancel fenced": one_statement(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
+        "take crons": one_statement(s, "take_crons", "a", ["s1"], [1], ["c"], ["{}"]),
         "claim ticks": folded(s, stored_ticks.CLAIM),
         "note tick": folded(s, stored_ticks.END),
         "steps": stored_units._steps(s).steps,
         "lone step": stored_units._lone(s).steps,
         "end unit": stored_units._end(s).steps,
         "open unit": stored_units._open(s).steps,
-        "wake units": single(s, "wake_due_units", "a", ["s1"], [1]),
+        "wake units": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
         "suspend": stored_units._suspend(s).steps,
     }
     people = {
         "renew": (*atomic(s.renew("a")),),
-        "leaving": single(s, "leaving", "a"),
-        "learn": single(s, "learn", "a", '{"s1": "v3"}'),
-        "learn another": single(s, "learn", "a", '{"s2": "v4"}'),
+        "leaving": one_statement(s, "leaving", "a"),
+        "learn": one_statement(s, "learn", "a", '{"s1": "v3"}'),
+        "learn another": one_statement(s, "learn", "a", '{"s2": "v4"}'),
         "define late": learning(s, "a", "s2", "v5"),
         "evict": s.evicting("a"),
         "evict by witnesses": s.evicting("a", by="lock_still_lease"),
@@ -453,12 +458,12 @@ def _others(s: Steps) -> list[Group]:
     )
     full = begin.replace("'-infinity'", "now() + interval '1 h'")
     parts = {
-        "lease": single(s, "machines_lease", "b", 60.0, 7),
-        "extend": single(s, "machines_extend", 1, "a", 60.0, 9),
-        "give back": single(s, "machines_give_back", 1, "a"),
+        "lease": one_statement(s, "machines_lease", "b", 60.0, 7),
+        "extend": one_statement(s, "machines_extend", 1, "a", 60.0, 9),
+        "give back": one_statement(s, "machines_give_back", 1, "a"),
     }
-    stock = {"stock": single(s, "machines_stock")}
-    draws = {f"draw {value}": single(s, "secrets_draw", value.encode() * 16) for value in ("11", "22")}
+    stock = {"stock": one_statement(s, "machines_stock")}
+    draws = {f"draw {value}": one_statement(s, "secrets_draw", value.encode() * 16) for value in ("11", "22")}
     # One of the two is free: of two that are, who finds the first one locked gets the second, as in no serial order.
     return [
         Group("machine", full, parts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.plant import Plant, swapped
 
 _SAYS = "as in no serial order"
 _AGE = (

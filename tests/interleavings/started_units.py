@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
-from tests.interleavings.ground import CLUSTER, given
-from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.database import CLUSTER, given
+from tests.interleavings.plant import Plant, swapped
 from tests.interleavings.stored_units import OLD, OVERTAKEN, _begin, _purge, _start
 from tests.support.interleaving import Pair, Script, Step, atomic
 

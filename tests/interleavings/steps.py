@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.storage.interface import KvSwap
 from coterie.storage.postgres.batch import plan
-from tests.interleavings.ground import CLUSTER
+from tests.interleavings.database import CLUSTER
 from tests.support.interleaving import Step, atomic
 from tests.support.interleaving.scripts import Reads, Row, Verdict, restart_if_none, stop_if_none
 

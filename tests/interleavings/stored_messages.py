@@ -10,8 +10,8 @@ from coterie.storage.contracts.messages import Commit, Insert, Message, Setback,
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import messages as message_batch
 from coterie.storage.postgres.batch import plan, single
-from tests.interleavings import mail_judges as judges
-from tests.interleavings.ground import CLUSTER, THERE, given
+from tests.interleavings import message_judges as judges
+from tests.interleavings.database import CLUSTER, THERE, given
 from tests.support.interleaving import Pair, Script, Step, atomic
 from tests.support.interleaving.scripts import restart_if_none
 

@@ -9,7 +9,7 @@ from coterie.storage.contracts.ticks import TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
 from tests.interleavings import tick_judges as judges
-from tests.interleavings.ground import CLUSTER, defined, given
+from tests.interleavings.database import CLUSTER, defined, given
 from tests.support.interleaving import Pair, Script, Step, atomic
 from tests.support.interleaving.scripts import stop_if_none
 

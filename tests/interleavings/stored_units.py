@@ -10,7 +10,7 @@ from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
 from tests.interleavings import unit_judges as judges
-from tests.interleavings.ground import CLUSTER, THERE, given
+from tests.interleavings.database import CLUSTER, THERE, given
 from tests.support.interleaving import Pair, Script, Step, atomic
 from tests.support.interleaving.scripts import restart_if_none, stop_if_none
 

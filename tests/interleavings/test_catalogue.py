@@ -8,14 +8,14 @@ import pytest
 
 from tests.interleavings import late_definitions, started_units, stored_ticks, stored_units
 from tests.interleavings.catalogue import catalogue
-from tests.interleavings.ground import stage
-from tests.interleavings.playing import describe, play_pair
+from tests.interleavings.database import stage
+from tests.interleavings.runs import describe, play_pair
 from tests.support.interleaving import Count, explore, losses
 
 if TYPE_CHECKING:
     from tests.interleavings.conftest import NewDatabase
 
-pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
+pytestmark = pytest.mark.postgres
 
 PAIRS = catalogue()
 SELDOM = {name for name in PAIRS if name.startswith("unit: ")} - stored_units.OFTEN

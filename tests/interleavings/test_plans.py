@@ -10,7 +10,7 @@ import pytest
 
 from coterie.storage import statements
 from coterie.storage.postgres.connector import ConnectionLimits, session_settings
-from tests.interleavings.ground import SQL
+from tests.interleavings.database import SQL
 from tests.interleavings.plants import PLANTS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.interleavings.conftest import NewDatabase
 
-pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
+pytestmark = pytest.mark.postgres
 
 FENCED = [name for name in statements.load("coterie.storage.postgres.sql", "fence.sql") if name != "verify"]
 BACKLOG = """

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.interleavings.catalogue import catalogue
-from tests.interleavings.ground import stage
+from tests.interleavings.database import stage
 from tests.interleavings.plants import CONTROL, PLANTS, Plant
-from tests.interleavings.playing import find
+from tests.interleavings.runs import find
 from tests.support.interleaving import explore
 
 if TYPE_CHECKING:
     from tests.interleavings.conftest import NewDatabase
     from tests.support.interleaving import Pair
 
-pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
+pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name.replace(" ", "-"))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.interleavings.catalogue import catalogue
-from tests.interleavings.ground import given, stage
-from tests.interleavings.playing import parse_loss, repeat
+from tests.interleavings.database import given, stage
+from tests.interleavings.runs import parse_loss, repeat
 from tests.support.interleaving import COMMIT, Pair, Run, Script, Step, Told, atomic, explore, losses
 from tests.support.interleaving.scripts import stop_if_none
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.interleaving import Loss
 
-pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
+pytestmark = pytest.mark.postgres
 
 TWO_KEYS = given(runners={}, kv={"k": "old", "j": "old"})
 

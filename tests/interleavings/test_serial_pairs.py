@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interleavings.ground import SQL, stage
+from tests.interleavings.database import SQL, stage
 from tests.interleavings.serial_pairs import explore_serially, midway, serial_pairs
 from tests.interleavings.serial_plants import SERIAL_PLANTS
 from tests.interleavings.steps import Steps
 
 if TYPE_CHECKING:
-    from tests.interleavings.planting import Plant
+    from tests.interleavings.plant import Plant
     from tests.support.interleaving import Count, Pair
 
-pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
+pytestmark = pytest.mark.postgres
 
 PAIRS = serial_pairs(Steps(SQL))
 GROUPS = sorted({name.partition(":")[0] for name in PAIRS})

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from tests.interleavings.ground import SQL
+from tests.interleavings.database import SQL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tests.interleavings.conftest import NewDatabase
 
-pytestmark = [pytest.mark.postgres, pytest.mark.interleavings]
+pytestmark = pytest.mark.postgres
 
 
 class Database:

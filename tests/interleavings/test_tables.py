@@ -7,13 +7,11 @@ from importlib import resources
 import pytest
 
 from tests.interleavings.catalogue import catalogue
-from tests.interleavings.excuses import EXCUSES, FILES
-from tests.interleavings.ground import SQL
+from tests.interleavings.database import SQL
+from tests.interleavings.exempt_pairs import EXCUSES, FILES
 from tests.interleavings.serial_pairs import serial_pairs
 from tests.interleavings.steps import Steps
 from tests.interleavings.tables import meeting, meetings, played, touches
-
-pytestmark = pytest.mark.interleavings
 
 LOADED = {"ownership", "fence", "leading", "messages", "ticks", "units", "kv", "machines", "secrets"}
 

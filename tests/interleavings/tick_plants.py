@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.plant import Plant, swapped
 
 _HELD = "join held on held.name = i.seat and held.epoch = i.epoch\n"
 _CLAIM, _END = "tick: claim x release and take", "tick: end x release and take"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.interleavings.planting import Plant, swapped
+from tests.interleavings.plant import Plant, swapped
 
 _RESOLVED, _STEP, _END = "unit: suspend x resolve", "unit: lone step x release and take", "unit: resolve x end"
 _FENCED = ("add_steps", "add_step", "write_steps", "end_units", "suspend_unit", "open_unit", "wake_due_units")

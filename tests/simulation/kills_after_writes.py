@@ -162,24 +162,31 @@ class Killer:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """While it is, every commit of a runner is seen."""
-        execute, run, together = SimulatedDatabase._execute, SqliteStorage._run, SqliteStorage._run_together
+        execute, closed = SimulatedDatabase._execute, SqliteStorage._run_closed
+        run, in_transaction = SqliteStorage._run, SqliteStorage._run_in_transaction
 
         def executed(database: SimulatedDatabase, request: Any) -> Any:
             self._host, self._kinds = request.executor.host, ""
             return execute(database, request)
 
-        def one_by_one(storage: SqliteStorage, connection: Any, group: Any) -> Any:
+        def seen(group: Any, results: Any) -> Any:
             self._kinds = "+".join(sorted({kind_of(write) for write in group}))
-            return run(storage, connection, group)
+            return results
 
         def at_once(storage: SqliteStorage, connection: Any, group: Any) -> Any:
-            self._kinds = "+".join(sorted({kind_of(write) for write in group}))
-            return together(storage, connection, group)
+            return seen(group, closed(storage, connection, group))
+
+        def one_by_one(storage: SqliteStorage, connection: Any, group: Any, batches: Any) -> Any:
+            return seen(group, run(storage, connection, group, batches))
+
+        def with_sql(storage: SqliteStorage, connection: Any, write: Any, starts: Any) -> Any:
+            return seen([write], in_transaction(storage, connection, write, starts))
 
         with (
             patch.object(SimulatedDatabase, "_execute", executed),
+            patch.object(SqliteStorage, "_run_closed", at_once),
             patch.object(SqliteStorage, "_run", one_by_one),
-            patch.object(SqliteStorage, "_run_together", at_once),
+            patch.object(SqliteStorage, "_run_in_transaction", with_sql),
             patch.object(write_lock, "commit", self._commit),
             patch.object(ownership, "commit", self._commit),
         ):
@@ -244,7 +251,7 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
             await next(runner for runner in sim.runners if runner.alive).stop()
             results = [await handle.result(timeout="60s") for handle in handles]
             await sim.advance(10)
-            totals = [await cluster.ref(teller, who).total() for who in ("a", "b")]
+            totals = [await _insist(cluster.ref(teller, who).total) for who in ("a", "b")]  # it may load the state
             ticks = await cluster.crons.history("bell")
     assert at is None or at_most or killer.killed, f"nothing was killed at {at}: {sorted(set(ledger.labels))}"
     assert ledger.again == [], "a step that was stored ran again"
@@ -255,12 +262,11 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
     return ledger
 
 
-async def _insist(ask: Any) -> None:
+async def _insist(ask: Any) -> Any:
     while True:
         try:
-            await ask()
-            return
+            return await ask()
         except AlreadyResolved:
-            return
+            return None
         except CoterieError:
             await asyncio.sleep(0.1)

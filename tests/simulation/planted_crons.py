@@ -17,11 +17,10 @@ from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.storage.contracts.ticks import ClaimResult, TickClaim, TickNote
 from coterie.storage.sqlite import tick_writes
-from coterie.storage.sqlite import ticks as taking
-
-from . import test_crons
-from .workloads import cron_deploys as deploys
-from .workloads import crons as workload
+from coterie.storage.sqlite import ticks as sqlite_ticks
+from tests.simulation import test_crons
+from tests.simulation.workloads import cron_deploys as deploys
+from tests.simulation.workloads import crons as workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -40,10 +39,10 @@ if TYPE_CHECKING:
 def _not_fenced(kind: type) -> Iterator[None]:
     right = tick_writes._proven
 
-    def trusting(connection: Any, scope: Any, writes: Sequence[Any], *, audit: bool) -> list[Any]:
+    def trusting(connection: Any, scope: Any, writes: Sequence[Any]) -> list[Any]:
         if writes and isinstance(writes[0], kind):
             return list(writes)
-        return right(connection, scope, writes, audit=audit)
+        return right(connection, scope, writes)
 
     with patch.object(tick_writes, "_proven", trusting):
         yield
@@ -70,7 +69,9 @@ def _taken_whoever_has_it() -> Iterator[None]:
     adopt = _swap("adopt", "epoch < :epoch", "epoch <= :epoch")
     with (
         patch.dict(tick_writes.SQL, adopt=adopt),
-        patch.object(taking, "_is_foreign", lambda take, look: any(t.epoch <= take.claim.epoch for t in look.open)),
+        patch.object(
+            sqlite_ticks, "_is_foreign", lambda take, look: any(t.epoch <= take.claim.epoch for t in look.open)
+        ),
     ):
         yield
 
@@ -83,7 +84,7 @@ def _taken_as_two_attempts() -> Iterator[None]:
 
 @contextmanager
 def _not_taken() -> Iterator[None]:
-    with patch.object(taking, "_is_foreign", lambda take, look: any(t.epoch == 0 for t in look.open)):
+    with patch.object(sqlite_ticks, "_is_foreign", lambda take, look: any(t.epoch == 0 for t in look.open)):
         yield
 
 
@@ -177,7 +178,7 @@ def _skipped_span_off_by_one() -> Iterator[None]:
 @contextmanager
 def _own_clock() -> Iterator[None]:
     with (
-        patch.object(Dial, "hear", lambda *_: None),
+        patch.object(Dial, "observe", lambda *_: None),
         patch.object(Dial, "correct", lambda *_: None),
         _judged_without("early"),
     ):
@@ -202,8 +203,8 @@ def _redefined_ignored() -> Iterator[None]:
 
 @contextmanager
 def _no_sweep() -> Iterator[None]:
-    async def never(self: HeldCrons, desk: Any) -> None:
-        del self, desk
+    async def never(self: HeldCrons) -> None:
+        del self
         await asyncio.Event().wait()
 
     with patch.object(HeldCrons, "_sweep", never):
@@ -219,25 +220,25 @@ class _Nothing(dict[Any, Any]):
 
 @contextmanager
 def _what_is_over_forgotten() -> Iterator[None]:
-    right = CronSeat._learn
+    right = CronSeat._apply
 
     def forgetful(self: CronSeat, number: int, book: Any) -> bool:
         self._over = _Nothing()
         return right(self, number, book)
 
-    with patch.object(CronSeat, "_learn", forgetful):
+    with patch.object(CronSeat, "_apply", forgetful):
         yield
 
 
 @contextmanager
 def _old_looks_believed() -> Iterator[None]:
-    right = CronSeat._learn
+    right = CronSeat._apply
 
     def gullible(self: CronSeat, number: int, book: Any) -> bool:
-        self._learned = 0
+        self._applied = 0
         return right(self, number, book)
 
-    with patch.object(CronSeat, "_learn", gullible):
+    with patch.object(CronSeat, "_apply", gullible):
         yield
 
 
@@ -246,7 +247,7 @@ def _unanswered_claim_taken_as_written() -> Iterator[None]:
     right = CronSeat._claim
 
     async def sure(self: CronSeat, book: Any, decision: Any) -> None:
-        storage = self._desk.storage.ticks
+        storage = self._services.storage.ticks
         claim = storage.claim
 
         async def believing(write: TickClaim) -> ClaimResult:
@@ -255,7 +256,7 @@ def _unanswered_claim_taken_as_written() -> Iterator[None]:
             except PersistenceError as error:
                 if error.outcome != "unknown":
                     raise
-                return ClaimResult("written", self._desk.dial.now())
+                return ClaimResult("written", self._services.dial.now())
 
         with patch.object(storage, "claim", believing):
             await right(self, book, decision)
@@ -266,10 +267,10 @@ def _unanswered_claim_taken_as_written() -> Iterator[None]:
 
 @contextmanager
 def _unanswered_outcome_taken_as_written() -> Iterator[None]:
-    right = TickRun._insist
+    right = TickRun._write
 
     async def sure(self: TickRun, write: TickNote) -> None:
-        note = self._desk.storage.ticks.note
+        note = self._services.storage.ticks.note
 
         async def believing(write: TickNote) -> Any:
             try:
@@ -277,22 +278,22 @@ def _unanswered_outcome_taken_as_written() -> Iterator[None]:
             except PersistenceError:
                 return "written"
 
-        with patch.object(self._desk.storage.ticks, "note", believing):
+        with patch.object(self._services.storage.ticks, "note", believing):
             await right(self, write)
 
-    with patch.object(TickRun, "_insist", sure):
+    with patch.object(TickRun, "_write", sure):
         yield
 
 
 @contextmanager
 def _attempt_not_noted() -> Iterator[None]:
-    right = TickRun._insist
+    right = TickRun._write
 
     async def silent(self: TickRun, write: TickNote) -> None:
         if not write.again:
             await right(self, write)
 
-    with patch.object(TickRun, "_insist", silent):
+    with patch.object(TickRun, "_write", silent):
         yield
 
 
@@ -304,7 +305,7 @@ def _cut_short_taken_as_failed() -> Iterator[None]:
         try:
             return await right(self)
         except asyncio.CancelledError:
-            self._desk.tasks.spawn(self._end("failed"), name="rash", report=False)
+            self._services.tasks.spawn(self._end("failed"), name="rash", report=False)
             raise
 
     with patch.object(TickRun, "_run", rash):
@@ -313,13 +314,13 @@ def _cut_short_taken_as_failed() -> Iterator[None]:
 
 @contextmanager
 def _errors_swallowed() -> Iterator[None]:
-    right = TickRun._tried
+    right = TickRun._run_attempt
 
     async def calm(self: TickRun) -> str | None:
         problem = await right(self)
         return None if problem is not None and self._attempt > 1 else problem
 
-    with patch.object(TickRun, "_tried", calm):
+    with patch.object(TickRun, "_run_attempt", calm):
         yield
 
 

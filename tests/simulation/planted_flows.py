@@ -19,8 +19,7 @@ from coterie.storage.sqlite import unit_writes
 from coterie.storage.sqlite.units import SqliteUnits
 from coterie.workflows.execution import Execution
 from coterie.workflows.registry import HeldWorkflows
-
-from .workloads import flows as workload
+from tests.simulation.workloads import flows as workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -44,10 +43,10 @@ def _swapped(name: str, old: str, new: str) -> AbstractContextManager[Any]:
 def _not_fenced() -> Iterator[None]:
     right = unit_writes._proven
 
-    def trusting(connection: Any, scope: Any, writes: Sequence[Any], *, audit: bool) -> list[Any]:
+    def trusting(connection: Any, scope: Any, writes: Sequence[Any]) -> list[Any]:
         if writes and isinstance(writes[0], StepWrite):
             return list(writes)
-        return right(connection, scope, writes, audit=audit)
+        return right(connection, scope, writes)
 
     with patch.object(unit_writes, "_proven", trusting):
         yield
@@ -82,13 +81,13 @@ def _steps_left_behind() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _what_is_stored_run_again() -> Iterator[None]:
-    right = Places.stored
+    right = Places.row_at
 
     def forgetful(self: Places, place: Place) -> StepRow | None:
         row = right(self, place)
         return None if row is not None and place.kind == "step" and place.position > 1 else row
 
-    with patch.object(Places, "stored", forgetful):
+    with patch.object(Places, "row_at", forgetful):
         yield
 
 
@@ -123,8 +122,8 @@ def _others_not_waited_for() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _clock_never_set_back() -> Iterator[None]:
-    right = Dial.hear
-    with patch.object(Dial, "hear", lambda self, now, **_: right(self, now)):
+    right = Dial.observe
+    with patch.object(Dial, "observe", lambda self, now, **_: right(self, now)):
         yield
 
 
@@ -133,25 +132,25 @@ def _clock_never_set_back() -> Iterator[None]:
 
 @contextmanager
 def _interrupted_and_nothing_undone() -> Iterator[None]:
-    right = Execution._undo_all
+    right = Execution._compensate
 
     async def idle(self: Execution) -> None:
         if not self._is_interrupted:
             await right(self)
 
-    with patch.object(Execution, "_undo_all", idle):
+    with patch.object(Execution, "_compensate", idle):
         yield
 
 
 @contextmanager
 def _undone_from_the_first_on() -> Iterator[None]:
-    right = Execution._undo_all
+    right = Execution._compensate
 
     async def forwards(self: Execution) -> None:
         self._undo.reverse()
         await right(self)
 
-    with patch.object(Execution, "_undo_all", forwards):
+    with patch.object(Execution, "_compensate", forwards):
         yield
 
 
@@ -159,8 +158,10 @@ def _undone_from_the_first_on() -> Iterator[None]:
 def _interrupt_forgotten_by_who_takes_over() -> Iterator[None]:
     right = Execution._load
 
-    async def deaf(self: Execution) -> UnitSnapshot:
+    async def deaf(self: Execution) -> UnitSnapshot | None:
         loaded = await right(self)
+        if loaded is None:
+            return None
         row = msgspec.structs.replace(loaded.row, interrupting=False)
         return msgspec.structs.replace(loaded, row=row)
 
@@ -171,7 +172,7 @@ def _interrupt_forgotten_by_who_takes_over() -> Iterator[None]:
 @contextmanager
 def _suspended_while_a_branch_goes_on() -> Iterator[None]:
     def any_waits(self: DurableWork) -> bool:
-        return bool(self.waits or self.standing)
+        return bool(self.waits or self.parked)
 
     def here(self: DurableWork) -> None:
         self._branches[asyncio.current_task()] = None
@@ -181,16 +182,16 @@ def _suspended_while_a_branch_goes_on() -> Iterator[None]:
 
     with (
         patch.object(DurableWork, "is_quiet", property(any_waits)),
-        patch.object(DurableWork, "_here", here),
-        patch.object(DurableWork, "_gone", gone),
+        patch.object(DurableWork, "_count_in", here),
+        patch.object(DurableWork, "_count_out", gone),
     ):
         yield
 
 
 @contextmanager
 def _no_sweep() -> Iterator[None]:
-    async def never(self: HeldWorkflows, desk: Any) -> None:
-        del self, desk
+    async def never(self: HeldWorkflows) -> None:
+        del self
         await asyncio.Event().wait()
 
     with patch.object(HeldWorkflows, "_sweep", never):

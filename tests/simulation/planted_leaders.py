@@ -13,9 +13,8 @@ from coterie.singletons.heartbeat import Heartbeats
 from coterie.singletons.leadership import Leadership
 from coterie.singletons.state import LeaderState
 from coterie.singletons.state_row import StateRowWriter
-
-from . import test_leader_hooks, test_leader_places, test_leader_states
-from .workloads import leaders as workload
+from tests.simulation import test_leader_hooks, test_leader_places, test_leader_states
+from tests.simulation.workloads import leaders as workload
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,26 +35,26 @@ def _granted_while_another_leads() -> Iterator[None]:
 
 @contextmanager
 def _hook_before_the_state() -> Iterator[None]:
-    insist, call = Leadership._insist, Leadership._call
+    load, call = Leadership._load, Leadership._call
 
     async def not_yet(self: Leadership) -> None:
         if self.singleton.on_become_leader is None:
-            await insist(self)
+            await load(self)
         else:
-            self._state._take(self._state._encode(self.singleton.initial()))
+            self._state._show(self._state._encode(self.singleton.initial()))
 
     async def and_then(self: Leadership, hook: Any, name: str) -> None:
         await call(self, hook, name)
         if name == "on_become_leader":
-            await insist(self)
+            await load(self)
 
-    with patch.object(Leadership, "_insist", not_yet), patch.object(Leadership, "_call", and_then):
+    with patch.object(Leadership, "_load", not_yet), patch.object(Leadership, "_call", and_then):
         yield
 
 
 @contextmanager
 def _fenced_save_taken_as_written() -> Iterator[None]:
-    right = StateRowWriter._wrote
+    right = StateRowWriter._try_to_save
 
     async def sure(self: StateRowWriter, data: bytes) -> bool:
         try:
@@ -64,7 +63,10 @@ def _fenced_save_taken_as_written() -> Iterator[None]:
             self._version += 1
             return True
 
-    with patch.object(StateRowWriter, "_wrote", sure), patch.object(StateRowWriter, "require_held", lambda _: None):
+    with (
+        patch.object(StateRowWriter, "_try_to_save", sure),
+        patch.object(StateRowWriter, "require_held", lambda _: None),
+    ):
         yield
 
 
@@ -82,27 +84,27 @@ def _body_not_cancelled() -> Iterator[None]:
 @contextmanager
 def _told_before_it_is_durable() -> Iterator[None]:
     async def hasty(self: LeaderState[Any], data: bytes) -> None:
-        self._hand_over(self._write(data))
+        self._spawn(self._write(data))
 
-    with patch.object(LeaderState, "_write_and_leave", hasty):
+    with patch.object(LeaderState, "_write_and_release", hasty):
         yield
 
 
 @contextmanager
 def _state_of_an_earlier_leadership() -> Iterator[None]:
     kept: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
-    load, wrote = LeaderState.load, LeaderState._wrote
+    load, wrote = LeaderState.load, LeaderState._saved
 
     async def from_memory(self: LeaderState[Any]) -> None:
         await load(self)
-        if self._storage in kept and self._singleton.codec is not None:
-            self._take(kept[self._storage])
+        if self._services.storage in kept and self._singleton.codec is not None:
+            self._show(kept[self._services.storage])
 
     def remembered(self: LeaderState[Any], data: bytes) -> None:
         wrote(self, data)
-        kept[self._storage] = data
+        kept[self._services.storage] = data
 
-    with patch.object(LeaderState, "load", from_memory), patch.object(LeaderState, "_wrote", remembered):
+    with patch.object(LeaderState, "load", from_memory), patch.object(LeaderState, "_saved", remembered):
         yield
 
 
@@ -131,7 +133,7 @@ def _no_hook_when_the_lease_is_lost() -> Iterator[None]:
 
 @contextmanager
 def _hook_at_each_restart() -> Iterator[None]:
-    right = Leadership._ran
+    right = Leadership._run_once
 
     async def ran(self: Leadership) -> bool:
         is_well = await right(self)
@@ -139,13 +141,13 @@ def _hook_at_each_restart() -> Iterator[None]:
             await self._call(self.singleton.on_become_leader, "on_become_leader")
         return is_well
 
-    with patch.object(Leadership, "_ran", ran):
+    with patch.object(Leadership, "_run_once", ran):
         yield
 
 
 @contextmanager
 def _unanswered_save_taken_as(answer: bool) -> Iterator[None]:
-    right = StateRowWriter._wrote
+    right = StateRowWriter._try_to_save
 
     async def sure(self: StateRowWriter, data: bytes) -> bool:
         try:
@@ -157,7 +159,7 @@ def _unanswered_save_taken_as(answer: bool) -> Iterator[None]:
                 return True
             raise StatePersistFailed(singleton=self._name, problem=str(error)) from error
 
-    with patch.object(StateRowWriter, "_wrote", sure):
+    with patch.object(StateRowWriter, "_try_to_save", sure):
         yield
 
 
@@ -192,7 +194,7 @@ def _execution_begun_before_it_is_noted() -> Iterator[None]:
     async def not_yet(_: Heartbeats) -> None:
         """It will be written soon."""
 
-    with patch.object(Heartbeats, "insist", not_yet):
+    with patch.object(Heartbeats, "write_until_stored", not_yet):
         yield
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from coterie.entities.host.executor import HandlerExecutor
-from coterie.entities.persisted import inbox as delivering
-from coterie.entities.persisted import sender
+from coterie.entities.persisted import inbox, sender
 from coterie.entities.persisted.commit import Commits
 from coterie.entities.persisted.inbox import Inbox
 from coterie.entities.persisted.sender import PersistedSender
@@ -17,10 +16,9 @@ from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import MessageId
 from coterie.storage.contracts.messages import Suspected
-from coterie.storage.sqlite import message_writes, messages, states
-
-from . import test_messages
-from .workloads import messages as workload
+from coterie.storage.sqlite import messages, states
+from tests.simulation import test_messages
+from tests.simulation.workloads import messages as workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -38,7 +36,7 @@ def _replied_before_the_commit() -> Iterator[None]:
 
     def hasty(self: Commits, work: Work, write: Commit) -> None:
         if work.is_stored:
-            for waiter in work.deliveries._waiters.pop(work.message_id, ()):  # type: ignore[attr-defined]
+            for waiter in work.inbox._waiters.pop(work.message_id, ()):  # type: ignore[attr-defined]
                 waiter(write.reply)
         right(self, work, write)
 
@@ -100,7 +98,7 @@ def _sent_before_the_handler_has_ended() -> Iterator[None]:
 
 @contextmanager
 def _doubt_about_a_send_forgotten() -> Iterator[None]:
-    right = PersistedSender._insist
+    right = PersistedSender._retry
 
     async def sure(self: PersistedSender, *args: Any, **more: Any) -> Receipt:
         try:
@@ -108,7 +106,7 @@ def _doubt_about_a_send_forgotten() -> Iterator[None]:
         except PersistenceError as error:
             raise PersistenceError(doing="store it", problem=str(error), outcome="refused") from error
 
-    with patch.object(PersistedSender, "_insist", sure):
+    with patch.object(PersistedSender, "_retry", sure):
         yield
 
 
@@ -135,7 +133,10 @@ def _committed_without_the_fence() -> Iterator[None]:
 
 @contextmanager
 def _loss_not_counted_on_takeover() -> Iterator[None]:
-    with patch.object(message_writes, "suspect", lambda *_, **__: Suspected(0, ())):
+    async def none(*_: Any, **__: Any) -> Suspected:
+        return Suspected(0, ())
+
+    with patch.object(messages.SqliteMessages, "suspect", none):
         yield
 
 
@@ -178,20 +179,20 @@ def _what_has_ended_forgotten() -> Iterator[None]:
 
 @contextmanager
 def _old_hand_over_believed() -> Iterator[None]:
-    with patch.object(delivering, "_FRESH_S", math.inf):
+    with patch.object(inbox, "_FRESH_S", math.inf):
         yield
 
 
 @contextmanager
 def _hand_over_overtakes_what_was_left() -> Iterator[None]:
-    right = Inbox._take
+    right = Inbox._accept
 
-    def hasty(self: Inbox, delivery: Delivery, shelf: ShardInbox, *, swept: bool, **more: Any) -> None:
+    def hasty(self: Inbox, delivery: Delivery, shard: ShardInbox, *, swept: bool, **more: Any) -> None:
         if not swept:
-            shelf.left, shelf.blocked = set(), set()
-        right(self, delivery, shelf, swept=swept, **more)
+            shard.left, shard.blocked = set(), set()
+        right(self, delivery, shard, swept=swept, **more)
 
-    with patch.object(Inbox, "_take", hasty):
+    with patch.object(Inbox, "_accept", hasty):
         yield
 
 

@@ -11,16 +11,15 @@ from coterie import client, runner
 from coterie.ownership import admission, membership, rebalance
 from coterie.ownership.failure_detector import LeaseWatch
 from coterie.ownership.lease import LeasePolicy
-from coterie.ownership.lease_thread import insist
+from coterie.ownership.lease_thread import retry_until_done
 from coterie.ownership.membership import Membership
 from coterie.ownership.seats import HeldSeat, HeldSeats, Tenure, Trust
 from coterie.storage.interface import Claim
 from coterie.storage.sqlite import seats
 from coterie.testing import simulation
 from coterie.testing.lease_thread import SimSideLoop
-
-from . import test_ownership, test_takeover
-from .workloads import seats as workload
+from tests.simulation import test_ownership, test_takeover
+from tests.simulation.workloads import seats as workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -59,7 +58,7 @@ def _released_before_the_occupant_has_stopped() -> Iterator[None]:
     async def hasty(self: HeldSeats, seat: str, target: str | None) -> None:
         holding = self._held[seat]
         holding.tenure.ended = True
-        await insist(lambda: self._release(seat, holding.tenure.epoch), what="the release")
+        await retry_until_done(lambda: self._release(seat, holding.tenure.epoch), what="the release")
         self._released(seat, holding.tenure.epoch, target)
         await holding.occupant.drain()
         self._held.pop(seat, None)
@@ -71,9 +70,9 @@ def _released_before_the_occupant_has_stopped() -> Iterator[None]:
 @contextmanager
 def _incarnation_is_the_host_name() -> Iterator[None]:
     hosts: dict[int, tuple[object, str]] = {}
-    right = simulation.Simulation._doors
+    right = simulation.Simulation._parts
 
-    def doors(self: simulation.Simulation, node: Node) -> client.ClientParts:
+    def parts(self: simulation.Simulation, node: Node) -> client.ClientParts:
         made = right(self, node)
         hosts[id(made.chance)] = made.chance, made.host
         return made
@@ -82,7 +81,7 @@ def _incarnation_is_the_host_name() -> Iterator[None]:
         return hosts[id(chance)][1].rjust(32, "0")
 
     with (
-        patch.object(simulation.Simulation, "_doors", doors),
+        patch.object(simulation.Simulation, "_parts", parts),
         patch.object(client, "new_incarnation", named),
         patch.object(runner, "new_incarnation", named),
     ):
@@ -142,7 +141,7 @@ def _acquired_before_owed_is_given_back() -> Iterator[None]:
 
     async def first(self: Membership) -> bool:
         acquired = await acquire(self)
-        await repay(self._holdings)
+        await repay(self._seats)
         return acquired
 
     with patch.object(HeldSeats, "repay", later), patch.object(Membership, "_acquire", first):

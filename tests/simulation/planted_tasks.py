@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from coterie.kernel.supervisor import StandingTask
-
-from .workloads import crons, messages, seats
+from tests.simulation.workloads import crons, messages, seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,10 +14,16 @@ from coterie.errors import PersistenceError, RunnerUnavailable, SendTimeout
 from coterie.kv.changes import KeyValues
 from coterie.storage.sqlite import seats, states
 from coterie.testing import run_simulation
+from tests.simulation import (
+    planted_crons,
+    planted_flows,
+    planted_leaders,
+    planted_messages,
+    planted_seats,
+    planted_tasks,
+)
+from tests.simulation.workloads import calls, fenced, kv
 from tests.support.history.ownership import Violation
-
-from . import planted_crons, planted_flows, planted_leaders, planted_messages, planted_seats, planted_tasks
-from .workloads import calls, fenced, kv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -27,10 +27,8 @@ from coterie import (
 )
 from coterie.entities.calls.wire import Envelope, encode
 from coterie.testing import Runner, Simulation, simulate
-from coterie.transport.interface import PeerAddress
-from coterie.transport.routes import Route
-
-from .workloads import calls
+from coterie.transport.interface import PeerAddress, Route
+from tests.simulation.workloads import calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -313,8 +311,8 @@ async def test_a_client_that_counts_other_shards_is_told_so() -> None:
     other.entity(name="Account")(Account)
     async with simulate(cluster, runners=2) as sim:
         await settled(sim)
-        client = type(sim.new_client())(other.settings, sim._doors(sim.loop.test))
-        with other.acting_as(client):
+        client = type(sim.new_client())(other.settings, sim._parts(sim.loop.test))
+        with other._participant.bound(lambda: client):
             await client.start()
             refs = [other.ref(Account, f"account-{number}") for number in range(50)]
             with pytest.raises(ConfigurationError, match="shards is 5 here, and 12 in this cluster"):
@@ -569,8 +567,8 @@ async def test_an_entity_that_no_program_knows_is_unknown_at_once_if_nobody_else
             @rpc
             async def use(self) -> None: ...
 
-        client = type(sim.new_client())(newer.settings, sim._doors(sim.loop.test))
-        with newer.acting_as(client):
+        client = type(sim.new_client())(newer.settings, sim._parts(sim.loop.test))
+        with newer._participant.bound(lambda: client):
             await client.start()
             began_s = sim.loop.time()
             with pytest.raises(UnknownEntity, match=r"no runner knows Novelty/a\.use"):
@@ -705,7 +703,6 @@ async def test_shut_02_incident_6_a_farewell_that_calls_nobody_does_not_keep_the
 # Everything at once
 
 
-@pytest.mark.simulation
 @pytest.mark.simulated(seeds=40)
 async def test_inv_d8_e1_e4_calls_end_in_time_and_run_at_most_once_under_all_faults() -> None:
     await calls.main()

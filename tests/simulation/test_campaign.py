@@ -13,14 +13,11 @@ import pytest
 
 from coterie.testing import run_simulation
 from coterie.testing.run import current_loop
+from tests.simulation.planted_runs import SICK
 from tests.support.campaign import Limits, run_seed, run_seeds
-
-from .planted_runs import SICK
 
 if TYPE_CHECKING:
     from tests.support.campaign import Seed
-
-pytestmark = pytest.mark.simulation
 
 ROOT = Path(__file__).parents[2]
 LITTLE_MIB = 400

@@ -17,16 +17,13 @@ from coterie.storage.user_transaction import UserTransaction
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import simulate
-
-from .workloads import cron_deploys, crons
-from .workloads.cron_history import judge
+from tests.simulation.workloads import cron_deploys, crons
+from tests.simulation.workloads.cron_history import judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from coterie.storage.contracts.ticks import CronBook, CronTakeover
-
-pytestmark = pytest.mark.simulation
 
 
 @pytest.mark.simulated(seeds=3)

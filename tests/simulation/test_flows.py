@@ -14,18 +14,15 @@ from coterie import Cluster, Retry, Workflow, WorkflowInterrupted
 from coterie.kernel import chaos
 from coterie.testing.simulation import simulate
 from coterie.workflows.execution import IDLE_S
+from tests.simulation.workloads import flows
+from tests.simulation.workloads.flow_history import judge
+from tests.simulation.workloads.flow_plans import Act
+from tests.simulation.workloads.flow_program import new_stage
 from tests.support.history.workflow_events import Calm, Ended, Silence
-
-from .workloads import flows
-from .workloads.flow_history import judge
-from .workloads.flow_plans import Act
-from .workloads.flow_stage import new_stage
 
 if TYPE_CHECKING:
     from coterie.testing.simulation import Runner, Simulation
     from tests.support.history.ownership import Event
-
-pytestmark = pytest.mark.simulation
 
 SOON_S = 2.0
 """Sooner than anybody looks at all shards, or at what it waits for."""

@@ -11,14 +11,11 @@ from coterie import Cluster, Entity, PersistenceError, RemoteError, rpc
 from coterie.kernel import chaos
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
-
-from .diaries import new_cluster
+from tests.simulation.leader_history import new_cluster
 
 if TYPE_CHECKING:
     from coterie import Health, Leader, Tick
     from coterie.testing.simulation import Runner
-
-pytestmark = pytest.mark.simulation
 
 
 async def seen_by(sim: Simulation, runner: Runner | None = None) -> Health:
@@ -77,7 +74,7 @@ async def test_h1_a_body_that_hangs_is_named_by_everybody_within_twice_its_inter
             assert "no progress" in reason.problem
             assert "resign x" in reason.hint
         for each in sim.runners:
-            found = await each.spawn(each.real.gathering.readiness())
+            found = await each.spawn(each.real.collector.readiness())
             assert [reason.what for reason in found] == (["singleton x"] if each is leader else [])
         await cluster.singletons.resign("x")
         await sim.advance(1)
@@ -182,14 +179,14 @@ async def test_l4_a_database_that_is_away_turns_runners_off_and_on_again() -> No
     async with simulate(cluster, runners=2) as sim:
         await sim.wait_until(lambda: is_well(sim))
         first = sim.runners[0]
-        assert await first.spawn(first.real.gathering.readiness()) == ()
+        assert await first.spawn(first.real.collector.readiness()) == ()
         first.cut("storage")
         with pytest.raises(PersistenceError):
             await first.spawn(cluster.health())
 
         async def is_off() -> bool:
             before_ns = current_loop().now_ns
-            reasons = await first.spawn(first.real.gathering.readiness())
+            reasons = await first.spawn(first.real.collector.readiness())
             assert current_loop().now_ns - before_ns < 1.5e9, "a probe does not wait"
             return bool(reasons)
 

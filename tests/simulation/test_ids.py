@@ -100,7 +100,6 @@ async def disturb(database: SimulatedDatabase, random: Stream) -> None:
             database.restart(down_ns=random.randrange(5 * 10**9))
 
 
-@pytest.mark.simulation
 @pytest.mark.simulated(seeds=30)
 async def test_s1_no_id_repeats_whatever_happens_to_processes_clocks_and_the_database() -> None:
     """S1, GAP-04, GAP-10, 0.6: five hosts with few machine ids left, lost replies, late requests, wrong clocks."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .kills_after_writes import ALONE, PROCEDURES, play
-
-pytestmark = pytest.mark.simulation
+from tests.simulation.kills_after_writes import ALONE, PROCEDURES, play
 
 KINDS = sorted({kind for kinds in PROCEDURES.values() for kind in kinds})
 DAILY = [

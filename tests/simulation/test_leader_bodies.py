@@ -11,10 +11,7 @@ import pytest
 from coterie import Leader, LeadershipLost, Retry
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.simulation import simulate
-
-from .diaries import Count, Diary, is_led, new_cluster
-
-pytestmark = pytest.mark.simulation
+from tests.simulation.leader_history import Count, Diary, is_led, new_cluster
 
 
 @pytest.mark.simulated(seeds=3)

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.singletons.leadership import GRACE_S, HOOK_S
+from coterie.singletons.leadership import HOOK_S
 from coterie.testing.simulation import simulate
-
-from .diaries import Diary, define_counter, is_led, new_cluster
+from coterie.work.occupants import GRACE_S
+from tests.simulation.leader_history import Diary, define_counter, is_led, new_cluster
 
 if TYPE_CHECKING:
     from coterie import Leader
-
-pytestmark = pytest.mark.simulation
 
 
 @pytest.mark.simulated(seeds=3)

@@ -13,13 +13,10 @@ from coterie import Retry
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
-
-from .diaries import Diary, new_cluster
+from tests.simulation.leader_history import Diary, new_cluster
 
 if TYPE_CHECKING:
     from coterie import Cluster, Leader, Tick
-
-pytestmark = pytest.mark.simulation
 
 
 def waiting(cluster: Cluster, diary: Diary, name: str = "x", **options: object) -> None:

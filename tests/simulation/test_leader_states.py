@@ -13,14 +13,11 @@ from coterie.storage.sqlite.states import SqliteExecutions, SqliteStates
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import simulate
-
-from .diaries import Diary, define_counter, new_cluster
+from tests.simulation.leader_history import Diary, define_counter, new_cluster
 
 if TYPE_CHECKING:
     from coterie.storage.contracts.executions import ExecutionRecord
     from coterie.storage.interface import Claim, StateSave, Written
-
-pytestmark = pytest.mark.simulation
 
 
 @dataclass

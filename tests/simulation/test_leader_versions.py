@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.testing.simulation import simulate
-
-from .diaries import Diary, new_cluster
+from tests.simulation.leader_history import Diary, new_cluster
 
 if TYPE_CHECKING:
     from coterie import Cluster, Leader
-
-pytestmark = pytest.mark.simulation
 
 
 @dataclass

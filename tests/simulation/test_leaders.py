@@ -12,14 +12,11 @@ import pytest
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import SeedRun, current_loop
 from coterie.testing.simulation import NobodyHolds, Runner, Simulation, simulate
+from tests.simulation.workloads import leaders
 from tests.support.history.leader_checkers import Led
-
-from .workloads import leaders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-
-pytestmark = pytest.mark.simulation
 
 REPLACED_S = 10
 """Within which a leader is replaced (S10); what chance slows down comes on top."""

@@ -14,20 +14,17 @@ from coterie.entities.persisted import inbox
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import SeedRun, current_loop
 from coterie.testing.simulation import Runner, Simulation, simulate
+from tests.simulation.workloads import messages
+from tests.simulation.workloads.message_history import ATTEMPTS, LOSSES, judge
 from tests.support.history.message_checkers import FirstAttemptsInOrder, WithinBounds
 from tests.support.history.message_events import Began, Completed, Gauge, Sent
 from tests.support.history.ownership import check
-
-from .workloads import messages
-from .workloads.mail import ATTEMPTS, LOSSES, judge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from coterie.testing.loop.seeds import Stream
     from tests.support.history.ownership import Event
-
-pytestmark = pytest.mark.simulation
 
 TTL_S = 6
 
@@ -334,8 +331,8 @@ async def test_inv_r1_r2_a_backlog_stays_in_storage_beyond_what_memory_takes(mon
 
     def measure(_: str) -> None:
         for host in hosts():
-            gauges.append(Gauge("messages in memory", len(host.deliveries.inbox), 20))
-            gauges.append(Gauge("of one entity", max(len(each.works) for each in host.deliveries.shelves.values()), 20))
+            gauges.append(Gauge("messages in memory", len(host.inbox.works), 20))
+            gauges.append(Gauge("of one entity", max(len(each.works) for each in host.inbox.shards.values()), 20))
 
     async with scene(runners=1) as here:
 

@@ -1,7 +1,7 @@
 """Scenarios of ownership, simulated: storage that does not answer (LOCK), drains (REBAL), clocks and restarts (GAP).
 
-Each run is also judged by INV-F1 to F4 and S1: see `staging`. Two of them need a real server: LOCK-13, a session whose
-end hangs, and GAP-07, a transaction pooler (`tests/processes`).
+Each run is also judged by INV-F1 to F4 and S1: see `seat_cluster`. Two of them need a real server: LOCK-13, a session
+whose end hangs, and GAP-07, a transaction pooler (`tests/cluster`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,13 @@ from coterie.settings import Settings
 from coterie.storage.interface import Registration, SeatDeclaration
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.simulation import simulate
+from tests.simulation.seat_cluster import MARGIN_S, TTL_S, staged
 from tests.support.history.ownership import Drawn
-
-from .staging import MARGIN_S, TTL_S, staged
 
 if TYPE_CHECKING:
     from coterie.ownership.seats import Tenure
     from coterie.testing.simulation import Runner, Simulation
-
-    from .staging import Stage
-
-pytestmark = pytest.mark.simulation
+    from tests.simulation.seat_cluster import Stage
 
 TRUSTED_S = TTL_S - MARGIN_S
 

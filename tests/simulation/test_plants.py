@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from . import planted_crons, planted_flows, planted_messages, planted_tasks
-from .plants import PLANTS, SEEDS_MOST, Plant
+from tests.simulation import planted_crons, planted_flows, planted_messages, planted_tasks
+from tests.simulation.plants import PLANTS, SEEDS_MOST, Plant
 
 SAMPLED = (planted_messages, planted_crons, planted_flows, planted_tasks)
-LONG = {name for room in SAMPLED for name, *_ in room.PLANTED if name not in room.SAMPLE}
+RARE = {"lease checked without a lock", "hook before the fence", "unanswered save taken as success"}
+"""Found after dozens of seeds. Plants with the same workloads that are found sooner try these each time."""
+LONG = RARE | {name for room in SAMPLED for name, *_ in room.PLANTED if name not in room.SAMPLE}
 
 
-@pytest.mark.simulation
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "plant",
@@ -19,3 +20,7 @@ LONG = {name for room in SAMPLED for name, *_ in room.PLANTED if name not in roo
 )
 def test_a_planted_bug_is_found(plant: Plant) -> None:
     assert plant.found_after() is not None, f"{plant.name}: not found within {SEEDS_MOST} seeds"
+
+
+def test_plants_that_are_left_to_the_night_exist() -> None:
+    assert {plant.name for plant in PLANTS} > LONG

@@ -106,7 +106,7 @@ async def test_faults_singletons_and_crons_are_left_out_by_name() -> None:
         await sim.advance(60)
         assert (seen.led, seen.ticks) == (1, 0)
         assert set(sim.strikes) == {"SlowStorage"}
-    assert [each.name for each in cluster._cron_room.known.values()] == ["pulse"], "the program is as it was"
+    assert [each.name for each in cluster._program.crons.known.values()] == ["pulse"], "the program is as it was"
 
 
 @pytest.mark.simulated(seeds=1)

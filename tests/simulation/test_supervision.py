@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from coterie import Leader, Tick, Workflow
 
-pytestmark = pytest.mark.simulation
-
 ERRORS: dict[str, Callable[[], Exception]] = {
     "PersistenceError": lambda: PersistenceError(doing="read", problem="no such table", outcome="refused"),
     "OSError": lambda: OSError("no space left on device"),
@@ -29,7 +27,10 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "KeyError": lambda: KeyError("seat"),
     "AssertionError": lambda: AssertionError("it was taken"),
 }
-ELSEWHERE = {"accept connections", "watch certificates", "serve HTTP", "watch files", "report the runner"}
+ELSEWHERE = {
+    *("accept connections", "watch certificates", "serve HTTP", "feed the page"),
+    *("watch files", "report the runner"),
+}
 """Not in the simulator: sockets, HTTP and commands; they have tests of their own."""
 HERE = SUPERVISED.keys() - ELSEWHERE - {"hand over", "watch the lease keeper"}  # begun by a drain; waits for a thread
 
@@ -199,7 +200,7 @@ async def test_a_runner_whose_own_task_keeps_failing_tells_before_and_ends(caplo
         runner = sim.runners[0]
 
         async def says_so() -> bool:
-            reasons = await runner.spawn(runner.real.gathering.readiness())
+            reasons = await runner.spawn(runner.real.collector.readiness())
             return any("'settle seats' keeps failing" in reason.problem for reason in reasons)
 
         await sim.wait_until(says_so, within="30s")

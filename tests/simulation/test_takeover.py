@@ -14,19 +14,15 @@ from coterie import ConfigurationError, PersistenceError
 from coterie.ownership.admission import Definition
 from coterie.runner import NoOccupant
 from coterie.storage.sqlite.ownership import SqliteOwnership
+from tests.simulation.seat_cluster import MARGIN_S, RENEW_S, TTL_S, staged
+from tests.simulation.workloads.seats import DRAIN_S, agreed
 from tests.support.history.ownership import Gone, Grant, HeldAgain, check
-
-from .staging import MARGIN_S, RENEW_S, TTL_S, staged
-from .workloads.seats import DRAIN_S, agreed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from coterie.testing.simulation import Runner
-
-    from .staging import Stage
-
-pytestmark = pytest.mark.simulation
+    from tests.simulation.seat_cluster import Stage
 
 MAILER = "singleton:mailer"
 LOST_S = TTL_S + 2 * RENEW_S + 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
-from coterie.client import Client, system_doors
+from coterie.client import Client, system_parts
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.random import Random
 from coterie.kernel.service import Service, State
@@ -157,12 +157,12 @@ def _sqlite(folder: Path) -> Service:
 
 def _client(_: Path) -> Service:
     settings = Settings.load({"url": "sqlite://"}, environ={})
-    return Client(settings, system_doors(settings))
+    return Client(settings, system_parts(settings))
 
 
 def _runner(_: Path) -> Service:
     settings = Settings.load({"url": "sqlite://", "shards": 2}, environ={})
-    return Runner(settings, system_doors(settings))
+    return Runner(settings, system_parts(settings))
 
 
 def _ids(_: Path) -> Service:

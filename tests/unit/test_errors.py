@@ -25,7 +25,7 @@ from coterie.kernel.serialization.versions import MigrationFailed, Versioned
 from coterie.settings import Settings
 from coterie.transport.identity import Member, advertised_address, require_reachable
 from coterie.transport.tls import server_context
-from tests.unit.transport.authority import CLIENT, Authority
+from tests.unit.transport.certificate_authority import CLIENT, Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.storage.contracts.units import UnitsPurged
 from coterie.work.pruner import TABLES, Pruner
-from tests.unit.entities.stores import unreachable
+from tests.unit.entities.fake_storage import unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,7 @@ class Store:
         self.states = SimpleNamespace(purge=lambda **given: self._delete("states", given))
         self.ticks = SimpleNamespace(purge=lambda **given: self._delete("ticks", given))
         self.units = SimpleNamespace(purge=self._units)
+        self.activity = SimpleNamespace(purge=lambda **given: self._delete("activity", given))
         self.messages = SimpleNamespace(purge=self._messages)
 
     async def _delete(self, table: str, given: dict[str, Any]) -> int:
@@ -61,17 +62,22 @@ def pruner(store: Any, tables: Sequence[Any] = TABLES) -> Pruner:
 
 
 async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() -> None:
-    store = Store(kv=2, states=700, ticks=500, units=12_001, messages=1_700)
+    store = Store(kv=2, states=700, ticks=500, units=12_001, activity=3, messages=1_700)
     counts = await pruner(store).prune()
-    assert counts == {"kv": 2, "states": 700, "ticks": 500, "units": 12_001, "messages": 850}
+    assert counts == {"kv": 2, "states": 700, "ticks": 500, "units": 12_001, "activity": 3, "messages": 850}
     assert +store.due == Counter()
-    assert [table for table, _ in store.asked][:8] == [*TABLES, "states", "ticks", "units"], (
+    assert [table for table, _ in store.asked][:9] == [*TABLES, "states", "ticks", "units"], (
         "no table waits for another"
     )
     assert {given["most"] for _, given in store.asked} == {500}, "each statement is bounded"
     assert [given["after"] for table, given in store.asked if table == "messages"] == ["", "500", "1000", "1500"]
     kept = {tuple(sorted((key, told) for key, told in given.items() if key.endswith("_s"))) for _, given in store.asked}
-    assert kept == {(), (("older_s", 3600.0),), (("key_retention_s", 7200.0), ("retention_s", 3600.0))}
+    assert kept == {
+        (),
+        (("older_s", 3600.0),),
+        (("older_s", 7200.0),),
+        (("key_retention_s", 7200.0), ("retention_s", 3600.0)),
+    }
     of_units = [at_s for (table, _), at_s in zip(store.asked, store.at_s, strict=True) if table == "units"]
     pauses = [later - earlier for earlier, later in pairwise(of_units)]
     assert min(pauses) > 0, "others get their turn"
@@ -85,7 +91,7 @@ async def test_a_client_prunes_keys_alone() -> None:
 
 async def test_what_was_abandoned_is_told(caplog: pytest.LogCaptureFixture) -> None:
     await pruner(Store(units=1)).prune()
-    assert "singleton:s/left was abandoned: nobody has gone on with it for 3600s" in caplog.text
+    assert "singleton:s/left was deleted with its steps: no runner has continued it for 3600s" in caplog.text
 
 
 async def test_it_prunes_each_minute_until_it_stops_also_past_an_outage(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,7 +100,7 @@ async def test_it_prunes_each_minute_until_it_stops_also_past_an_outage(caplog: 
     keeping = pruner(store)
     keeping.start()
     await asyncio.sleep(61)
-    assert "kv are not pruned just now" in caplog.text
+    assert "kv were not pruned" in caplog.text
     assert store.due["units"] == 0, "the other tables are"
     await asyncio.sleep(61)
     assert +store.due == Counter()

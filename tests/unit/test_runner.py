@@ -98,11 +98,11 @@ class FakeMembership(Service):
     leaving: asyncio.Event
     missing = "it has not taken all of its seats yet"
 
-    def __init__(self, settings: Settings, *, incarnation: str, name: str, occupy: Occupy, **doors: Any) -> None:
+    def __init__(self, settings: Settings, *, incarnation: str, name: str, occupy: Occupy, **parts: Any) -> None:
         super().__init__(what=f"runner {name}")
         self.incarnation = incarnation
         self.occupy = occupy
-        self.definitions: Sequence[Definition] = doors["definitions"]
+        self.definitions: Sequence[Definition] = parts["definitions"]
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.trust = Trust(SystemClock())
         self.trust.extend(2**62)
@@ -142,6 +142,8 @@ class FakeMembership(Service):
 
     async def _stop(self) -> None:
         self.log.append("session closes")
+        if not self.ended.done():
+            self.ended.cancel()
 
 
 class World:
@@ -160,7 +162,7 @@ class World:
     def membership(self) -> FakeMembership:
         return self.made[-1]
 
-    def doors(self) -> ClientParts:
+    def parts(self) -> ClientParts:
         return ClientParts(
             clock=SystemClock(),
             chance=Random(1),
@@ -171,7 +173,7 @@ class World:
         )
 
     def runner(self, **options: Any) -> Runner:
-        return Runner(Settings.load({"runner_name": "anna"}, environ={}), self.doors(), **options)
+        return Runner(Settings.load({"runner_name": "anna"}, environ={}), self.parts(), **options)
 
     def setup(self, name: str) -> Callable[[], Any]:
         @asynccontextmanager
@@ -248,13 +250,32 @@ async def test_it_comes_back_as_soon_as_the_database_is_there_again(world: World
     async with world.runner() as runner:
         world.failures += [down, down, RuntimeError("a bug")]
         world.membership.evict("test")
-        with pytest.raises(NotReady, match=r"lost its place \(test\)"):
+        with pytest.raises(NotReady, match=r"was evicted \(test\)"):
             await runner.ready(within_s=0.01)
         await until(lambda: len(world.made) == 5 and world.membership.state is State.RUNNING)
         assert len({membership.incarnation for membership in world.made}) == 5
         assert all(membership.state is State.STOPPED for membership in world.made[:-1])
         world.membership.settled.set()
         await runner.ready(within_s=10)
+
+
+async def test_an_error_on_the_way_back_delays_it_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The life that could not begin never ends: what begins again must not wait for that."""
+    attempt, pauses = Runner._came_back, [RuntimeError("a bug between two attempts")]
+
+    async def attempt_then_fail(runner: Runner, reason: str) -> bool:
+        back = await attempt(runner, reason)
+        if not back and pauses:
+            raise pauses.pop()
+        return back
+
+    monkeypatch.setattr(Runner, "_came_back", attempt_then_fail)
+    async with world.runner() as runner:
+        world.failures.append(PersistenceError(doing="register", problem="connection refused"))
+        world.membership.evict("test")
+        await until(lambda: len(world.made) == 3 and world.membership.state is State.RUNNING)
+        assert not pauses
+        assert runner.failure == ""
 
 
 async def test_what_keeps_it_from_coming_back_is_in_the_error(world: World) -> None:
@@ -398,7 +419,7 @@ class Leaders:
 async def test_each_room_sits_on_its_own_kind_of_seats_and_the_rest_is_given(world: World) -> None:
     leaders, rest = Leaders(), Leaders()
     more = Definition(seat="cron:nightly", group="default")
-    async with world.runner(rooms=[leaders], occupy=rest.occupants, definitions=[more]):
+    async with world.runner(workplaces=[leaders], occupy=rest.occupants, definitions=[more]):
         assert [each.seat for each in world.membership.definitions] == ["cron:nightly", "singleton:importer"]
         world.membership.grant("singleton:importer")
         world.membership.grant("shard:default:7")
@@ -491,7 +512,7 @@ def rows() -> tuple[RunnerRow, ...]:
 async def test_a_client_drains_a_runner_by_its_name_or_id(
     world: World, rows: tuple[RunnerRow, ...], wanted: str, told: str
 ) -> None:
-    async with Client(Settings.load({}, environ={}), world.doors()) as client:
+    async with Client(Settings.load({}, environ={}), world.parts()) as client:
         storage = client.storage
         assert isinstance(storage, FakeStorage)
         storage.rows = rows
@@ -508,7 +529,7 @@ async def test_a_client_drains_a_runner_by_its_name_or_id(
 async def test_a_drain_of_nobody_or_of_two_is_refused_with_what_there_is(
     world: World, rows: tuple[RunnerRow, ...], wanted: str, problem: str
 ) -> None:
-    async with Client(Settings.load({}, environ={}), world.doors()) as client:
+    async with Client(Settings.load({}, environ={}), world.parts()) as client:
         storage = client.storage
         assert isinstance(storage, FakeStorage)
         storage.rows = rows

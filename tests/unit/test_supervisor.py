@@ -121,7 +121,7 @@ async def test_one_error_of_any_kind_does_not_end_a_standing_task(
     await soon(loop.runs.wait())
     assert len(loop.begun_s) == 2
     assert failures_of("sweep") == counted + 1
-    assert "'sweep' failed and begins again" in caplog.text
+    assert "'sweep' failed and starts again" in caplog.text
     assert "in live" in caplog.text  # its place
     failing = supervisor.failing()
     assert [(each.name, each.failures, each.keeps_failing) for each in failing] == [("sweep", 1, False)]

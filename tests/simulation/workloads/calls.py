@@ -30,6 +30,7 @@ from coterie.testing.faults import Fault
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
+from tests.simulation.workloads.fenced import HISTORY, history
 from tests.support.history.ownership import (
     Answered,
     AtMostOnce,
@@ -40,8 +41,6 @@ from tests.support.history.ownership import (
     Ran,
     check,
 )
-
-from .fenced import HISTORY, history
 
 if TYPE_CHECKING:
     from coterie.storage.interface import StateStore

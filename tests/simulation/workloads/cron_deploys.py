@@ -17,10 +17,9 @@ from coterie import Cluster
 from coterie.testing.faults import StorageClockSteps
 from coterie.testing.loop.seeds import stream
 from coterie.testing.simulation import simulate
-
-from .calls import EVERYTHING
-from .cron_history import judge
-from .crons import START_AT, Stage, all_quiet, calm
+from tests.simulation.workloads.calls import EVERYTHING
+from tests.simulation.workloads.cron_history import judge
+from tests.simulation.workloads.crons import START_AT, Stage, all_quiet, calm
 
 if TYPE_CHECKING:
     from coterie.testing.simulation import Simulation
@@ -43,7 +42,7 @@ async def main(*, runners: int = RUNNERS, deploys: int = DEPLOYS, least: int = 4
             sim.cluster = new if number % 2 == 0 else old
             await _roll(sim, number)
         sim.cluster = stage.cluster = new
-        with new.acting_as(old._acting()):
+        with new._participant.bound(old._acting):
             await calm(stage)
             await _roll(sim, deploys)
             await sim.wait_until(lambda: all(runner.started for runner in sim.runners))

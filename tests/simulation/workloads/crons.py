@@ -27,10 +27,9 @@ from coterie.testing.loop.nodes import current_node
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
+from tests.simulation.workloads.calls import EVERYTHING
+from tests.simulation.workloads.cron_history import CronHistory, judge
 from tests.support.history.cron_events import BodyBegan, BodyEnded, Confirmed, Quiet, TickKey
-
-from .calls import EVERYTHING
-from .cron_history import CronHistory, judge
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,13 +61,13 @@ class Stage:
     @property
     def known(self) -> dict[str, Cron]:
         """What it defines."""
-        return self.cluster._cron_room.known
+        return self.cluster._program.crons.known
 
     def watch(self, sim: Simulation, *others: Cluster) -> None:
         """Before the first runner starts."""
         self.sim = sim
         programs = [self.cluster, *others]
-        self.history.watch(sim, *(each._cron_room.known.values() for each in programs))
+        self.history.watch(sim, *(each._program.crons.known.values() for each in programs))
 
     def define(
         self, cluster: Cluster, name: str, schedule: str, *, longest_s: float, fails: float = 0.0, **options: Any

@@ -21,7 +21,7 @@ from coterie.kernel.service import State
 from coterie.settings import Settings
 from coterie.storage.interface import Claim, Registration, SeatDeclaration, StateSave
 from coterie.storage.sqlite import SqliteStorage, seats
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.store import Scope
 from coterie.testing import faults
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 from coterie import AlreadyResolved, CoterieError, PersistenceError
 from coterie.testing.loop.seeds import stream
 from coterie.workflows.execution import IDLE_S
+from tests.simulation.workloads.flow_plans import names_of, unit_of
 from tests.support.history.workflow_events import Planned, ResolveTold, StartTold
-
-from .flow_plans import names_of, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.testing.loop.seeds import Stream
     from coterie.testing.simulation import Simulation
-
-    from .flow_plans import Act
-    from .flow_stage import Stage
+    from tests.simulation.workloads.flow_plans import Act
+    from tests.simulation.workloads.flow_program import Stage
 
 
 class Client:

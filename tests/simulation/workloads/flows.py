@@ -14,13 +14,12 @@ from zlib import crc32
 
 from coterie.testing.faults import Kills, StorageCuts, StorageErrors
 from coterie.testing.simulation import simulate
+from tests.simulation.workloads.calls import EVERYTHING
+from tests.simulation.workloads.flow_clients import Client
+from tests.simulation.workloads.flow_history import judge
+from tests.simulation.workloads.flow_plans import new_errand, new_plan, new_tree
+from tests.simulation.workloads.flow_program import new_stage
 from tests.support.history.workflow_events import Calm, Ended, Silence
-
-from .calls import EVERYTHING
-from .flow_clients import Client
-from .flow_history import judge
-from .flow_plans import new_errand, new_plan, new_tree
-from .flow_stage import new_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from coterie.testing.faults import Fault
     from coterie.testing.loop.seeds import Stream
     from coterie.testing.simulation import Simulation
-
-    from .flow_plans import Act
-    from .flow_stage import Stage
+    from tests.simulation.workloads.flow_plans import Act
+    from tests.simulation.workloads.flow_program import Stage
 
 RUNNERS = 3
 LASTING_S = 40

@@ -22,6 +22,7 @@ from coterie.testing.loop.nodes import current_node
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
+from tests.simulation.workloads.fenced import HISTORY
 from tests.support.history.leader_checkers import HooksInOrder, Led, OnlyTheLeaderLeads, Outlived
 from tests.support.history.ownership import (
     EpochsGrow,
@@ -35,8 +36,6 @@ from tests.support.history.ownership import (
     Violation,
     check,
 )
-
-from .fenced import HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

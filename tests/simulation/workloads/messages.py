@@ -19,17 +19,15 @@ from coterie import Cluster, CoterieError, Entity, KeyConflict, PersistenceError
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
+from tests.simulation.workloads.calls import EVERYTHING
+from tests.simulation.workloads.message_history import ATTEMPTS, Asked, Book, Mail, Strange, book_of, judge
 from tests.support.history.message_events import Over, Sent
-
-from .calls import EVERYTHING
-from .mail import ATTEMPTS, Asked, Book, Mail, Strange, book_of, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from coterie.testing.loop.seeds import Stream
-
-    from .mail import Outcome
+    from tests.simulation.workloads.message_history import Outcome
 
 RUNNERS = 5
 CLIENTS = 8

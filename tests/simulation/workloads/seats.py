@@ -21,11 +21,12 @@ from coterie.ownership.admission import Definition
 from coterie.ownership.assignment import targets
 from coterie.storage.interface import StateSave
 from coterie.storage.sqlite import seats
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.store import Scope
 from coterie.testing import faults
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.loop.seeds import stream
 from coterie.testing.simulation import Simulation, simulate
+from tests.simulation.workloads.fenced import HISTORY, history
 from tests.support.history.ownership import (
     Drawn,
     EpochsGrow,
@@ -36,8 +37,6 @@ from tests.support.history.ownership import (
     Violation,
     check,
 )
-
-from .fenced import HISTORY, history
 
 if TYPE_CHECKING:
     from collections.abc import Callable

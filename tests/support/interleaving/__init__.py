@@ -9,13 +9,13 @@ judged.
     pair  = two scripts, the rows to begin with, and a judge
     order = who took each turn: "AABAB"; pair, loss and order repeat a run exactly
 
-Read `scripts.py` (what is played), `orders.py` (which orders there are), `stage.py` (how one run is played), `track.py`
+Read `scripts.py` (what is played), `orders.py` (which orders there are), `run.py` (how one run is played), `track.py`
 and `sessions.py` (one side of it, and the database).
 """
 
 from tests.support.interleaving.orders import Count, explore
+from tests.support.interleaving.run import Run, Stage
 from tests.support.interleaving.scripts import COMMIT, Ground, Loss, Pair, Script, Step, atomic, losses
-from tests.support.interleaving.stage import Run, Stage
 from tests.support.interleaving.track import Told
 
 __all__ = [

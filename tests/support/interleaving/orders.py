@@ -10,8 +10,8 @@ from coterie.kernel.random import Random
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tests.support.interleaving.run import Run
     from tests.support.interleaving.scripts import Loss, Pair
-    from tests.support.interleaving.stage import Run
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from tests.support.interleaving.stage import Run
+    from tests.support.interleaving.run import Run
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]

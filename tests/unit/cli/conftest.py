@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.cli.running import Account, Said, Served, coterie, serving
-from tests.unit.cli.stored import Stored
+from tests.unit.cli.command_runner import Account, Said, Served, coterie, serving
+from tests.unit.cli.stored_cluster import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,12 +12,12 @@ import pytest
 from coterie import Cluster
 from coterie.cli.commands.bench import NAME, SCENARIOS, TOGETHER
 from coterie.storage.contracts.messages import MessageFilter
-from tests.unit.cli.running import coterie, require_golden, transcript
+from tests.unit.cli.command_runner import coterie, require_golden, transcript
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.cli.running import Served
+    from tests.unit.cli.command_runner import Served
 
 SHORT = ("--seconds", "0.1")
 

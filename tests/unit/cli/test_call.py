@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster
-from tests.unit.cli.running import coterie, require_golden, transcript
-from tests.unit.cli.stored import Account, Stored
+from tests.unit.cli.command_runner import coterie, require_golden, transcript
+from tests.unit.cli.stored_cluster import Account, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.cli.running import Said
+    from tests.unit.cli.command_runner import Said
 
     Ask = Callable[..., Said]
 
@@ -79,7 +79,7 @@ def test_what_was_refused_did_not_run(ask: Ask) -> None:
 def test_without_waiting_it_is_stored_and_named(ask: Ask, stored: Stored) -> None:
     said = ask("call", "Account/emma", "deposit", DEPOSIT, "--no-wait")
     assert said.code == 0
-    assert said.err == f"stored; what becomes of it: coterie messages show {said.out}"
+    assert said.err == f"stored; to follow it: coterie messages show {said.out}"
     stored.until_status(said.out.strip(), "done")
     assert ask("call", "Account/emma", "balance").out == "5\n"
 
@@ -87,7 +87,7 @@ def test_without_waiting_it_is_stored_and_named(ask: Ask, stored: Stored) -> Non
 def test_what_is_not_persisted_says_so(ask: Ask) -> None:
     said = ask("call", "Account/emma", "balance", "--no-wait", "--json")
     assert (said.code, json.loads(said.out)["persisted"]) == (0, False)
-    assert said.err == "taken by a runner; it is not persisted, and lost if that runner is\n"
+    assert said.err == "accepted by a runner; it is not persisted, and is lost if that runner is\n"
 
 
 def test_later_is_by_the_databases_clock(ask: Ask, stored: Stored) -> None:

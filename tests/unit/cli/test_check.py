@@ -16,7 +16,7 @@ from coterie.storage import unreadable_rows
 from coterie.storage.contracts.inspection import AuditRow, EndedMessage, StateMark
 from coterie.storage.contracts.ticks import TickRow
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
-from tests.unit.cli.running import Served, coterie, require_golden, serving, transcript
+from tests.unit.cli.command_runner import Served, coterie, require_golden, serving, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_a_row_that_cannot_be_read_is_named(
     file.execute(f"update seats set name = 'shard:default:odd' where name = '{SHARD}'")
     (found,) = rows_named(capsys, command, url)
     assert found["says"].startswith("row 'shard:default:odd' of table seats cannot be read: ")
-    assert "mend or delete it with SQL" in found["hint"]
+    assert "repair or delete it with SQL" in found["hint"]
 
 
 @pytest.mark.usefixtures("_forgets")

@@ -12,7 +12,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from coterie.cli import COMMANDS, cli
-from tests.unit.cli.running import coterie
+from tests.unit.cli.command_runner import coterie
 
 PROGRAM = "from coterie.cli import main; main()"
 

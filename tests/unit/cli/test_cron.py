@@ -11,13 +11,13 @@ import pytest
 from coterie.cli.commands.cron import text
 from coterie.cron.api import preview
 from coterie.cron.schedule import Schedule
-from tests.unit.cli.running import coterie, require_golden, transcript
-from tests.unit.cli.terminals import terminal
+from tests.unit.cli.command_runner import coterie, require_golden, transcript
+from tests.unit.cli.terminal import terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.cli.running import Served
+    from tests.unit.cli.command_runner import Served
 
 
 def test_a_preview_says_where_clocks_change() -> None:

@@ -19,13 +19,13 @@ from coterie.settings.secret import redacted_url
 from coterie.storage.contracts.inspection import ServerInfo
 from coterie.storage.interface import RunnerRow
 from coterie.storage.migrations import Migration
-from tests.unit.cli.running import coterie, require_golden, screen, transcript
+from tests.unit.cli.command_runner import coterie, require_golden, screen, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.unit.cli.running import Said, Served
+    from tests.unit.cli.command_runner import Said, Served
 
 SCHEMA = [Migration(number, "pre", f"step_{number}") for number in range(1, 8)]
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -154,7 +154,7 @@ def test_a_server_tells_its_version_and_connections(
     assert said.code == 0
     assert redacted_url(empty_postgres_url) in said.out
     assert re.search(r"database +PostgreSQL \d+[\d.]*, schema \d+ \(current\), \d+ of \d+ connections ours", said.out)
-    assert "runners       none at all" in said.out
+    assert "runners       there are none" in said.out
     assert said.out.count("fsync=off") <= 1, "what the log warns of is a remark, once"
     assert said.err == ""
 

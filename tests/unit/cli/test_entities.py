@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.cli.running import coterie, require_golden, transcript
-from tests.unit.cli.stored import Account
+from tests.unit.cli.command_runner import coterie, require_golden, transcript
+from tests.unit.cli.stored_cluster import Account
 from tests.unit.cli.test_messages import has_begun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.cli.running import Said
-    from tests.unit.cli.stored import Stored
+    from tests.unit.cli.command_runner import Said
+    from tests.unit.cli.stored_cluster import Stored
 
     Ask = Callable[..., Said]
 
@@ -84,7 +84,7 @@ def test_a_type_that_nobody_knows_is_a_no(ask: Ask) -> None:
 
 
 def test_what_is_stored_is_shown_while_no_runner_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.unit.cli.stored import Stored
+    from tests.unit.cli.stored_cluster import Stored
 
     running = Stored(f"sqlite:///{tmp_path}/alone.db")
     try:

@@ -15,8 +15,8 @@ from coterie import Cluster, Entity, Leader, Retry, Tick, Workflow, rpc
 from coterie.cli.output import Screen, as_json, safe
 from coterie.cli.run.console import Console, ConsoleOptions
 from coterie.observe import logs
-from tests.unit.cli.running import SHARDS, coterie
-from tests.unit.cli.stored import Stored
+from tests.unit.cli.command_runner import SHARDS, coterie
+from tests.unit.cli.stored_cluster import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.cli.running import Said, coterie, require_golden, transcript
+from tests.unit.cli.command_runner import Said, coterie, require_golden, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable

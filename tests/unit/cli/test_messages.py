@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from coterie.cli.client import ClientCommand
-from coterie.cli.commands.messages import ChosenMessages, MessageOptions, Purge, parse, shown, talk_of_silence
+from coterie.cli.commands.messages import Purge, parse, shown, warn_of_silent_runners
 from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
+from coterie.observe.message_filter import ChosenMessages, MessageOptions
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
-from tests.unit.cli.running import require_golden, screen, transcript
-from tests.unit.cli.stored import GATES, Stored
+from tests.unit.cli.command_runner import require_golden, screen, transcript
+from tests.unit.cli.stored_cluster import GATES, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.unit.cli.running import Said
+    from tests.unit.cli.command_runner import Said
 
     Ask = Callable[..., Said]
 
@@ -242,5 +243,5 @@ def test_a_purge_that_is_interrupted_says_what_remains(capsys: pytest.CaptureFix
 
 
 def test_a_runner_that_is_silent_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    talk_of_silence(ChosenMessages([], datetime(2026, 3, 27, tzinfo=UTC), {}, ["web-2"]))
-    assert capsys.readouterr().err == "no answer from web-2: what runs there is taken for waiting\n"
+    warn_of_silent_runners(ChosenMessages([], datetime(2026, 3, 27, tzinfo=UTC), {}, ["web-2"]))
+    assert capsys.readouterr().err == "no answer from web-2: messages that run there are shown as waiting\n"

@@ -1,4 +1,4 @@
-"""`coterie open`: where the health of a cluster is served."""
+"""`coterie open`: where the page of a cluster is served."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from tests.unit.cli.running import coterie
+from tests.unit.cli.command_runner import coterie
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +54,14 @@ def test_the_address_is_said_and_opened(
 ) -> None:
     with answering() as port:
         monkeypatch.setenv("COTERIE_HTTP_LISTEN", f"127.0.0.1:{port}")
-        url = f"http://127.0.0.1:{port}/health"
+        url = f"http://127.0.0.1:{port}/"
         assert coterie(capsys, "open") == (0, f"{url}\n", "")
         assert launched == [url]
         assert coterie(capsys, "open", "--print") == (0, f"{url}\n", "")
         assert json.loads(coterie(capsys, "open", "--json").out) == {"url": url}
         assert launched == [url], "once"
+        monkeypatch.setenv("COTERIE_WEB", "off")
+        assert coterie(capsys, "open", "--print").out == f"{url}health\n"
 
 
 def test_one_that_listens_everywhere_is_asked_here(
@@ -67,7 +69,7 @@ def test_one_that_listens_everywhere_is_asked_here(
 ) -> None:
     with answering() as port:
         monkeypatch.setenv("COTERIE_HTTP_LISTEN", f"0.0.0.0:{port}")
-        assert coterie(capsys, "open").out == f"http://127.0.0.1:{port}/health\n"
+        assert coterie(capsys, "open").out == f"http://127.0.0.1:{port}/\n"
     assert len(launched) == 1
 
 
@@ -79,7 +81,7 @@ def test_nobody_answers(
     monkeypatch.setenv("COTERIE_HTTP_LISTEN", f"127.0.0.1:{port}")
     said = coterie(capsys, "open")
     assert (said.code, said.out, launched) == (3, "", [])
-    assert said.err.startswith(f"error: nobody answers at http://127.0.0.1:{port}/health: ")
+    assert said.err.startswith(f"error: nothing answers at http://127.0.0.1:{port}/: ")
     monkeypatch.setenv("COTERIE_HTTP_LISTEN", "off")
     said = coterie(capsys, "open")
     assert (said.code, launched) == (1, [])

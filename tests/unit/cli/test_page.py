@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from coterie.cli import COMMANDS, cli
-from coterie.cli.commands.messages import QUALIFIERS, STATES
-from tests.unit.cli.running import Said
+from coterie.observe.message_filter import QUALIFIERS, STATES
+from tests.unit.cli.command_runner import Said
 from tests.unit.cli.test_completion import commands
 from tests.unit.cli.test_workflows import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.unit.cli.stored import Stored
+    from tests.unit.cli.stored_cluster import Stored
 
     Ask = Callable[..., Said]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from coterie import Cluster
-from coterie.cli.demo import load as demo_ledger
+from coterie.cli.demo import load as demo_load
 from coterie.cli.demo.cluster_view import moved
 from coterie.cli.demo.demo import write_program
 from coterie.cli.demo.load import DepositCount, DepositLoad
@@ -19,11 +19,11 @@ from coterie.cli.run import console
 from coterie.cli.run.console import Console, announcement, drain_line, left_line
 from coterie.cli.run.events import ProgramLoaded, RunnerDraining, RunnerLeft, decode, encode
 from coterie.cli.run.load import load, parse
-from coterie.cli.run.reload import Watched
 from coterie.cli.run.reporter import counted
+from coterie.cli.run.supervisor import Watched
 from coterie.cli.run.worker import Worker
 from coterie.kernel.ids import ShardId
-from tests.unit.cli.running import coterie, require_golden, transcript
+from tests.unit.cli.command_runner import coterie, require_golden, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,10 +159,10 @@ def test_a_drain_of_several_is_one_line_that_redraws(
     voice = Console(workers=2)
     voice.begin_drain(20.0)
     voice.begin_drain(20.0)
-    voice.hear(DRAINING)
-    voice.hear(msgspec.structs.replace(DRAINING, runner="laptop-4712", shards=33, given=0, calls=0, left_s=12.0))
-    voice.hear(LEFT)
-    voice.hear(msgspec.structs.replace(LEFT, runner="laptop-4712", shards=33, given=33, returned=2))
+    voice.on_event(DRAINING)
+    voice.on_event(msgspec.structs.replace(DRAINING, runner="laptop-4712", shards=33, given=0, calls=0, left_s=12.0))
+    voice.on_event(LEFT)
+    voice.on_event(msgspec.structs.replace(LEFT, runner="laptop-4712", shards=33, given=33, returned=2))
     voice.end_drain(8.3)
     clear = "\r\x1b[K    "
     assert capsys.readouterr().err == (
@@ -180,8 +180,8 @@ def test_without_a_terminal_a_drain_says_how_far_it_is_each_five_seconds(
     monkeypatch.setattr(console, "_now_s", lambda: now_s)
     voice = Console()
     for now_s in (0.0, 1.0, 5.0, 6.0, 9.0, 10.0):  # noqa: B007 the clock that is read above
-        voice.hear(DRAINING)
-    voice.hear(LEFT)
+        voice.on_event(DRAINING)
+    voice.on_event(LEFT)
     said = [line.partition("  ")[2].split()[0] for line in capsys.readouterr().err.splitlines()]
     assert said == ["draining", "readiness", "readiness", "left"]
 
@@ -225,7 +225,7 @@ async def test_changes_of_files_are_noticed_and_those_of_others_are_not(folder: 
 def test_the_demos_program_is_written_once(folder: Path) -> None:
     path = folder / "coterie-demo.py"
     assert write_program(path)
-    assert load(parse("coterie-demo.py")).cluster.defined() == {
+    assert load(parse("coterie-demo.py")).cluster._program.names() == {
         "entity": ["Account"],
         "singleton": ["importer"],
         "cron": ["heartbeat"],
@@ -273,7 +273,7 @@ async def test_checks_that_follow_each_other_at_once_do_not_see_deposits_that_ar
 ) -> None:
     """A sender that was let go by the first check and stopped by the second must not begin: its deposit would be
     answered after the balance was read, and count as lost."""
-    monkeypatch.setattr(demo_ledger, "ACCOUNTS", 60)
+    monkeypatch.setattr(demo_load, "ACCOUNTS", 60)
     cluster = Cluster(f"sqlite:///{folder}/books.db", shards=4, http_listen=None)
     cluster.entity(Account)
     async with cluster:
@@ -295,5 +295,5 @@ async def test_a_worker_imports_nothing_of_ours_from_the_current_directory(folde
     """A file there that is called like one of our modules, or of those we use, is not taken for it."""
     for name in ("coterie", "click", "msgspec"):
         (folder / f"{name}.py").write_text("raise SystemExit(77)\n")
-    worker = Worker("nowhere/app.py", number=1, heard=lambda _: None, output=asyncio.subprocess.DEVNULL)
+    worker = Worker("nowhere/app.py", number=1, on_event=lambda _: None, output=asyncio.subprocess.DEVNULL)
     assert await worker.live() == 2  # there is no such program

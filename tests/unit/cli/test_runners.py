@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.commands.runners import table
 from coterie.observe.view import RunnerLine
-from tests.unit.cli.running import SHARDS, coterie, eventually, require_golden, screen, serving, transcript
-from tests.unit.observe.clusters import NOW
+from tests.unit.cli.command_runner import SHARDS, coterie, eventually, require_golden, screen, serving, transcript
+from tests.unit.observe.cluster_facts import NOW
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
     from coterie import Cluster
-    from tests.unit.cli.running import Served
+    from tests.unit.cli.command_runner import Served
 
 
 READY = '"state": "ready"'

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 from coterie.cli.commands.shards import drawn
 from coterie.observe.pages import shards
 from coterie.storage.interface import ClusterSnapshot
-from tests.unit.cli.running import coterie, require_golden, screen, transcript
-from tests.unit.observe import clusters
+from tests.unit.cli.command_runner import coterie, require_golden, screen, transcript
+from tests.unit.observe import cluster_facts
 
 if TYPE_CHECKING:
     import pytest
 
-    from tests.unit.cli.running import Served
+    from tests.unit.cli.command_runner import Served
 
 
 def test_the_map_shows_who_holds_what_and_what_moves() -> None:
     """web-4 leaves, so that its shards are about to move; default:99 has no owner, and the group gpu no runner."""
-    rows = [clusters.row(f"web-{number}", leaving=number == 4) for number in (1, 2, 3, 4)]
+    rows = [cluster_facts.row(f"web-{number}", leaving=number == 4) for number in (1, 2, 3, 4)]
     held = {"web-1": range(33), "web-2": range(33, 65), "web-3": range(65, 96), "web-4": range(96, 99)}
-    seats = [seat for name, numbers in held.items() for seat in clusters.shards(*numbers, holder=name)]
-    seats += [*clusters.shards(99, holder=None), *clusters.shards(0, 1, holder=None, group="gpu")]
+    seats = [seat for name, numbers in held.items() for seat in cluster_facts.shards(*numbers, holder=name)]
+    seats += [*cluster_facts.shards(99, holder=None), *cluster_facts.shards(0, 1, holder=None, group="gpu")]
     require_golden("shards_map", drawn(screen(), shards(ClusterSnapshot(tuple(rows), tuple(seats), ""))) + "\n")
 
 
 def test_a_long_row_is_folded() -> None:
-    view = ClusterSnapshot((clusters.row(),), tuple(clusters.shards(*range(130))), "")
+    view = ClusterSnapshot((cluster_facts.row(),), tuple(cluster_facts.shards(*range(130))), "")
     shown = drawn(screen(), shards(view)).splitlines()[2:-1]
     assert [line.count("▪") for line in shown] == [87, 43], "as many as fit into the terminal"
     assert len({line.index("▪") for line in shown}) == 1

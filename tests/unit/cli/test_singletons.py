@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.cli.running import coterie, require_golden, transcript
+from tests.unit.cli.command_runner import coterie, require_golden, transcript
 
 if TYPE_CHECKING:
-    from tests.unit.cli.running import Served
+    from tests.unit.cli.command_runner import Served
 
 
 @pytest.mark.parametrize(

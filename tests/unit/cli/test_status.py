@@ -13,13 +13,13 @@ from coterie import Cluster
 from coterie.cli.commands.status import text
 from coterie.observe.health import Reason
 from coterie.observe.view import CronLine, Overview, SingletonLine
-from tests.unit.cli.running import coterie, eventually, require_golden, screen, transcript
-from tests.unit.observe.clusters import NOW, ago
+from tests.unit.cli.command_runner import coterie, eventually, require_golden, screen, transcript
+from tests.unit.observe.cluster_facts import NOW, ago
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.cli.running import Served
+    from tests.unit.cli.command_runner import Served
 
 WHERE = "cluster default on postgresql://db.internal/app"
 

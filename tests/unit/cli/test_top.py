@@ -12,13 +12,13 @@ import pytest
 
 from coterie.cli.commands.top import KEYS, Panel, frame
 from coterie.observe.view import EntityLine, Failure, MessagesPage, OverdueLine, RunnerLine, View
-from tests.unit.cli.running import coterie, require_golden, screen
-from tests.unit.cli.terminals import terminal
+from tests.unit.cli.command_runner import coterie, require_golden, screen
+from tests.unit.cli.terminal import terminal
 from tests.unit.cli.test_status import CRONS, ORPHANS, SINGLETONS, overview
-from tests.unit.observe.clusters import NOW, ago
+from tests.unit.observe.cluster_facts import NOW, ago
 
 if TYPE_CHECKING:
-    from tests.unit.cli.running import Served
+    from tests.unit.cli.command_runner import Served
 
 
 def runner(name: str, shards: int, **more: Any) -> RunnerLine:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.cli.running import require_golden, transcript
-from tests.unit.cli.stored import checkout
+from tests.unit.cli.command_runner import require_golden, transcript
+from tests.unit.cli.stored_cluster import checkout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.unit.cli.running import Said
-    from tests.unit.cli.stored import Stored
+    from tests.unit.cli.command_runner import Said
+    from tests.unit.cli.stored_cluster import Stored
 
     Ask = Callable[..., Said]
 

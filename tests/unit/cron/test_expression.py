@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from coterie.cron.schedule import Schedule
 from coterie.errors import ScheduleError
-
-from .oracle import START, Meaning, expressions
+from tests.unit.cron.oracle import START, Meaning, expressions
 
 
 def refused(expression: str) -> ScheduleError:

@@ -10,7 +10,8 @@ import pytest
 
 from coterie import LeadershipLost, Tick
 from coterie.kernel.context import transacting
-from tests.unit.cron.stages import Stage, cron, noon
+from tests.support.services import services
+from tests.unit.cron.fake_storage import Stage, cron, noon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,13 +69,10 @@ def given() -> Callable[[], Given]:
             scheduled_at=noon(0),
             attempt=2,
             manual=True,
-            cluster=anything,
+            services=services(storage=storage, settings={"transaction_limit": "2.5s"}),
             tenure=stage.tenure,
-            storage=anything,
             work=anything,
-            tasks=stage.desk.tasks,
             beat=lambda *_: None,
-            transaction_limit_s=2.5,
         )
         return stage, storage, tick
 

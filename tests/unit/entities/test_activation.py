@@ -16,7 +16,7 @@ from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, SendTimeout
 from coterie.kernel.context import current
 from coterie.kernel.retry import Retry
-from tests.unit.entities.hosts import Ground, NotMine, until
+from tests.unit.entities.local_host import Ground, NotMine, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

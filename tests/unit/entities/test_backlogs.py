@@ -19,8 +19,8 @@ from coterie import Entity, rpc
 from coterie.entities.persisted import inbox, poller
 from coterie.entities.persisted.receiver import delivery_of
 from coterie.testing import run_simulation
-from tests.unit.entities.stores import StoredGround, now_at
-from tests.unit.entities.test_sweeping import same_shard
+from tests.unit.entities.fake_storage import StoredGround, now_at
+from tests.unit.entities.test_poller import same_shard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +84,7 @@ def backlogs(draw: st.DrawFn) -> Backlog:
 def handed_over(ground: StoredGround, message: Message) -> str:
     """Store a message that is due at once, and bring it as its sender does."""
     delivery = delivery_of(message, ground.messages.add(message).due_at.timestamp())
-    ground.deliveries.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=True)
+    ground.inbox.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=True)
     return message.id
 
 

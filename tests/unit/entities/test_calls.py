@@ -15,7 +15,7 @@ import pytest
 
 from coterie.entities.reference import Call, Stream, require_call
 from coterie.errors import MalformedMessage, RemoteError
-from tests.unit.entities.accounts import ACCOUNT, Account, Item, Loopback, Overdrawn, account
+from tests.unit.entities.account_entity import ACCOUNT, Account, Item, Loopback, Overdrawn, account
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -158,7 +158,7 @@ async def test_calls_that_were_used_do_not_warn() -> None:
 
 
 def test_nothing_warns_when_the_interpreter_exits() -> None:
-    program = "from tests.unit.entities.accounts import account; kept = account()[0].balance()"
+    program = "from tests.unit.entities.account_entity import account; kept = account()[0].balance()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
     assert ended.stderr == ""
 

@@ -10,7 +10,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.host.mailbox import Mailbox
 from coterie.entities.rpc import rpc
 from coterie.errors import MailboxFull, SendTimeout
-from tests.unit.entities.hosts import Asked, Ground, until
+from tests.unit.entities.local_host import Asked, Ground, until
 
 
 def waiting(deadline_s: float = 10.0) -> Asked:
@@ -53,7 +53,7 @@ def test_a_mailbox_gives_out_in_order_and_refuses_what_is_too_much() -> None:
     mailbox = Mailbox(2)
     first, second, third = waiting(), waiting(), waiting()
     assert [mailbox.put(each) for each in (first, second, third)] == [True, True, False]
-    assert [mailbox.take(), mailbox.take(), mailbox.take()] == [first, second, None]
+    assert [mailbox.pop(), mailbox.pop(), mailbox.pop()] == [first, second, None]
 
 
 def test_callers_that_left_make_room_and_are_not_given_out() -> None:
@@ -64,7 +64,7 @@ def test_callers_that_left_make_room_and_are_not_given_out() -> None:
     first.is_open = False
     assert mailbox.put(third)
     assert len(mailbox) == 2
-    assert [mailbox.take(), mailbox.take()] == [second, third]
+    assert [mailbox.pop(), mailbox.pop()] == [second, third]
 
 
 def test_expired_calls_are_taken_out_and_the_next_deadline_is_told() -> None:
@@ -72,8 +72,8 @@ def test_expired_calls_are_taken_out_and_the_next_deadline_is_told() -> None:
     early, late = waiting(1.0), waiting(5.0)
     assert mailbox.put(late)
     assert mailbox.put(early)
-    assert mailbox.take_expired(2.0) == ([early], 5.0)
-    assert mailbox.take_all() == [late]
+    assert mailbox.pop_expired(2.0) == ([early], 5.0)
+    assert mailbox.pop_all() == [late]
 
 
 async def test_calls_of_one_entity_run_one_after_the_other_in_their_order() -> None:

@@ -18,8 +18,8 @@ from coterie.entities.reference import require_call
 from coterie.errors import KeyConflict
 from coterie.kernel.clock import to_datetime
 from coterie.testing import run_simulation
-from tests.unit.entities.accounts import Loopback
-from tests.unit.entities.callers import FakeCalling
+from tests.unit.entities.account_entity import Loopback
+from tests.unit.entities.fake_network import FakeCalling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def collected(sends: list[Send], **options: Any) -> tuple[list[str], list[Messag
         post = PersistedSender(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
         with handler() as work:
             ids = [str(await post.send(call(each), TYPES[each.entity_type], **options)) for each in sends]
-            return ids, list(work.ledger.sends)
+            return ids, [] if work.ledger is None else list(work.ledger.sends)
 
     return run_simulation(main, seed=0)
 

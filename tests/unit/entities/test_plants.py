@@ -15,7 +15,7 @@ from coterie.entities.persisted.inbox import Inbox, ShardInbox
 from coterie.entities.persisted.poller import Poller
 from tests.unit.entities import test_backlogs as backlogs
 from tests.unit.entities import test_outbox as outbox
-from tests.unit.entities import test_routing as routing
+from tests.unit.entities import test_router
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,10 +40,10 @@ def _key_compared_without(part: str) -> AbstractContextManager[Any]:
 def _full_page_taken_for_the_last() -> Iterator[None]:
     right = Poller._follow
 
-    def hasty(self: Poller, shelves: Any, marks: Any, rows: Any) -> Any:
-        left = right(self, shelves, marks, rows)
+    def hasty(self: Poller, shards: Any, marks: Any, rows: Any) -> Any:
+        left = right(self, shards, marks, rows)
         for seat in left:
-            self._deliveries.read(shelves[seat])
+            self._inbox.read(shards[seat])
         return left
 
     with patch.object(Poller, "_follow", hasty):
@@ -63,7 +63,7 @@ def _call_for_a_look_forgotten_half_way() -> AbstractContextManager[Any]:
 
 
 def _nobody_looks_when_a_mailbox_is_empty_again() -> AbstractContextManager[Any]:
-    return patch.object(Inbox, "_has_left", lambda *_: None)
+    return patch.object(Inbox, "_wake_if_drained", lambda *_: None)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _only_the_first_group_counts() -> Iterator[None]:
 
 
 def _several_groups() -> None:
-    routing.test_a_runner_of_several_groups_counts_in_each_of_them(("a", "special", "b", "default"))
+    test_router.test_a_runner_of_several_groups_counts_in_each_of_them(("a", "special", "b", "default"))
 
 
 PLANTS: list[Plant] = [

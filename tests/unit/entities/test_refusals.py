@@ -14,7 +14,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 from coterie.errors import ConfigurationError
 from coterie.kernel.serialization.codec import ACCEPTED
-from tests.unit.entities.accounts import Balance
+from tests.unit.entities.account_entity import Balance
 
 if TYPE_CHECKING:
     from decimal import Decimal  # noqa: TC004 missing at run time: that is what is tested

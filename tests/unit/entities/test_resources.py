@@ -12,7 +12,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError
 from coterie.kernel.context import current
-from tests.unit.entities.hosts import Ground, until
+from tests.unit.entities.local_host import Ground, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,7 +14,7 @@ from coterie.entities.rpc import rpc
 from coterie.errors import CoterieError, RemoteError, RunnerUnavailable
 from coterie.kernel.context import current
 from coterie.kernel.retry import Retry
-from tests.unit.entities.hosts import Asked, Ground, NotMine
+from tests.unit.entities.local_host import Asked, Ground, NotMine
 
 _CALLS = 300
 _IDS = 6

@@ -11,7 +11,7 @@ import pytest
 from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerUnavailable, SendTimeout
-from tests.unit.entities.hosts import Asked, Ground, until
+from tests.unit.entities.local_host import Asked, Ground, until
 
 seen: list[Any] = []
 

@@ -258,7 +258,6 @@ def lines_of(setup: str, folder: Path) -> list[str]:
     return (folder / "log").read_text().splitlines()
 
 
-@pytest.mark.processes
 def test_a_program_without_logging_says_everything_in_json_if_it_is_set(tmp_path: Path) -> None:
     objects = [json.loads(line) for line in lines_of("", tmp_path)]
     assert {each["runner"] for each in objects} == {"web-1"}
@@ -268,7 +267,6 @@ def test_a_program_without_logging_says_everything_in_json_if_it_is_set(tmp_path
     assert sum(each["logger"] == "shop" and each["msg"] == "charged" for each in objects) == 3, "not ours to count"
 
 
-@pytest.mark.processes
 def test_logging_of_the_programs_own_is_left_alone(tmp_path: Path) -> None:
     lines = lines_of('logging.basicConfig(level=logging.INFO, format="mine: %(message)s")', tmp_path)
     assert all(line.startswith("mine: ") for line in lines)

@@ -14,9 +14,8 @@ from coterie.kernel import metrics
 from coterie.kernel.metrics import Meter, Spread
 from coterie.observe.gauges import sample
 from coterie.observe.health import judge
-from coterie.observe.prometheus import Meters, text
-
-from .clusters import cluster, local
+from coterie.prometheus import Meters, text
+from tests.unit.observe.cluster_facts import cluster, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

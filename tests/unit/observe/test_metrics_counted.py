@@ -145,7 +145,7 @@ async def test_x2_what_nobody_here_knows_is_counted_without_its_name() -> None:
             @rpc(timeout="1s")
             async def hello(self) -> None: ...
 
-        with other.acting_as(sim.new_client()) as client:
+        with other._participant.bound(sim.new_client) as client:
             await client.start()
             try:
                 with pytest.raises(Exception, match="Stranger"):

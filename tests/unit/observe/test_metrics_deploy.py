@@ -11,8 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # only here
 
 from coterie.kernel import metrics
-
-from .metrics_page import PAGE, parts, table
+from tests.unit.observe.metrics_page import PAGE, parts, table
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 METERS = {meter.name: meter for meter in metrics.ALL}

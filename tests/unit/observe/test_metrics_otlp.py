@@ -17,8 +17,7 @@ from coterie.kernel import metrics
 from coterie.observe import otlp
 from coterie.observe.gauges import sample
 from coterie.testing.simulation import simulate
-
-from .clusters import local
+from tests.unit.observe.cluster_facts import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

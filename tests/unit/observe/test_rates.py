@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coterie import Cluster, Entity, rpc
 from coterie.kernel.metrics import SECONDS
 from coterie.observe.rates import Rate, percentile, rate, rates, together
-from tests.unit.observe.clusters import local
+from tests.unit.observe.cluster_facts import local
 
 SIZE = len(SECONDS) + 1
 

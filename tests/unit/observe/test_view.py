@@ -16,8 +16,8 @@ from coterie.observe.health import judge
 from coterie.observe.pages import Pages
 from coterie.observe.rates import rates
 from coterie.observe.view import PAGES, WorkflowLine
-from tests.unit.observe import clusters
-from tests.unit.observe.clusters import NOW, ago
+from tests.unit.observe import cluster_facts
+from tests.unit.observe.cluster_facts import NOW, ago
 
 if TYPE_CHECKING:
     from coterie.observe.facts import ClusterFacts
@@ -74,7 +74,9 @@ def failed() -> TickInfo:
 
 
 def test_a_runner_that_did_not_answer_has_no_figures_and_sums_are_not_known() -> None:
-    facts = clusters.cluster(clusters.local(waiting=3), rows=[clusters.row("web-1"), clusters.row("web-2")])
+    facts = cluster_facts.cluster(
+        cluster_facts.local(waiting=3), rows=[cluster_facts.row("web-1"), cluster_facts.row("web-2")]
+    )
     told = pages(facts)
     first, second = told.runners()
     assert (first.state, first.shards, first.waiting, first.entities) == ("ready", 4, 3, 2)
@@ -87,20 +89,24 @@ def test_a_runner_that_did_not_answer_has_no_figures_and_sums_are_not_known() ->
 
 
 def test_a_runner_with_what_it_holds() -> None:
-    facts = clusters.cluster(singletons=(clusters.singleton(),), crons=(clusters.cron(),))
+    facts = cluster_facts.cluster(singletons=(cluster_facts.singleton(),), crons=(cluster_facts.cron(),))
     (line,) = pages(facts).runners()
     assert (line.leads, line.crons, line.shards) == (("importer",), ("nightly",), 4)
-    draining = clusters.cluster(clusters.local(is_draining=True))
+    draining = cluster_facts.cluster(cluster_facts.local(is_draining=True))
     assert pages(draining).runners()[0].state == "draining"
-    starting = clusters.cluster(clusters.local(is_ready=False, missing="a seat"))
+    starting = cluster_facts.cluster(cluster_facts.local(is_ready=False, missing="a seat"))
     assert (pages(starting).runners()[0].state, pages(starting).runners()[0].missing) == ("starting", "a seat")
 
 
 def test_shards_move_when_their_holder_leaves() -> None:
-    rows = [clusters.row("web-1", leaving=True), clusters.row("web-2")]
-    told = [clusters.local("web-1"), clusters.local("web-2")]
-    seats = [*clusters.shards(1, 2), *clusters.shards(3, holder="web-2"), *clusters.shards(4, holder=None)]
-    page = pages(clusters.cluster(*told, rows=rows, seats=seats)).shards()
+    rows = [cluster_facts.row("web-1", leaving=True), cluster_facts.row("web-2")]
+    told = [cluster_facts.local("web-1"), cluster_facts.local("web-2")]
+    seats = [
+        *cluster_facts.shards(1, 2),
+        *cluster_facts.shards(3, holder="web-2"),
+        *cluster_facts.shards(4, holder=None),
+    ]
+    page = pages(cluster_facts.cluster(*told, rows=rows, seats=seats)).shards()
     assert [(each.shard, each.owner, each.state, each.target) for each in page.shards] == [
         ("default:1", "web-1", "moving", "web-2"),
         ("default:2", "web-1", "moving", "web-2"),
@@ -115,30 +121,30 @@ def test_shards_move_when_their_holder_leaves() -> None:
     ("counts", "weights", "balance"), [((2, 1), (1, 1), 2.0), ((2, 1), (2, 1), 1.0), ((3, 0), (1, 1), None)]
 )
 def test_balance_is_by_weight(counts: tuple[int, int], weights: tuple[int, int], balance: float | None) -> None:
-    rows = [clusters.row("web-1", weight=float(weights[0])), clusters.row("web-2", weight=float(weights[1]))]
-    seats = [*clusters.shards(*range(counts[0])), *clusters.shards(*range(5, 5 + counts[1]), holder="web-2")]
-    (group,) = pages(clusters.cluster(clusters.local(), rows=rows, seats=seats)).shards().groups
+    rows = [cluster_facts.row("web-1", weight=float(weights[0])), cluster_facts.row("web-2", weight=float(weights[1]))]
+    seats = [*cluster_facts.shards(*range(counts[0])), *cluster_facts.shards(*range(5, 5 + counts[1]), holder="web-2")]
+    (group,) = pages(cluster_facts.cluster(cluster_facts.local(), rows=rows, seats=seats)).shards().groups
     assert group.balance == balance
 
 
 def test_a_cron_that_is_overdue_says_for_how_long_how_often_and_why() -> None:
-    late = clusters.cron(
+    late = cluster_facts.cron(
         schedule="*/5 * * * *", next_at=ago(480), runner=None, group="gpu", problem="overdue by 480s: nobody holds it"
     )
-    (line,) = pages(clusters.cluster(crons=(late,))).cron()
+    (line,) = pages(cluster_facts.cluster(crons=(late,))).cron()
     assert (line.overdue_s, line.missed, line.problem) == (480.0, 2, 'no runner serves group "gpu"')
-    unknown = clusters.cron(runner=None, problem="nobody holds it")
-    (line,) = pages(clusters.cluster(crons=(unknown,))).cron()
+    unknown = cluster_facts.cron(runner=None, problem="nobody holds it")
+    (line,) = pages(cluster_facts.cluster(crons=(unknown,))).cron()
     assert (line.overdue_s, line.missed, line.problem) == (None, 0, "no runner's program defines it")
-    rows = [clusters.row(knows={"cron:nightly": "x"})]
-    (line,) = pages(clusters.cluster(clusters.local(), rows=rows, crons=(unknown,))).cron()
+    rows = [cluster_facts.row(knows={"cron:nightly": "x"})]
+    (line,) = pages(cluster_facts.cluster(cluster_facts.local(), rows=rows, crons=(unknown,))).cron()
     assert line.problem == "nobody holds it"
-    (line,) = pages(clusters.cluster(crons=(clusters.cron(),))).cron()
+    (line,) = pages(cluster_facts.cluster(crons=(cluster_facts.cron(),))).cron()
     assert (line.overdue_s, line.missed, line.problem) == (None, 0, "")
 
 
 def test_dead_messages_are_grouped_by_what_failed() -> None:
-    facts = clusters.cluster(dead=3, overdue=(clusters.overdue(40.0, shard=7),))
+    facts = cluster_facts.cluster(dead=3, overdue=(cluster_facts.overdue(40.0, shard=7),))
     dead = [
         letter("a", "OSError: x\nTraceback", at_s=90),
         letter("b", "OSError: x\nother lines", at_s=30),
@@ -155,9 +161,9 @@ def test_dead_messages_are_grouped_by_what_failed() -> None:
 
 def test_no_text_of_the_program_is_shown_where_none_is_wanted() -> None:
     """INV-X4: texts, keys and payloads may hold anything."""
-    spoken = clusters.singleton(note=SECRET, last_error=f"ValueError: {SECRET}", last_error_at=NOW)
-    facts = clusters.cluster(
-        singletons=(spoken,), crons=(clusters.cron("cleanup", latest=failed(), failures=1),), dead=1
+    spoken = cluster_facts.singleton(note=SECRET, last_error=f"ValueError: {SECRET}", last_error_at=NOW)
+    facts = cluster_facts.cluster(
+        singletons=(spoken,), crons=(cluster_facts.cron("cleanup", latest=failed(), failures=1),), dead=1
     )
     run = WorkflowLine(
         name="checkout",

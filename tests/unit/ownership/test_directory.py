@@ -46,11 +46,11 @@ def test_a_seat_is_found_where_the_table_has_it() -> None:
 def test_what_was_heard_counts_until_a_greater_epoch_is_read_or_heard() -> None:
     directory = Directory(never)
     directory.learn(view(seat("s", "a", 3)))
-    directory.hear("b", [("s", 4)])
+    directory.learn_grants("b", [("s", 4)])
     assert holder(directory, "s") == "b"
     directory.learn(view(seat("s", "a", 3)))  # read before the grant, arrived after it was heard of
     assert holder(directory, "s") == "b"
-    directory.hear("a", [("s", 3)])  # an old notice
+    directory.learn_grants("a", [("s", 3)])  # an old notice
     assert holder(directory, "s") == "b"
     directory.learn(view(seat("s", "a", 5)))
     assert holder(directory, "s") == "a"
@@ -59,7 +59,7 @@ def test_what_was_heard_counts_until_a_greater_epoch_is_read_or_heard() -> None:
 def test_a_holder_that_is_no_runner_any_more_is_nobody() -> None:
     directory = Directory(never)
     directory.learn(view(seat("s", "a", 3)))
-    directory.hear("b", [("s", 4)])
+    directory.learn_grants("b", [("s", 4)])
     directory.learn(view(seat("s", None, 4), runners="a"))
     assert holder(directory, "s") is None
 
@@ -152,7 +152,7 @@ def test_who_listens_is_told_of_each_change() -> None:
     directory = Directory(never)
     directory.on_change(lambda: told.append(directory.epoch("s")))
     directory.learn(view(seat("s", "a", 3)))
-    directory.hear("b", [("s", 4)])
+    directory.learn_grants("b", [("s", 4)])
     assert told == [3, 4]
 
 
@@ -169,7 +169,7 @@ def test_names_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_was_heard_of_an_epoch_that_is_not_newer_says_nothing(epoch: int) -> None:
     directory = Directory(never)
     directory.learn(view(seat("s", "a", 3)))
-    directory.hear("b", [("s", epoch)])
+    directory.learn_grants("b", [("s", epoch)])
     assert directory.holder("s") == runner("a")
 
 

@@ -20,11 +20,11 @@ from coterie.ownership.directory import Directory
 from coterie.ownership.membership import Membership
 from coterie.settings import Settings
 from coterie.storage.interface import Grant, Presences, Renewal, Sighting, checksum
-from coterie.transport.routes import Routes
+from coterie.transport.requests import Routes
 from tests.unit.ownership.rows import runner, seat, view
-from tests.unit.ownership.test_evicting import until
-from tests.unit.ownership.test_holdings import fail
-from tests.unit.ownership.test_keeping import Here, trouble
+from tests.unit.ownership.test_eviction import until
+from tests.unit.ownership.test_lease_session import Here, trouble
+from tests.unit.ownership.test_seats import fail
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -259,7 +259,7 @@ async def test_who_cannot_say_that_it_leaves_drains_all_the_same(caplog: pytest.
     async with stage.running() as membership:
         stage.database.fails["leaving"] = [trouble("refused")]
         await membership.leave()
-    assert "could not say that it leaves" in caplog.text
+    assert "could not be marked as leaving" in caplog.text
     assert (stage.occupants[SHARD].log, stage.database.seats[SHARD].holder) == (["drain"], None)
 
 
@@ -399,7 +399,7 @@ async def test_without_trust_or_a_session_nothing_is_taken() -> None:
         calls = stage.database.calls.count("acquire")
         membership.trust.connected = False
         assert not await membership._acquire()
-        await membership._take([SHARD])
+        await membership._acquire_some([SHARD])
         membership.trust.connected = True
         membership.trust.end()
         assert not await membership._acquire()
@@ -412,7 +412,7 @@ async def test_a_pass_that_fails_is_made_again_with_the_next_renewal(caplog: pyt
     stage.database.fails["acquire"] = [trouble("refused")]
     async with stage.running():
         assert holds(stage)
-    assert "seats are not settled yet" in caplog.text
+    assert "seats could not be settled" in caplog.text
 
 
 async def test_what_is_defined_later_is_declared_and_taken_and_the_others_are_told() -> None:

@@ -16,7 +16,7 @@ from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 SHORT = ConnectionLimits(connect_s=1.0, backoff_s=0.02, call_s=1.0)
 

@@ -17,7 +17,7 @@ from tests.unit.postgres.conftest import SHORT, database_of, new_storage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

@@ -14,7 +14,7 @@ from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 from tests.unit.postgres.conftest import new_storage
 
 if TYPE_CHECKING:
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

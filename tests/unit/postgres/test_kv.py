@@ -13,7 +13,7 @@ from coterie.errors import PersistenceError
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, Write
 from coterie.storage.postgres import PostgresStorage, kv
 from coterie.storage.postgres.kv import span
-from tests.unit.postgres.test_folding import State, one_by_one
+from tests.unit.postgres.test_batch_plan import State, one_by_one
 
 LAST = chr(sys.maxunicode)
 

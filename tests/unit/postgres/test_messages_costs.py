@@ -15,7 +15,7 @@ from coterie.storage.postgres.batch import messages, plan, single
 from coterie.storage.postgres.connector import ConnectionLimits, session_settings
 from coterie.storage.postgres.writer import SQL
 from tests.contract.messages import change, id_of, message
-from tests.finished import fill_postgres
+from tests.support.finished_messages import fill_postgres
 from tests.unit.postgres.conftest import new_storage, stranger
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import Write
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

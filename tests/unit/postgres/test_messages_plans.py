@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

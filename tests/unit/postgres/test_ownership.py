@@ -15,7 +15,7 @@ from coterie.storage.postgres import ConnectionLimits
 from coterie.storage.postgres.lease_session import lock_key
 from coterie.storage.postgres.server_check import grants
 from tests.unit.postgres.conftest import database_of, new_storage, stranger, until
-from tests.unit.postgres.proxies import Proxy
+from tests.unit.postgres.silent_proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from coterie.storage.interface import Ownership
     from coterie.storage.postgres import PostgresStorage
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

@@ -15,7 +15,7 @@ from tests.unit.postgres.conftest import stranger
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

@@ -16,7 +16,7 @@ from coterie.storage.postgres.schema import KNOWN, PostgresSchema
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage, stranger
 
 if TYPE_CHECKING:
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

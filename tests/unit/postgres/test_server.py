@@ -17,7 +17,7 @@ import pytest
 from coterie.testing.postgres import reachable
 
 if TYPE_CHECKING:
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 
@@ -42,12 +42,12 @@ def test_databases_come_and_go_and_survive_a_kill(postgres_server: Server) -> No
     assert not postgres_server.execute(f"select 1 from pg_database where datname = '{name}'")
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_a_killed_test_run_leaves_no_server_behind() -> None:
-    program = (
-        "from tests.postgres import Server; s = Server(); s.start(); print(s.port, s.directory, flush=True); input()"
-    )
+    program = """
+from tests.support.postgres import Server
+s = Server(); s.start(); print(s.port, s.directory, flush=True); input()
+"""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment

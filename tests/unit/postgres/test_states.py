@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from coterie.storage.postgres import PostgresStorage
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from tests.postgres import Server
+    from tests.support.postgres import Server
 
 pytestmark = pytest.mark.postgres
 

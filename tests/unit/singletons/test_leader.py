@@ -9,7 +9,8 @@ import pytest
 
 from coterie.errors import ConfigurationError, LeadershipLost
 from coterie.singletons.leader import Leader
-from tests.unit.singletons.stages import Progress, Stage, loaded
+from tests.support.services import services
+from tests.unit.singletons.fake_storage import Progress, Stage, loaded
 
 
 class FakeStamps:
@@ -46,17 +47,13 @@ class Lead:
         self.stage = stage
         self.stamps = FakeStamps()
         self.storage = FakeStates()
-        cluster: Any = object()
-        storage: Any = self.storage
         stamps: Any = self.stamps
         self.leader: Leader[Progress] = Leader(
             "importer",
-            cluster=cluster,
+            services=services(cluster=object(), storage=self.storage),
             tenure=stage.tenure,
-            storage=storage,
             state=stage.state,
             stamps=stamps,
-            transaction_limit_s=1.0,
             open_unit=lambda _: nullcontext(cast("Any", None)),
         )
 

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.singletons import state_row
-from tests.unit.singletons.stages import Progress, Stage, loaded, refused, unknown, unreachable, until
+from tests.unit.singletons.fake_storage import Progress, Stage, loaded, refused, unknown, unreachable, until
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def ended(stage: Stage) -> list[str]:
 
 async def test_a_save_inside_is_part_of_the_commit() -> None:
     stage = await loaded()
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         async with stage.state.update() as state:
             state.last_id = 1
         assert stage.state.shown == Progress(1), "the block sees it"
@@ -42,9 +42,9 @@ async def test_a_save_inside_is_part_of_the_commit() -> None:
 async def test_without_a_save_the_rows_alone_are_committed() -> None:
     stage = await loaded()
     await stage.state.save(Progress(1))
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         await stage.state.save(Progress(1))
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         pass
     assert ended(stage) == ["committed", "committed"]
     assert len(stage.states.saved) == 1
@@ -55,12 +55,12 @@ async def test_a_block_that_raises_is_rolled_back_and_its_saves_with_it() -> Non
     await stage.state.save(Progress(1))
 
     async def saves() -> None:
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             await stage.state.save(Progress(2))
             raise KeyError
 
     async def updates() -> None:
-        async with stage.state.transaction(limit_s=1), stage.state.update() as state:
+        async with stage.state.transaction(), stage.state.update() as state:
             state.last_id = 5
             raise KeyError
 
@@ -82,7 +82,7 @@ async def test_a_failed_update_inside_leaves_the_transaction_to_its_block() -> N
             state.last_id = 5
             raise KeyError
 
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         await stage.state.save(Progress(1))
         with pytest.raises(KeyError):
             await fails()
@@ -91,7 +91,7 @@ async def test_a_failed_update_inside_leaves_the_transaction_to_its_block() -> N
 
 async def test_saves_of_other_tasks_wait_for_its_end() -> None:
     stage = await loaded()
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         other = asyncio.create_task(stage.state.save(Progress(9)))
         await asyncio.sleep(0)
         async with stage.state.update() as state:
@@ -106,7 +106,7 @@ async def test_fenced_is_leadership_lost_and_nothing_of_it_was_written(saves: bo
     stage = await loaded()
 
     async def work() -> None:
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             if saves:
                 await stage.state.save(Progress(1))
             stage.states.held = False
@@ -121,7 +121,7 @@ async def test_without_the_seat_none_is_begun() -> None:
     stage = await loaded()
     stage.tenure.ended = True
     with pytest.raises(LeadershipLost):
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             pytest.fail("it was begun")
     assert stage.storage.transactions == []
 
@@ -133,11 +133,11 @@ async def test_what_was_not_committed_is_the_blocks_error_and_may_be_done_again(
     await stage.state.save(Progress(1))
     stage.states.failing["commit"] = [error]
     with pytest.raises(PersistenceError) as caught:
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             await stage.state.save(Progress(2))
     assert caught.value is error
     assert stage.state.shown == stage.stored() == Progress(1)
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         await stage.state.save(Progress(2))
     assert stage.values() == [Progress(1), Progress(2)]
 
@@ -147,7 +147,7 @@ async def test_a_commit_whose_answer_was_lost_is_found_by_its_state() -> None:
     stage = await loaded()
     stage.states.losing["commit"] = [unknown]
     stage.states.failing["load"] = [unreachable]
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         await stage.state.save(Progress(1))
     assert stage.state.shown == Progress(1)
     await stage.state.save(Progress(2))
@@ -158,7 +158,7 @@ async def test_one_that_did_not_happen_raises_and_nothing_is_taken_for_stored() 
     stage = await loaded()
     stage.states.failing["commit"] = [unknown]
     with pytest.raises(PersistenceError):
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             await stage.state.save(Progress(1))
     assert stage.state.shown == Progress()
     await stage.state.save(Progress())
@@ -170,7 +170,7 @@ async def test_lost_while_it_looks_is_told_with_the_doubt() -> None:
     stage.states.losing["commit"] = [unknown]
 
     async def work() -> None:
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             await stage.state.save(Progress(1))
 
     gate = stage.states.hold("load")
@@ -189,9 +189,9 @@ async def test_a_state_that_was_cleared_away_refuses_the_commit_once() -> None:
     await stage.state.save(Progress(1))
     stage.states.purge()
     with pytest.raises(StatePersistFailed, match="another one than this leader knows"):
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             await stage.state.save(Progress(2))
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         await stage.state.save(Progress(2))
     assert ended(stage) == ["conflict", "committed"]
     assert stage.stored() == Progress(2)
@@ -203,7 +203,7 @@ async def test_after_a_refusal_the_former_state_is_not_taken_for_stored() -> Non
     await stage.state.save(Progress(1))
     stage.states.purge()
     with pytest.raises(StatePersistFailed):
-        async with stage.state.transaction(limit_s=1):
+        async with stage.state.transaction():
             await stage.state.save(Progress(2))
     await stage.state.save(Progress(1))
     assert stage.stored() == Progress(1)
@@ -215,7 +215,7 @@ async def test_a_cancelled_commit_comes_to_its_end_and_what_follows_is_not_part_
     went_on = asyncio.Event()
 
     async def first() -> None:
-        async with asyncio.timeout(0.01), stage.state.transaction(limit_s=1):
+        async with asyncio.timeout(0.01), stage.state.transaction():
             await stage.state.save(Progress(1))
 
     async def work() -> None:
@@ -235,7 +235,7 @@ async def test_a_cancelled_commit_comes_to_its_end_and_what_follows_is_not_part_
 
 async def test_a_change_of_the_state_in_its_block_is_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     stage = await loaded()
-    async with stage.state.transaction(limit_s=1):
+    async with stage.state.transaction():
         await stage.state.save(Progress(1))
         stage.state.shown.last_id = 99
         async with stage.state.update() as state:

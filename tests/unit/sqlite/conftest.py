@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(__file__).with_name("child_process.py")
 SOURCES = Path(__file__).parents[3] / "src"
 
 
@@ -62,7 +62,7 @@ def new(path: Path) -> Opener:
 
 
 class Child(subprocess.Popen[str]):
-    """A process that runs one command of `child.py`."""
+    """A process that runs one command of `child_process.py`."""
 
     def __init__(self, *command: str) -> None:
         environment = os.environ | {"PYTHONPATH": str(SOURCES)}

@@ -12,7 +12,7 @@ from coterie.storage import migrations
 from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap
 from coterie.storage.sqlite import kv
 from coterie.storage.sqlite.database import open_memory
-from coterie.storage.sqlite.kv import HANDLERS, Scope
+from coterie.storage.sqlite.store import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,11 +73,11 @@ def connection() -> Iterator[apsw.Connection]:
 
 
 def put(connection: apsw.Connection, key: str, *, ttl_s: float | None = None, scope: Scope = NOW) -> None:
-    HANDLERS[KvPut](connection, scope, KvPut(key, key.encode(), 1, ttl_s))
+    kv.write(connection, scope, KvPut(key, key.encode(), 1, ttl_s))
 
 
 def swap(connection: apsw.Connection, write: KvSwap, *, scope: Scope = NOW) -> bool:
-    swapped: bool = HANDLERS[KvSwap](connection, scope, write)
+    swapped: bool = kv.write(connection, scope, write)
     return swapped
 
 
@@ -124,7 +124,7 @@ def test_what_has_expired_is_as_good_as_absent(connection: apsw.Connection) -> N
         assert kv.get(connection, scope, "short") is None
         assert kv.count(connection, scope, "") == 1
         assert [entry.key for entry in kv.page(connection, scope, "", after=None, most=9)] == ["long"]
-        assert HANDLERS[KvRemove](connection, scope, KvRemove("short")) is False
+        assert kv.write(connection, scope, KvRemove("short")) is False
         assert swap(connection, KvSwap("short", 1, b"new", 2), scope=scope) is False
         assert swap(connection, KvSwap("short", 1, None, 2), scope=scope) is False
         assert swap(connection, KvSwap("short", None, None, 2), scope=scope) is True

@@ -12,9 +12,9 @@ import pytest
 from coterie.storage import migrations
 from coterie.storage.contracts.messages import Commit, Insert, Message, MessageFilter, Setback, StateChange, Suspected
 from coterie.storage.interface import Claim, Registration
-from coterie.storage.sqlite import batch, message_writes, messages, seats, states
+from coterie.storage.sqlite import message_writes, messages, seats, states
 from coterie.storage.sqlite.database import open_memory
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.store import Scope, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.unit.sqlite.conftest import Opener
 
 NOW = Scope("c", 1_800_000_000_123_456_789)
+AUDITED = Scope(NOW.cluster, NOW.now_ns, audit=True)
 RUNNER, SEAT = "a" * 32, "shard:default:1"
 CLAIM = Claim(RUNNER, SEAT, 1)
 LOST = Claim(RUNNER, SEAT, 2)
@@ -71,7 +72,7 @@ def message(number: int, *, key: str | None = None, due_at: datetime | None = No
 
 def inserted(connection: apsw.Connection, *numbers: int, scope: Scope = NOW) -> None:
     for number in numbers:
-        assert message_writes.insert(connection, scope, Insert(message(number))).fresh
+        assert message_writes.insert(connection, scope, [Insert(message(number))])[0].fresh
 
 
 # How rows are found
@@ -129,7 +130,7 @@ def plan(connection: apsw.Connection, name: str) -> list[str]:
     statement = messages.SQL[name]
     bindings: Any = dict.fromkeys(re.findall(r":(\w+)", statement), 1) | {"ids": "[]"}
     if name in ("insert", "complete_all"):
-        statement = batch.repeated(statement, 64)
+        statement = repeated(statement, 64)
         bindings = ("",) * (2 + 64 * (10 if name == "insert" else 3))
     steps = [str(row[3]) for row in connection.execute(f"explain query plan {statement}", bindings)]
     assert not [step for step in steps if step.startswith("SCAN messages")], (name, steps)
@@ -176,20 +177,20 @@ def test_what_another_run_of_the_handler_left_behind_is_not_this_commit(connecti
     """0.6, INV-D2: "written" means that these bytes are stored, not others under the same epoch."""
     inserted(connection, 1)
     first = Commit(CLAIM, message(1).id, b"one", StateChange("e", b"one", 0), (message(11),))
-    assert message_writes.commit(connection, NOW, first) == "written"
-    assert message_writes.commit(connection, NOW, first) == "written"
+    assert message_writes.commit(connection, NOW, [first]) == ["written"]
+    assert message_writes.commit(connection, NOW, [first]) == ["written"]
     other = {
         "reply": Commit(CLAIM, first.message, b"two", first.state, first.sends),
         "state": Commit(CLAIM, first.message, first.reply, StateChange("e", b"two", 0), first.sends),
         "sends": Commit(CLAIM, first.message, first.reply, first.state, (message(12),)),
     }
-    assert message_writes.commit(connection, NOW, other[part]) == "gone"
+    assert message_writes.commit(connection, NOW, [other[part]]) == ["gone"]
 
 
 def test_a_commit_that_happened_is_written_also_after_later_ones(connection: apsw.Connection) -> None:
     inserted(connection, 1, 2)
     commits = [Commit(CLAIM, message(n + 1).id, b"", StateChange("e", b"%d" % n, n)) for n in range(2)]
-    assert [message_writes.commit(connection, NOW, each) for each in commits * 2] == ["written"] * 4
+    assert [message_writes.commit(connection, NOW, [each]) for each in commits * 2] == [["written"]] * 4
 
 
 # The audit
@@ -215,10 +216,10 @@ def test_a_commit_that_happened_is_no_refusal_for_the_audit(connection: apsw.Con
     """The seat is lost by now, and an earlier try did it."""
     inserted(connection, 1)
     write = Commit(CLAIM, message(1).id, b"ok")
-    assert message_writes.commit(connection, NOW, write, audit=True) == "written"
+    assert message_writes.commit(connection, AUDITED, [write]) == ["written"]
     connection.execute("update seats set epoch = 2")
-    assert message_writes.commit(connection, NOW, write, audit=True) == "written"
-    assert message_writes.commit(connection, NOW, Commit(CLAIM, message(1).id, b"other"), audit=True) == "fenced"
+    assert message_writes.commit(connection, AUDITED, [write]) == ["written"]
+    assert message_writes.commit(connection, AUDITED, [Commit(CLAIM, message(1).id, b"other")]) == ["fenced"]
     assert connection.execute("select count(*) from audit").get == 1
 
 
@@ -230,7 +231,7 @@ def test_a_mark_is_exact_although_datetimes_know_microseconds_only(connection: a
     inserted(connection, 1, 2)
     inserted(connection, 3, scope=Scope("c", NOW.now_ns + 200))
     after, seen = None, []
-    while rows := message_writes.due(connection, NOW, {SEAT: after}, ahead_s=0, most=1).rows:
+    while rows := messages.due(connection, NOW, {SEAT: after}, ahead_s=0, most=1).rows:
         seen.append(int(rows[0].id, 16))
         after = (rows[0].due_at, rows[0].id)
     assert seen == [1, 2, 3]
@@ -248,8 +249,8 @@ def test_a_mark_is_exact_although_datetimes_know_microseconds_only(connection: a
 def test_an_instant_that_the_file_cannot_hold_is_the_last_or_first_that_it_can(
     connection: apsw.Connection, due_at: datetime | None, delay_s: float
 ) -> None:
-    receipt = message_writes.insert(connection, NOW, Insert(message(1, due_at=due_at, delay_s=delay_s)))
-    is_due = bool(message_writes.due(connection, NOW, {SEAT: None}, ahead_s=0, most=1).rows)
+    receipt = message_writes.insert(connection, NOW, [Insert(message(1, due_at=due_at, delay_s=delay_s))])[0]
+    is_due = bool(messages.due(connection, NOW, {SEAT: None}, ahead_s=0, most=1).rows)
     assert is_due == (due_at is not None and due_at.year == 1)
     assert receipt.due_at.year in (1970, 2262)
 

@@ -11,12 +11,12 @@ import apsw
 import pytest
 
 from coterie.storage import migrations
-from coterie.storage.contracts.messages import Commit, Insert, Message, Setback, StateChange, Suspected
+from coterie.storage.contracts.messages import Commit, Insert, Message, Setback, StateChange, Suspected, Suspicion
 from coterie.storage.interface import Claim, Registration
-from coterie.storage.sqlite import batch, message_writes, messages, seats
+from coterie.storage.sqlite import message_writes, messages, seats
 from coterie.storage.sqlite.database import open_file
-from coterie.storage.sqlite.kv import Scope
-from tests.finished import fill_sqlite
+from coterie.storage.sqlite.store import Scope
+from tests.support.finished_messages import fill_sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,36 +55,36 @@ KEPT = {"retention_s": DAY_S, "key_retention_s": 7 * DAY_S}
 BY_KEY = {"entity_type": "Account1", "entity_id": HERE[-1].entity_id, "method": "add", "key": "old 99"}
 
 HOT: Mapping[str, Work] = {
-    "insert": lambda c: message_writes.insert(c, NOW, Insert(NEW[0])),
-    "insert, a group": lambda c: batch.insert(c, NOW, [Insert(message(GROUP + n)) for n in range(GROUP)]),
-    "insert, a group with keys": lambda c: batch.insert(c, NOW, [Insert(each) for each in NEW]),
-    "insert what is there": lambda c: message_writes.insert(c, NOW, Insert(HERE[0])),
+    "insert": lambda c: message_writes.insert(c, NOW, [Insert(NEW[0])]),
+    "insert, a group": lambda c: message_writes.insert(c, NOW, [Insert(message(GROUP + n)) for n in range(GROUP)]),
+    "insert, a group with keys": lambda c: message_writes.insert(c, NOW, [Insert(each) for each in NEW]),
+    "insert what is there": lambda c: message_writes.insert(c, NOW, [Insert(HERE[0])]),
     "insert a key that is there": lambda c: message_writes.insert(
-        c, NOW, Insert(message(500, entity=99, key="old 99"))
+        c, NOW, [Insert(message(500, entity=99, key="old 99"))]
     ),
-    "end": lambda c: message_writes.commit(c, NOW, END),
-    "end, a group": lambda c: batch.commit(c, NOW, [Commit(CLAIM, each.id, b"reply") for each in HERE]),
+    "end": lambda c: message_writes.commit(c, NOW, [END]),
+    "end, a group": lambda c: message_writes.commit(c, NOW, [Commit(CLAIM, each.id, b"reply") for each in HERE]),
     "end, with state and a send": lambda c: message_writes.commit(
-        c, NOW, Commit(CLAIM, HERE[0].id, b"reply", StateChange("e", b"state", 0), (NEW[0],))
+        c, NOW, [Commit(CLAIM, HERE[0].id, b"reply", StateChange("e", b"state", 0), (NEW[0],))]
     ),
     "setback": lambda c: message_writes.setback(c, NOW, Setback(CLAIM, HERE[0].id, 1, "boom", 1.0)),
-    "sweep of all seats": lambda c: message_writes.due(c, NOW, dict.fromkeys(SEATS), ahead_s=0.0, most=100),
-    "next due of a seat": lambda c: message_writes.due(c, NOW, {CLAIM.seat: None}, ahead_s=DAY_S, most=1),
-    "fetch": lambda c: message_writes.fetch(c, NOW, [each.id for each in HERE]),
-    "takeover": lambda c: message_writes.suspect(c, NOW, CLAIM, {"Account1": 1, "Account2": 1}, loss_limit=3),
-    "mark": lambda c: message_writes.mark(c, NOW, CLAIM, HERE[0].id, 2),
+    "sweep of all seats": lambda c: messages.due(c, NOW, dict.fromkeys(SEATS), ahead_s=0.0, most=100),
+    "next due of a seat": lambda c: messages.due(c, NOW, {CLAIM.seat: None}, ahead_s=DAY_S, most=1),
+    "fetch": lambda c: messages.fetch(c, NOW, [each.id for each in HERE]),
+    "takeover": lambda c: messages.suspect(c, NOW, CLAIM, {"Account1": 1, "Account2": 1}, loss_limit=3),
+    "mark": lambda c: messages.mark(c, NOW, CLAIM, HERE[0].id, Suspicion.ALONE),
     "result by id": lambda c: messages.look(c, NOW, [HERE[0].id]),
     "result by key": lambda c: messages.find(c, NOW, **BY_KEY),
-    "cancel": lambda c: messages.cancel(c, NOW, HERE[0].id, b"cancelled", fenced=True),
-    "backlog": lambda c: message_writes.backlog(c, NOW, most=100, dead_most=1000),
+    "cancel": lambda c: messages.cancel(c, NOW, HERE[0].id, CLAIM, reply=b"cancelled"),
+    "backlog": lambda c: messages.backlog(c, NOW, most=100, dead_most=1000),
     "purge of a batch": lambda c: messages.purge(c, NOW, after="", **KEPT, most=GROUP),
     "purge past the last": lambda c: messages.purge(c, NOW, after=HERE[0].id, **KEPT, most=1000),
 }
 
 DONE = {
-    "end": "written",
-    "end, a group": dict.fromkeys(range(GROUP), "written"),
-    "end, with state and a send": "written",
+    "end": ["written"],
+    "end, a group": ["written"] * GROUP,
+    "end, with state and a send": ["written"],
     "setback": "written",
     "takeover": Suspected(GROUP, ()),
     "cancel": True,
@@ -140,7 +140,7 @@ class Book:
         """What it returns beside a few messages that are pending and a few that are old."""
         self._connection.execute("begin immediate")
         try:
-            batch.insert(self._connection, NOW, [Insert(each) for each in HERE])
+            message_writes.insert(self._connection, NOW, [Insert(each) for each in HERE])
             self._connection.execute(OLD, {"count": GROUP})
             return work(self._connection)
         finally:

@@ -232,7 +232,6 @@ async def test_leases_need_not_outlive_a_loss_of_power_and_the_main_file_does(ne
         assert asked == (2, 1)
 
 
-@pytest.mark.processes
 def test_processes_that_juggle_seats_are_never_granted_the_same_epoch(path: Path, child: Callable[..., Child]) -> None:
     """INV-F1: registering, taking, giving back and leaving, all at once."""
     children = [child("juggle", f"sqlite:///{path}", letter * 32) for letter in "abcd"]

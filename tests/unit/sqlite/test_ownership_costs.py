@@ -8,7 +8,7 @@ from coterie.storage import migrations
 from coterie.storage.interface import Registration, SeatDeclaration
 from coterie.storage.sqlite import seats
 from coterie.storage.sqlite.database import open_file
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.store import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable

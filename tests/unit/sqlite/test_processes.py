@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import apsw
-import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +21,6 @@ def go(children: list[Child]) -> None:
         each.stdin.flush()
 
 
-@pytest.mark.processes
 def test_several_busy_processes_all_make_progress(path: Path, child: Callable[..., Child]) -> None:
     """SQLite's own waiting served one process and starved the others for the whole run."""
     children = [child("write", f"sqlite:///{path}") for _ in range(4)]
@@ -40,7 +38,6 @@ def test_several_busy_processes_all_make_progress(path: Path, child: Callable[..
     connection.close()
 
 
-@pytest.mark.processes
 def test_in_a_forked_child_every_use_is_refused_and_nothing_is_closed(path: Path, child: Callable[..., Child]) -> None:
     """P13: a child has SQLite's book of locks, but not the locks."""
     parent = child("fork", f"sqlite:///{path}")

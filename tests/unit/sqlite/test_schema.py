@@ -121,7 +121,6 @@ def test_the_leases_file_has_pre_migrations_only_since_every_opener_applies_them
     assert {migration.phase for migration in known} == {"pre"}
 
 
-@pytest.mark.processes
 def test_eight_processes_may_start_on_an_empty_file_at_once(path: Path, child: Callable[..., Child]) -> None:
     children = [child("start", f"sqlite:///{path}") for _ in range(8)]
     assert [each.line() for each in children] == ["ready"] * 8

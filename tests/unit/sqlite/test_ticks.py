@@ -14,7 +14,8 @@ from coterie.kernel.clock import ManualClock
 from coterie.storage.contracts.ticks import CronTakeover, PauseRow, TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration
 from coterie.storage.sqlite import seats, tick_writes
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite import storage as engine
+from coterie.storage.sqlite.store import Scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -117,18 +118,18 @@ async def test_crons_of_one_group_share_their_statements(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int]] = []
-    for name, function in (("claim", tick_writes.claim), ("note", tick_writes.note)):
+    for kind, name, function in ((TickClaim, "claim", tick_writes.claim), (TickNote, "note", tick_writes.note)):
 
-        def counted(c: Any, scope: Any, writes: Any, *, audit: bool, name: Any = name, function: Any = function) -> Any:
+        def counted(c: Any, scope: Any, writes: Any, name: Any = name, function: Any = function) -> Any:
             calls.append((name, len(writes)))
-            return function(c, scope, writes, audit=audit)
+            return function(c, scope, writes)
 
-        monkeypatch.setattr(tick_writes, name, counted)
+        monkeypatch.setitem(engine._HANDLERS, kind, counted)
     assert await committed(storage, *map(ask, NAMES), KvPut("k", b"", 1)) == [*["written"] * 4, None]
     ends = [note(name, outcome="ran") for name in NAMES]
     second = ask(NAMES[3], last=START, at=START - MINUTE)
     assert await committed(storage, *ends, second) == [*["written"] * 4, "moved"]
-    assert calls == [("claim", 4), ("note", 3), ("note", 1), ("claim", 1)]
+    assert calls == [("claim", 4), ("note", 4), ("claim", 1)]
 
 
 async def test_a_member_that_cannot_be_stored_fails_alone(storage: SqliteStorage) -> None:

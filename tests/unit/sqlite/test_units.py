@@ -14,8 +14,8 @@ from coterie.kernel.clock import ManualClock
 from coterie.storage.contracts.units import StepWrite, UnitEnd, UnitStart
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration
 from coterie.storage.sqlite import seats, unit_writes
-from coterie.storage.sqlite.batch import repeated
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite import storage as engine
+from coterie.storage.sqlite.store import Scope, repeated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -157,13 +157,13 @@ async def test_members_of_one_group_share_their_statements(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int]] = []
-    for name, function in (("step", unit_writes.step), ("end", unit_writes.end)):
+    for kind, name, function in ((StepWrite, "step", unit_writes.step), (UnitEnd, "end", unit_writes.end)):
 
-        def counted(c: Any, scope: Any, writes: Any, *, audit: bool, name: Any = name, function: Any = function) -> Any:
+        def counted(c: Any, scope: Any, writes: Any, name: Any = name, function: Any = function) -> Any:
             calls.append((name, len(writes)))
-            return function(c, scope, writes, audit=audit)
+            return function(c, scope, writes)
 
-        monkeypatch.setattr(unit_writes, name, counted)
+        monkeypatch.setitem(engine._HANDLERS, kind, counted)
     both = [step(unit, position) for unit in UNITS for position in range(2)]
     assert await committed(storage, *both, KvPut("k", b"", 1)) == [*["written"] * 8, None]
     ends = [UnitEnd(CLAIM, unit, "done") for unit in UNITS[:2]]
@@ -172,7 +172,14 @@ async def test_members_of_one_group_share_their_statements(
     calls.clear()
     last = [UnitEnd(CLAIM, unit, "done") for unit in UNITS[2:]]
     assert await committed(storage, step(UNITS[2], 3), *last) == ["written"] * 3
-    assert calls == [("step", 1), ("end", 1), ("end", 1)], "order counts: one after another"
+    assert calls == [("step", 1), ("end", 2)]
+    calls.clear()
+    assert await committed(storage, UnitEnd(CLAIM, UNIT, "done"), step(UNIT, 9), UnitEnd(CLAIM, UNIT, "done")) == [
+        "over",
+        "over",
+        "over",
+    ]
+    assert calls == [("end", 1), ("step", 1), ("end", 1)], "order counts: one after another"
 
 
 async def test_a_member_that_cannot_be_stored_fails_alone(storage: SqliteStorage) -> None:

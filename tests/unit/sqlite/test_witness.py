@@ -125,7 +125,6 @@ def test_all_signs_go_with_this_start_of_the_machine(path: Path) -> None:
     assert witness_of(path).server == boot_id() != ""
 
 
-@pytest.mark.processes
 def test_it_stays_while_a_process_is_frozen_and_goes_when_it_is_killed(path: Path, child: Callable[..., Child]) -> None:
     """M2: a frozen runner is left to its lease."""
     owner = child("own", f"sqlite:///{path}", f"{A}=60")
@@ -138,7 +137,6 @@ def test_it_stays_while_a_process_is_frozen_and_goes_when_it_is_killed(path: Pat
     assert file_of(path, A).exists(), "its row is still there"
 
 
-@pytest.mark.processes
 def test_a_forked_child_does_not_keep_it(path: Path, child: Callable[..., Child]) -> None:
     """M2, m5: the lock belongs to the open file, which a child inherits."""
     owner = child("own", f"sqlite:///{path}", f"{A}=60")

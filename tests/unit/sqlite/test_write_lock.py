@@ -30,7 +30,6 @@ async def begun(storage: SqliteStorage) -> None:
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.processes
 async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, child: Callable[..., Child]) -> None:
     """C3: a process stopped inside a commit stops everybody; the kernel knows which one."""
     async with new(lock_limit_s=0.3) as storage:
@@ -44,7 +43,7 @@ async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, ch
         with pytest.raises(PersistenceError) as caught:
             await storage.kv.put(KvPut("during", b"2", 2))
         assert f"process {frozen.pid}" in caught.value.message
-        assert "child.py hold" in caught.value.message
+        assert "child_process.py hold" in caught.value.message
         assert "stopped" in caught.value.message
         assert str(frozen.pid) in caught.value.hint
         assert caught.value.outcome == "unreachable"
@@ -56,7 +55,6 @@ async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, ch
         assert await storage.kv.get("during") is None
 
 
-@pytest.mark.processes
 async def test_leases_can_be_written_while_the_main_file_is_stuck(
     new: Opener, path: Path, child: Callable[..., Child]
 ) -> None:

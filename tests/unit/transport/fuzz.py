@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.transport import protocol
 from coterie.transport.protocol import AROUND_BODY_BYTES, HEAD_BYTES, encode, framed
-from tests.unit.transport.lone import LIMITS, Answering, Lone
+from tests.unit.transport.single_connection import LIMITS, Answering, Lone
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,12 +15,12 @@ from coterie.kernel.clock import ManualClock
 from coterie.settings import Settings
 from coterie.transport.tcp import TcpWire
 from coterie.transport.tls import Certificates, near_end
-from tests.unit.transport.authority import Authority
+from tests.unit.transport.certificate_authority import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.transport.authority import Files
+    from tests.unit.transport.certificate_authority import Files
 
 DAY = timedelta(days=1)
 
@@ -84,11 +84,11 @@ def test_an_end_that_is_near_is_told_once_a_day(installed: Installed, caplog: py
     clock = ManualClock(datetime.now(UTC))
     found = Certificates(installed.settings, clock=clock)
     for _ in range(3):
-        found.tell()
+        found.warn()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "ends in 0 days" in caplog.text
     clock.advance(DAY)
-    found.tell()
+    found.warn()
     assert "ends already" in caplog.text
 
 

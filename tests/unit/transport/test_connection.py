@@ -29,7 +29,7 @@ from coterie.transport.protocol import (
     encode,
     framed,
 )
-from tests.unit.transport.lone import LIMITS, TERMS, Answering, Lone, Sink
+from tests.unit.transport.single_connection import LIMITS, TERMS, Answering, Lone, Sink
 
 GOLDEN = Path(__file__).parent / "golden" / "session-1.bin"
 SECRET = b"the cluster's secret, of 32 bytes"

@@ -14,7 +14,7 @@ from coterie.testing import run_simulation
 from coterie.transport import protocol
 from coterie.transport.protocol import MALFORMED, Frames, ProtocolError, decode, encode, framed, require_optional
 from tests.unit.transport.fuzz import ABSURD, fuzz
-from tests.unit.transport.lone import LIMITS, Lone
+from tests.unit.transport.single_connection import LIMITS, Lone
 from tests.unit.transport.test_envelopes import BOMBS, PROTOCOL_1
 
 STREAM = framed(map(encode, PROTOCOL_1[1:-1]))

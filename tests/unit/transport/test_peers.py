@@ -20,7 +20,7 @@ from coterie.transport.interface import PeerAddress, TransportLimits
 from coterie.transport.peers import KnownPeers, PeerErrors, Peers, preferred, presence, problem_of
 from coterie.transport.protocol import Refused
 from coterie.transport.tcp import TcpWire
-from tests.unit.transport.lone import Answering
+from tests.unit.transport.single_connection import Answering
 
 if TYPE_CHECKING:
     from coterie.transport.connection import Connection
@@ -188,7 +188,7 @@ async def test_a_callback_that_fails_costs_nothing_else(caplog: pytest.LogCaptur
         a.on_lost(lambda peer, problem: [][1])
         a.on_lost(lambda peer, problem: lost.append(peer))
         await a.connect(PeerAddress(b.address or "", "b"))
-        for connection in b._roster.everyone:  # as a crash does: without a goodbye
+        for connection in b._known.everyone:  # as a crash does: without a goodbye
             assert connection._transport is not None
             connection._transport.abort()
         async with asyncio.timeout(5):

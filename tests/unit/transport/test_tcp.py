@@ -14,8 +14,8 @@ from coterie.transport.identity import Identity
 from coterie.transport.interface import PeerAddress
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
-from tests.unit.transport.authority import Authority
-from tests.unit.transport.lone import Answering
+from tests.unit.transport.certificate_authority import Authority
+from tests.unit.transport.single_connection import Answering
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ async def test_what_leaves_the_host_is_sealed_and_what_does_not_is_not(host: str
     async with transport("a", Noted(settings())) as a, transport("b", Noted(settings())) as b:
         await a.connect(PeerAddress(b.address or "", "b"))
         assert seen == [sealed, sealed], "both ends"
-        (connection,) = a._roster.everyone
+        (connection,) = a._known.everyone
         assert (connection._out.sealer is not None) is (connection._opener is not None) is sealed
 
 
@@ -86,7 +86,7 @@ async def test_if_one_end_asks_for_seals_both_seal() -> None:
     for asks, does_not in ((Abroad(settings()), wire()), (wire(), Abroad(settings()))):
         async with transport("a", asks) as a, transport("b", does_not) as b:
             await a.connect(PeerAddress(b.address or "", "b"))
-            (connection,) = a._roster.everyone
+            (connection,) = a._known.everyone
             assert connection._out.sealer is not None
 
 
@@ -111,7 +111,7 @@ async def test_under_tls_nothing_is_sealed_twice(tmp_path: Path) -> None:
     files = vars(Authority(tmp_path).sign())
     async with transport("a", Abroad(settings(**files))) as a, transport("b", Abroad(settings(**files))) as b:
         await a.connect(PeerAddress(b.address or "", "b"))
-        (connection,) = a._roster.everyone
+        (connection,) = a._known.everyone
         assert connection._out.sealer is None
 
 

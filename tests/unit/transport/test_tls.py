@@ -18,14 +18,14 @@ import pytest
 from coterie.errors import ConfigurationError
 from coterie.settings import Settings
 from coterie.transport.tls import client_context, server_context
-from tests.unit.transport.authority import CLIENT, SERVER, Authority
+from tests.unit.transport.certificate_authority import CLIENT, SERVER, Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from cryptography import x509
 
-    from tests.unit.transport.authority import Files
+    from tests.unit.transport.certificate_authority import Files
 
 DOCS = Path(__file__).parents[3] / "docs" / "transport.md"
 MINUTE = timedelta(minutes=1)
@@ -46,7 +46,7 @@ def unchecked(files: Files | None, *, ca: str, protocol: int = ssl.PROTOCOL_TLS_
     return context
 
 
-class Listener:
+class PendingSocket:
     """A server that notes who got in, and answers them."""
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(context: ssl.SSLContext | None) -> AsyncIterator[Listener]:
+async def listening(context: ssl.SSLContext | None) -> AsyncIterator[PendingSocket]:
     asyncio.get_running_loop().set_exception_handler(lambda loop, told: None)  # refused handshakes are told of
-    listener = Listener()
+    listener = PendingSocket()
     server = await asyncio.start_server(listener.serve, "127.0.0.1", 0, ssl=context)
     listener.port = server.sockets[0].getsockname()[1]
     async with server:

@@ -13,14 +13,21 @@ from coterie.errors import PersistenceError
 from coterie.observe.health import Reason
 from coterie.observe.view import PAGES as PAGES_OF_VIEW
 from coterie.settings.secret import Secret
-from coterie.web import application
+from coterie.web import access, application
 from coterie.web.application import build
 from coterie.web.openapi import document
-from tests.unit.web.sights import SECRET_NOTE, STUCK, FakeSight, health
+from tests.unit.web.fake_cluster import SECRET_NOTE, STUCK, FakeSight, health
 
 TOKEN = "correct-horse-battery-staple"
-PATHS = ["/live", "/ready", "/startup", "/health", "/metrics", "/api/view", "/openapi.json"]
-GUARDED = ["/health", "/metrics", "/api/view", "/openapi.json"]
+PROBES = ["/live", "/ready", "/startup"]
+MACHINES = ["/health", "/metrics", "/openapi.json"]
+PAGE = ["/", "/api/session", "/api/view"]
+PATHS = [*PROBES, *MACHINES, *PAGE]
+ASSET, STREAM = "/page/index.html", "/api/stream"
+DETAILS = [
+    "singleton", "cron", "ticks", "entities", "entity", "messages", "message", "workflow", "kv", "activity",
+]  # fmt: skip
+GUARDED = [*MACHINES, *PAGE]  # files of the page: test_assets.py
 METHODS = ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"]
 
 
@@ -96,7 +103,7 @@ async def test_the_token_opens_details(path: str) -> None:
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/", "/nothing"])
+@pytest.mark.parametrize("path", [*PATHS, ASSET, STREAM, "/nothing"])
 async def test_a_rebound_name_is_refused_everywhere(path: str) -> None:
     """Incident 42."""
     refused = await ask(FakeSight(), path, host="evil.example:7650")
@@ -105,7 +112,7 @@ async def test_a_rebound_name_is_refused_everywhere(path: str) -> None:
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "10.0.0.7"])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, ASSET, STREAM, *(f"/api/{each}" for each in DETAILS)])
 async def test_nothing_is_changed_over_http(path: str, client: str) -> None:
     """INV-X2, incident 42: all methods on all paths."""
     for method in METHODS:
@@ -115,7 +122,21 @@ async def test_nothing_is_changed_over_http(path: str, client: str) -> None:
         assert {each.strip() for each in refused.headers["allow"].split(",")} == {"GET", "HEAD"}
 
 
-@pytest.mark.parametrize("path", ["/", "/live/", "/Live", "/nothing", "//live", "/%2e%2e/live"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/live/",
+        "/page",
+        "/page/",
+        "/api",
+        "/page/../application.py",
+        "/page/%2e%2e/application.py",
+        "/page//etc/passwd",
+        "/Live",
+        "/nothing",
+        "/%2e%2e/live",
+    ],
+)
 async def test_other_paths_do_not_exist_and_lead_nowhere(path: str) -> None:
     answer = await ask(FakeSight(), path)
     assert answer.status_code == 404
@@ -168,7 +189,8 @@ async def test_health_as_json() -> None:
 async def test_what_a_body_said_or_raised_is_no_part_of_it() -> None:
     """INV-X4: texts of the program may hold anything."""
     assert SECRET_NOTE not in (await ask(FakeSight(), "/health")).text
-    assert SECRET_NOTE not in (await ask(FakeSight(), "/api/view")).text
+    assert SECRET_NOTE in (await ask(FakeSight(), "/api/view")).text, "the page shows why something fails"
+    assert SECRET_NOTE not in (await ask(FakeSight(redacted=True), "/api/view")).text
 
 
 async def test_a_view_has_the_pages_that_were_asked_for() -> None:
@@ -272,7 +294,7 @@ async def test_wrong_tokens_are_told_once_in_a_while_and_counted(
         assert [each.message for each in caplog.records if each.name == "coterie"] == [
             "1 requests over HTTP had a wrong token, the last from 10.0.0.7"
         ]
-        later_s = asyncio.get_running_loop().time() + application.TOLD_EVERY_S
+        later_s = asyncio.get_running_loop().time() + access.TOLD_EVERY_S
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: later_s)
         await http.get("/health")
     assert caplog.records[-1].message == "5 requests over HTTP had a wrong token, the last from 10.0.0.7"
@@ -280,7 +302,9 @@ async def test_wrong_tokens_are_told_once_in_a_while_and_counted(
 
 async def test_the_document_describes_every_path() -> None:
     described = (await ask(FakeSight(), "/openapi.json")).json()
-    assert sorted(described["paths"]) == sorted(PATHS)
+    assert sorted(described["paths"]) == sorted(
+        [*PATHS, "/page/{file}", STREAM, "/api/acts/{act}", *(f"/api/{each}" for each in DETAILS)]
+    )
     assert described["info"]["version"] == "1.2.3"
 
 

@@ -1,0 +1,54 @@
+"""The databases on which processes are tested together, and which tests share a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from xdist.remote import Producer  # type: ignore[import-untyped]
+
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+
+
+@pytest.fixture
+def postgres_url(empty_postgres_url: str) -> str:
+    """Nothing has been set up: that is for the processes, which come to it together."""
+    return empty_postgres_url
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database of each kind that several processes can share."""
+    return _fresh(request, tmp_path)
+
+
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.nightly), POSTGRES])
+def url_by_day(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same, for tests that run on SQLite only at night: they take long, and it differs little there."""
+    return _fresh(request, tmp_path)
+
+
+def _fresh(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/coterie.db"
+    fresh: str = request.getfixturevalue("postgres_url")
+    return fresh
+
+
+class SharedScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Each test for itself, but those of the page on one worker: they share a browser and runners."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if path.endswith("test_page.py") else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedScheduling:
+    """Used if tests run on several workers."""
+    return SharedScheduling(config, log)

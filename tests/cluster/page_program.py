@@ -1,0 +1,109 @@
+"""A program with one of each thing that the page shows, and texts that try to be markup.
+
+`coterie run page_program.py` is a runner, `python page_program.py` a client that sends messages and starts workflows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from coterie import Cluster, CoterieError, Entity, Leader, Retry, Tick, Workflow, rpc
+
+cluster = Cluster(drain="5s")
+
+MARKUP = "<img src=x onerror=alert(1)>"
+QUOTES = "a\"b'c`d&amp;"
+TURNED = "evil\u202etxt.exe"
+LONG = "long " * 2_000
+HOSTILE = (MARKUP, QUOTES, TURNED)
+
+
+@dataclass
+class Balance:
+    cents: int = 0
+
+
+@cluster.entity(retry=Retry(attempts=1))
+class Account(Entity[Balance]):
+    @rpc
+    async def balance(self) -> int:
+        return self.state.cents
+
+    @rpc(persisted=True, key="order_id")
+    async def charge(self, order_id: str, cents: int) -> int:
+        if cents < 0:
+            raise ValueError(f"{MARKUP} {TURNED} {LONG}")
+        self.state.cents += cents
+        return self.state.cents
+
+
+@cluster.entity
+class Visitor(Entity):
+    """Stays in memory: an account leaves it when a charge fails."""
+
+    @rpc
+    async def greet(self) -> str:
+        return f"hello {self.id}"
+
+
+@dataclass
+class Progress:
+    last_id: int = 0
+    name: str = MARKUP
+
+
+@cluster.singleton("importer", state=Progress)
+async def importer(leader: Leader[Progress]) -> None:
+    while True:
+        async with leader.update() as state:
+            state.last_id += 1
+        with contextlib.suppress(CoterieError):  # its runner may just have been killed
+            await cluster.ref(Visitor, TURNED).greet()  # in memory again after its shard has moved
+        await leader.sleep("500ms")
+
+
+@cluster.cron("often", "@every 2s")
+async def often(tick: Tick) -> None:
+    await asyncio.sleep(0.2)
+
+
+@cluster.cron("yearly", "0 3 1 1 *", timezone="Europe/Zurich")
+async def yearly(tick: Tick) -> None:
+    await asyncio.sleep(0)
+
+
+@dataclass
+class Approval:
+    approved: bool
+    by: str
+    limit: int | None = None
+
+
+async def reserve(order: str) -> str:
+    return f"reserved {order} {MARKUP}"
+
+
+@cluster.workflow
+async def checkout(workflow: Workflow, order: str) -> str:
+    await workflow.step("reserve", reserve, order)
+    approval = await workflow.deferred("approval", Approval).wait()
+    return f"{order}: {approval.by}"
+
+
+async def fill() -> None:
+    """Give the page something to show."""
+    async with cluster.connect():
+        for name in (*HOSTILE, "alice"):
+            account = cluster.ref(Account, name)
+            await cluster.ref(Visitor, name).greet()
+            await cluster.kv.set(f"orders/{name}", {"name": name, "text": LONG})
+            await cluster.send(account.charge("o-1", 5))
+            await cluster.send(account.charge("o-2", -5))
+        for number in range(2):
+            await cluster.start_workflow(checkout, f"{MARKUP} {number}", id=f"order-{number}")
+
+
+if __name__ == "__main__":
+    asyncio.run(fill())

@@ -1,0 +1,25 @@
+"""The databases on which durable calls are held: what runners can share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.scenario.persisted.entity_program import notes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(params=["file", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """One SQLite file, or one PostgreSQL database."""
+    given: str = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
+    return given or f"sqlite:///{tmp_path}/durable.db"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Nothing ran yet."""
+    notes.clear()
