@@ -1,14 +1,20 @@
-"""Probes, health, metrics and the read model over HTTP, with Starlette and uvicorn.
+"""Probes, health, metrics and the page in the browser over HTTP, with Starlette and uvicorn.
 
 Imported only by processes that serve HTTP: it costs some 200 ms.
 
-Promises: probes of liveness and startup do no I/O, and all probes answer at once; clients on other machines see nothing
-but their status words without the token; nothing is changed over HTTP; no response has a secret or a payload; a
-connection costs little, however slow or malicious the client, and never delays a drain.
+Promises: probes of liveness and startup do no I/O, that of readiness waits at most half a second for the database;
+clients on other machines see nothing but their status words and the files of the page without the token; nothing is
+changed over HTTP by a request that may not act, or that another site's page has sent; no response has a secret, nor
+with `redact` a payload; a connection costs little, however slow or malicious the client, and never delays a drain.
 
-`application`  the routes, and the access check
+`application`  the routes
+`access`       the access check before them
 `responses`    response bodies, as JSON. Pure
-`openapi`      their description for machines
+`feed`         what changes, as server-sent events
+`details`      one thing, or one list
+`acts`         what people may do with the page, and the record of it
+`assets`       the files of the page, which are in the folder `page`
+`openapi`      the description of the routes for machines
 `cluster_view` what is read of a cluster
 `limits`       what one connection may cost
 `server`       uvicorn in our event loop, and its socket
@@ -25,14 +31,20 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from coterie.cluster import Cluster
+    from coterie.web.access import Decide
 
 __all__ = ["app"]
 
 
-def app(cluster: Cluster) -> Starlette:
-    """The probes, health and metrics of a cluster, to be mounted in any ASGI application.
+def app(cluster: Cluster, *, access: Decide | None = None) -> Starlette:
+    """The page, probes, health and metrics of a cluster, to be mounted in any ASGI application.
 
     `cluster.run()` serves it by itself.
+
+    Args:
+        cluster: The cluster, which this process runs or is connected to.
+        access: Decides what a request may do: "none", "read" or "act". It replaces the rules of `http_token` and of
+            loopback, so it has to authenticate. The setting `web` still limits it.
 
     Example:
         ```python
@@ -41,7 +53,8 @@ def app(cluster: Cluster) -> Starlette:
         ```
 
     Promise:
-        The same access rules hold where it is mounted: from other machines, and everywhere if `http_token` is set,
-        nothing but the status words of the probes is visible without the token.
+        Without `access`, the same rules hold where it is mounted: from other machines, and everywhere if `http_token`
+        is set, nothing but the status words of the probes and the files of the page is visible without the token.
     """
-    return build(ClusterView(cluster.settings, cluster._present))  # noqa: SLF001 internal to coterie
+    view = ClusterView(cluster.settings, cluster._participant.present)  # noqa: SLF001 internal to coterie
+    return build(view, decide=access)

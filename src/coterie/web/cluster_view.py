@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from contextvars import Context
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.errors import NotStarted
 from coterie.kernel.service import State
+from coterie.kernel.supervisor import Seated
 from coterie.observe.health import BOUNDS, Reason, judge, liveness
+from coterie.settings.secret import redacted_url
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Collection
 
     from coterie.client import Client
+    from coterie.kernel.supervisor import MakeWork
+    from coterie.observe.facts import ClusterFacts
     from coterie.observe.health import Health
     from coterie.observe.pages import ViewReader
     from coterie.observe.view import View
-    from coterie.settings import Settings
+    from coterie.settings import Settings, WebAccess
     from coterie.settings.secret import Secret
 
 PROBED_S = 0.5
@@ -39,6 +45,26 @@ class WebView(Protocol):
         """The version of this library."""
         ...
 
+    @property
+    def web(self) -> WebAccess | None:
+        """The setting of this name; "off": there is no page."""
+        ...
+
+    @property
+    def redacted(self) -> bool:
+        """Whether texts and payloads of the program are hidden."""
+        ...
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster."""
+        ...
+
+    @property
+    def runner(self) -> str | None:
+        """The name of the runner that answers; None: a client, or it is not started."""
+        ...
+
     def unstarted(self) -> tuple[Reason, ...]:
         """Why it has not started yet; empty if it has. Does no I/O."""
         ...
@@ -55,8 +81,33 @@ class WebView(Protocol):
         """The health of the whole cluster, at most `FRESH_S` old."""
         ...
 
-    async def view(self, pages: Collection[str]) -> View:
-        """Pages of the read model, at most `FRESH_S` old, without texts of the program."""
+    async def view(self, pages: Collection[str], *, within_s: float = FRESH_S) -> View:
+        """Pages of the read model, from facts at most `within_s` old; redacted without texts of the program."""
+        ...
+
+    async def status(self) -> str:
+        """The text of `coterie status`."""
+        ...
+
+    def here(self) -> Client:
+        """The runner or client in use.
+
+        Raises:
+            NotStarted: It is not running yet.
+            ShuttingDown: It has stopped.
+        """
+        ...
+
+    async def facts(self) -> ClusterFacts:
+        """The facts, at most `FRESH_S` old if they can be read in time."""
+        ...
+
+    def supervise_feed(self, make: MakeWork) -> asyncio.Task[None]:
+        """Run the sampling of the feed as a standing task, until it returns or the cluster begins to stop here.
+
+        Raises:
+            CoterieError: It is not running.
+        """
         ...
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
@@ -87,6 +138,28 @@ class ClusterView:
         """The version of this library."""
         return version("coterie")
 
+    @property
+    def web(self) -> WebAccess | None:
+        """The setting `web`."""
+        return self._settings.web
+
+    @property
+    def redacted(self) -> bool:
+        """The setting `redact`."""
+        return self._settings.redact
+
+    @property
+    def cluster(self) -> str:
+        """The setting `name`."""
+        return self._settings.name
+
+    @property
+    def runner(self) -> str | None:
+        """The name of the runner of this process."""
+        here = self._present()
+        local = None if here is None else here.facts()
+        return None if local is None else local.name
+
     def unstarted(self) -> tuple[Reason, ...]:
         """Unstarted until it is registered. It stays started while it drains: a drain is not a hanging start."""
         here = self._present()
@@ -107,28 +180,48 @@ class ClusterView:
             return (self._not_yet(here),)
         if here.facts() is None:
             return () if here.state is State.RUNNING else (_wrong(here.what, "it has stopped"),)
-        return await here.gathering.readiness(within_s=PROBED_S)
+        return await here.collector.readiness(within_s=PROBED_S)
 
     async def health(self) -> Health:
         """As `cluster.health()`, but concurrent requests share one read."""
-        gathering = self._here().gathering
-        recent = await gathering.recent(within_s=FRESH_S)
-        fresh = recent.facts is not None and recent.age_s <= FRESH_S
-        return judge(recent.facts) if fresh and recent.facts is not None else await gathering.health()
+        return judge(await self.facts())
 
-    async def view(self, pages: Collection[str]) -> View:
+    async def view(self, pages: Collection[str], *, within_s: float = FRESH_S) -> View:
         """Concurrent requests share one read."""
         from coterie.observe.pages import ViewReader  # imported on first use
 
-        here = self._here()
+        here = self.here()
         if self._viewing is None or self._viewing[0] is not here:
             self._viewing = here, ViewReader(here)
-        return await self._viewing[1].look(pages, within_s=FRESH_S, texts=False)
+        return await self._viewing[1].read(pages, within_s=within_s, texts=not self.redacted)
+
+    async def status(self) -> str:
+        """As the command prints it into a pipe."""
+        from coterie.cli.commands.status import piped  # the words of the command, which is not loaded otherwise
+
+        seen = await self.view(["overview"])
+        where = f"cluster {self._settings.name} on {redacted_url(self._settings.url)}"
+        return piped(seen.data["overview"], where=where, now=seen.at)
+
+    async def facts(self) -> ClusterFacts:
+        """Concurrent requests share one read."""
+        collector = self.here().collector
+        recent = await collector.recent(within_s=FRESH_S)
+        fresh = recent.facts is not None and recent.age_s <= FRESH_S
+        return recent.facts if fresh and recent.facts is not None else await collector.collect()
+
+    def supervise_feed(self, make: MakeWork) -> asyncio.Task[None]:
+        """As a task of the client or runner in use, in a context of its own: a request, with its span, ends before."""
+        here = self.here()
+        seated = Seated("the page", lambda: None)  # one that keeps failing ends, and does not end the runner
+        return here.tasks.supervise(
+            make, name="feed the page", supervisor=here.supervisor, seated=seated, context=Context()
+        )
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Gauges are set now; counters are reported as they are."""
         from coterie.observe.gauges import sample
-        from coterie.observe.prometheus import text  # takes 70 ms: imported when first scraped
+        from coterie.prometheus import text  # takes 70 ms: imported when first scraped
 
         here = self._present()
         local = None if here is None else here.facts()
@@ -140,10 +233,11 @@ class ClusterView:
         """The health of the cluster, or None if it is not known just now: a scrape does not wait for it."""
         if here.state is not State.RUNNING:
             return None
-        recent = await here.gathering.recent(within_s=FRESH_S)
+        recent = await here.collector.recent(within_s=FRESH_S)
         return judge(recent.facts) if recent.facts is not None and recent.age_s <= BOUNDS.age_s else None
 
-    def _here(self) -> Client:
+    def here(self) -> Client:
+        """The one that `present` returns, if it runs."""
         here = self._present()
         if here is None:
             raise NotStarted(what=f"cluster {self._settings.name!r}")

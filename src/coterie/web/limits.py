@@ -35,7 +35,7 @@ ADDRESS_MOST = 32
 """Connections of one address. Loopback may use all: it may be a proxy for many clients."""
 
 HEAD_MOST_BYTES = 16 * 1024
-"""Size of a request before its body, which is never read."""
+"""Size of a request before its body, which only acts read, up to a limit of their own."""
 
 _MUTE = logging.Logger("uvicorn.error", logging.CRITICAL + 1)  # noqa: LOG001 outside the logging hierarchy
 """uvicorn logs each malformed request: `Refusals` counts them instead. Errors of our application are in our log."""
@@ -79,14 +79,14 @@ class Bounded(H11Protocol):
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001 untrusted bytes may raise anything
-            self._refusals.tell(self._peer, f"its bytes cannot be read ({type(error).__name__})")
+            self._refusals.report(self._peer, f"its bytes cannot be read ({type(error).__name__})")
             self.transport.abort()
         if not self._is_open:
             self._forget()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a malformed request, also while an earlier one is being answered."""
-        self._refusals.tell(self._peer, "it is no HTTP request, or its head is too large")
+        self._refusals.report(self._peer, "it is no HTTP request, or its head is too large")
         cycle: Any = self.cycle  # None before the first request
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # drops the rest of the response

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.exceptions import HTTPException
+
+from coterie.durable.token import MalformedToken
+from coterie.errors import (
+    AlreadyResolved,
+    ConfigurationError,
+    CoterieError,
+    DeferredMismatch,
+    InvalidArgument,
+    KeyConflict,
+    MalformedMessage,
+    MessageExpired,
+    UnknownEntity,
+    WorkflowEnded,
+    WorkflowNotFound,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from coterie.cron.api import CronInfo
@@ -16,6 +33,14 @@ if TYPE_CHECKING:
     from coterie.observe.health import Health, Reason
     from coterie.observe.view import View
     from coterie.singletons.api import SingletonInfo
+
+
+class HttpRefusal(HTTPException):
+    """A request that is refused: what is wrong, what to do, and further fields of the response body."""
+
+    def __init__(self, status: int, problem: str, hint: str = "", **more: Any) -> None:
+        super().__init__(status, problem)
+        self.body = refusal(problem, hint) | more
 
 
 def instant(at: datetime | None) -> str | None:
@@ -39,6 +64,26 @@ def refusal(problem: str, hint: str = "") -> dict[str, Any]:
     return {"error": problem} | ({"hint": hint} if hint else {})
 
 
+_STATUSES: Mapping[type[CoterieError], int] = {
+    InvalidArgument: 400,
+    MalformedMessage: 400,
+    DeferredMismatch: 400,
+    MalformedToken: 400,
+    ConfigurationError: 400,
+    MessageExpired: 404,
+    UnknownEntity: 404,
+    WorkflowNotFound: 404,
+    AlreadyResolved: 409,
+    KeyConflict: 409,
+    WorkflowEnded: 409,
+}
+
+
+def status_of(error: CoterieError) -> int:
+    """The status of a request that has failed so; 503: it may be tried again later."""
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 503)
+
+
 def health(judged: Health) -> dict[str, Any]:
     """Everything that `cluster.health()` knows, without payloads."""
     return {
@@ -54,10 +99,15 @@ def health(judged: Health) -> dict[str, Any]:
     }
 
 
-def view(seen: View) -> dict[str, Any]:
-    """Pages of the read model, as `observe/view.py` describes them."""
-    told: dict[str, Any] = msgspec.to_builtins(seen)
-    return told
+def view(seen: View) -> bytes:
+    """Pages of the read model as JSON, as `observe/view.py` describes them."""
+    return msgspec.json.encode(seen)
+
+
+def etag(seen: View) -> str:
+    """Changes with what the pages show, whenever and by whichever process they were read."""
+    digest = hashlib.blake2b(msgspec.json.encode(seen.data), digest_size=12)
+    return f'W/"{digest.hexdigest()}"'
 
 
 def unknown(*reasons: Reason) -> dict[str, Any]:

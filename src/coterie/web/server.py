@@ -176,7 +176,8 @@ class HttpServer(Service):
         """One line for the person who started the process."""
         assert self._bound is not None, "it is started"
         taken = f" (port {self._bound.wanted} is taken)" if self._bound.was_taken else ""
-        return f"probes and metrics at {self.url}{taken}"
+        page = "" if self._settings.web == "off" else "page, "
+        return f"{page}probes and metrics at {self.url}{taken}"
 
     async def _start(self) -> None:
         self._bound = bind(self._settings, number=self._number)
@@ -192,7 +193,7 @@ class HttpServer(Service):
         if self._settings.http_token is not None:
             return "without TLS: http_token travels in the clear"
         return (
-            "without http_token: whoever reaches it can read whether this runner lives, has started and is ready, "
+            "without http_token: every client can read whether this runner is alive, has started and is ready, "
             "and nothing else"
         )
 

@@ -1,0 +1,162 @@
+// One cell for each shard, in the colour and pattern of its owner; cells change as shards move.
+
+import { app, colour, page } from "../app.js";
+import { h, memo } from "../dom.js";
+import { count, counted } from "../format.js";
+import { go, link } from "../router.js";
+import { compare, rows } from "../store.js";
+import { empty, loading, name, runner, section, select, state, table, terms, time } from "../ui.js";
+
+export default { id: "shards", title: "Shards", pages: ["overview", "shards"], view };
+
+const BY = [["id", "id"], ["owner", "owner"]];
+
+function view({ params }) {
+  const seen = page("shards");
+  if (!seen) return loading("shards");
+  const groups = rows(seen.groups, (row) => row.group);
+  if (!groups.length) return empty("No shards yet: they are made when the first runner starts.", "coterie run app.py");
+  const chosen = groups.find((row) => row.group === params.group) ?? groups.find((row) => row.group === seen.shards.get(params.shard)?.group) ?? groups[0];
+  const by = params.by === "owner" ? "owner" : "id";
+  const shards = rows(seen.shards).filter((row) => row.group === chosen.group);
+  shards.sort((one, other) => (by === "owner" ? compare(one.owner ?? "\uffff", other.owner ?? "\uffff") : 0) || one.number - other.number);
+  const cell = seen.shards.get(params.shard);
+  return h(
+    "div",
+    { class: "grid" },
+    section(`Group ${chosen.group}`, { class: "wide", id: "group" },
+      h(
+        "div",
+        { class: "tools" },
+        groups.length > 1 && select("group", chosen.group, groups.map((row) => [row.group, row.group]), (group) => go("shards", { ...params, group, shard: "" })),
+        select("sort by", by, BY, (value) => go("shards", { ...params, by: value })),
+        h("p", { class: "dim" }, summary(chosen)),
+      ),
+      legend(chosen, params),
+      map(shards, params),
+      cell ? details(cell) : h("p", { class: "dim" }, "Choose a cell to see its owner and epoch; arrow keys move between cells."),
+    ),
+    section("Owners", { class: "half" }, owners(chosen, shards)),
+    section("Moves seen", { class: "half" }, seenMoves()),
+  );
+}
+
+function summary(group) {
+  const parts = [counted(group.shards, "shard"), `${count(group.owned)} owned`, `${count(group.moving)} moving`];
+  if (group.balance !== null) parts.push(`balance ${group.balance.toFixed(2)}`);
+  parts.push(`epochs ${group.oldest_epoch} to ${group.newest_epoch}`);
+  return parts.join(" · ");
+}
+
+function legend(group, params) {
+  return h(
+    "ul",
+    { class: "legend", "aria-label": "runners: choose one to dim the others" },
+    Object.entries(group.runners).sort(([one], [other]) => compare(one, other)).map(([called, held]) =>
+      h(
+        "li",
+        { key: called },
+        h(
+          "a",
+          { href: link("shards", { ...params, runner: params.runner === called ? "" : called }), class: params.runner === called ? "chosen" : null, "aria-current": params.runner === called ? "true" : null },
+          h("span", { class: `swatch hue-${colour(called)}`, "aria-hidden": "true" }), name(called, 40), ` ${count(held)}`,
+        ),
+      ),
+    ),
+    h("li", { key: " moving" }, h("span", { class: "cell moving sample", "aria-hidden": "true" }), `moving ${count(group.moving)}`),
+    h("li", { key: " none" }, h("span", { class: "cell free sample", "aria-hidden": "true" }), `no owner ${count(group.shards - group.owned)}`),
+  );
+}
+
+function map(shards, params) {
+  const first = shards.some((row) => row.shard === params.shard) ? params.shard : shards[0]?.shard;
+  return h(
+    "div",
+    { class: "map", role: "group", "aria-label": "shards", onkeydown: arrows },
+    shards.map((row) => {
+      const chosen = row.shard === params.shard;
+      const dimmed = Boolean(params.runner) && params.runner !== row.owner;
+      return memo(row.shard, [row, chosen, dimmed, first === row.shard, params.by], () => cellOf(row, { chosen, dimmed, reachable: first === row.shard, params }));
+    }),
+  );
+}
+
+function cellOf(row, { chosen, dimmed, reachable, params }) {
+  const kind = row.state === "moving" ? "moving" : row.owner ? "owned" : "free";
+  const text = `${row.shard}, ${row.owner ? `${row.owner}, epoch ${row.epoch}` : "no owner"}${row.state === "moving" ? `, moving to ${row.target ?? "nobody"}` : ""}`;
+  return h("button", {
+    type: "button", key: `${row.shard}`, title: text, "aria-label": text, "aria-pressed": chosen ? "true" : "false",
+    class: `cell ${kind} ${row.owner ? `hue-${colour(row.owner)}` : ""} ${dimmed ? "dimmed" : ""} ${chosen ? "chosen" : ""}`,
+    tabindex: reachable ? "0" : "-1", "data-epoch": row.epoch,
+    onclick: () => go("shards", { ...app.route.params, shard: chosen ? "" : row.shard }, { replace: true }),
+    onpatch: flash,
+    onmount: (node) => { node.epoch = String(row.epoch); },
+  });
+}
+
+/** A cell that has changed hands is lit for a moment. */
+function flash(node) {
+  if (node.epoch === node.dataset.epoch) return;
+  node.epoch = node.dataset.epoch;
+  node.classList.add("changed");
+  setTimeout(() => node.classList.remove("changed"), 1500);
+}
+
+function arrows(event) {
+  const cells = [...event.currentTarget.children];
+  const at = cells.indexOf(document.activeElement);
+  if (at < 0) return;
+  const across = cells.filter((cell) => cell.offsetTop === cells[0].offsetTop).length;
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: across, ArrowUp: -across, Home: -at, End: cells.length - 1 - at }[event.key];
+  if (step === undefined) return;
+  event.preventDefault();
+  cells[Math.min(cells.length - 1, Math.max(0, at + step))].focus();
+}
+
+function details(row) {
+  return h(
+    "div",
+    { class: "detail", "aria-live": "off" },
+    h("h3", null, name(row.shard)),
+    terms([
+      ["owner", runner(row.owner)],
+      ["epoch", count(row.epoch)],
+      ["state", row.state === "owned" ? state("good", "owned") : row.state === "moving" ? state("busy", "moving") : state("bad", "no owner")],
+      ["should be on", row.target && row.target !== row.owner ? runner(row.target) : null],
+      ["no runner", row.target ? null : "no runner serves its group"],
+    ]),
+  );
+}
+
+function owners(group, shards) {
+  const held = new Map(Object.keys(group.runners).map((called) => [called, []]));
+  for (const row of shards) if (row.owner) held.set(row.owner, [...(held.get(row.owner) ?? []), row.number]);
+  return table({
+    label: "shards by owner",
+    rows: [...held].sort(([one], [other]) => compare(one, other)),
+    key: ([called]) => called,
+    columns: [
+      { title: "Runner", cell: ([called]) => runner(called) },
+      { title: "Shards", class: "number", cell: ([, numbers]) => count(numbers.length) },
+      { title: "Which", class: "grow", cell: ([, numbers]) => h("span", { class: "clip" }, ranges(numbers)) },
+    ],
+  });
+}
+
+/** `0–3, 7, 9–12`. */
+export function ranges(numbers) {
+  const sorted = [...numbers].sort((one, other) => one - other);
+  const parts = [];
+  for (let index = 0; index < sorted.length; index += 1) {
+    const from = sorted[index];
+    while (sorted[index + 1] === sorted[index] + 1) index += 1;
+    parts.push(from === sorted[index] ? `${from}` : `${from}–${sorted[index]}`);
+  }
+  return parts.join(", ") || "none";
+}
+
+function seenMoves() {
+  const moves = app.events.filter((event) => event.page === "shards").slice(0, 20);
+  if (!moves.length) return h("p", { class: "dim" }, "No shard moved since this page was opened. Start or stop a runner to see some move.");
+  return h("ol", { class: "events" }, moves.map((event, index) => h("li", { key: `${event.at}${index}` }, time(event.at), " ", name(event.text))));
+}

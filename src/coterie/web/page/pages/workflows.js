@@ -1,0 +1,161 @@
+// Workflows: runs, one with its steps on a line of time, and what it waits for.
+
+import { actButton } from "../acts.js";
+import { address } from "../api.js";
+import { app, mayAct, now, page } from "../app.js";
+import { Axis } from "../charts.js";
+import { h } from "../dom.js";
+import { count, duration, json } from "../format.js";
+import { use } from "../resource.js";
+import { go, link } from "../router.js";
+import { fields, valueOf } from "../schema.js";
+import { compare, rows } from "../store.js";
+import { acts, asked, block, copy, empty, filterField, loading, name, section, select, state, table, terms, time, words } from "../ui.js";
+
+export default { id: "workflows", title: "Workflows", pages: ["overview", "workflows"], view };
+
+const KINDS = { running: "busy", suspended: "off", done: "good", failed: "bad", interrupted: "warn" };
+const STATUSES = [["", "any"], ["running", "running"], ["suspended", "waiting"], ["done", "done"], ["failed", "failed"], ["interrupted", "interrupted"]];
+
+function statusOf(row) {
+  const word = row.status === "suspended" ? "waiting" : row.status;
+  return state(KINDS[row.status] ?? "off", row.interrupting && !row.ended_at ? `${word}, being interrupted` : word);
+}
+
+function view({ params }) {
+  const seen = page("workflows");
+  if (!seen) return loading("workflows");
+  const all = rows(seen).sort((one, other) => compare(other.changed_at, one.changed_at) || compare(one.id, other.id));
+  const text = (params.filter ?? "").toLowerCase();
+  const found = all.filter((row) => (!params.status || row.status === params.status) && `${row.name}/${row.id}`.toLowerCase().includes(text));
+  const line = all.find((row) => row.name === params.name && row.id === params.id);
+  return h(
+    "div",
+    { class: "grid" },
+    params.name !== undefined && params.id !== undefined && detail(params, line),
+    section("Runs", { class: "wide" },
+      h("div", { class: "tools" },
+        filterField("filter", params.filter ?? "", (value) => go("workflows", { ...params, filter: value }, { replace: true }), { placeholder: "checkout/order-7" }),
+        select("status", params.status ?? "", STATUSES, (value) => go("workflows", { ...params, status: value }))),
+      table({
+        label: "runs of workflows",
+        rows: found,
+        key: (row) => `${row.kind}/${row.name}/${row.id}`,
+        selected: line && `${line.kind}/${line.name}/${line.id}`,
+        hold: true,
+        columns: [
+          { title: "Run", cell: (row) => h("a", { class: "primary", href: link("workflows", { ...params, name: row.name, id: row.id }) }, name(row.name, 40), "/", name(row.id, 40)) },
+          { title: "Kind", cell: (row) => row.kind },
+          { title: "State", cell: statusOf },
+          { title: "Steps", class: "number", cell: (row) => count(row.steps) },
+          { title: "Started", cell: (row) => time(row.started_at) },
+          { title: "Changed", cell: (row) => time(row.changed_at) },
+          { title: "Wakes", cell: (row) => row.wake_at && time(row.wake_at) },
+          { title: "Error", class: "grow", cell: (row) => h("span", { class: "clip" }, words(row.error ?? "")) },
+        ],
+        empty: all.length ? h("p", { class: "dim" }, "No run matches.") : empty("No workflow has run yet. Add one, and start it:", "@cluster.workflow\nasync def checkout(workflow: Workflow, order: Order) -> str: …\n\nawait cluster.start_workflow(checkout, order, id=\"order-7\")"),
+      })),
+  );
+}
+
+function detail(params, line) {
+  const stamp = `${line?.changed_at}/${line?.status}/${Math.floor(now() / 5_000)}`;
+  const resource = use(address("workflow", { name: params.name, id: params.id }), stamp);
+  const title = `${params.name}/${params.id}`;
+  const back = h("a", { href: link("workflows", { ...params, name: "", id: "" }) }, "close");
+  return section(title.length > 80 ? "Run" : `Run ${title}`, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the run", (data) => shown(params, line ?? data.line, data)));
+}
+
+function shown(params, line, data) {
+  const title = `${params.name}/${params.id}`;
+  const open = !line.ended_at && (line.kind ?? "workflow") === "workflow";
+  return [
+    title.length > 80 && h("p", null, words(title)),
+    terms([
+      ["state", statusOf(line)],
+      ["started", time(line.started_at)],
+      ["ended", line.ended_at && [time(line.ended_at), `, took ${duration((Date.parse(line.ended_at) - Date.parse(line.started_at)) / 1000)}`]],
+      ["wakes", line.wake_at && !line.ended_at && time(line.wake_at)],
+      ["error", (data.error ?? line.error) && words(data.error ?? line.error)],
+    ]),
+    open && acts(
+      actButton("Interrupt …", "Interrupt " + title.slice(0, 60), "interrupt", { workflow: params.name, id: params.id }, { danger: true }),
+      actButton("Resume …", "Resume " + title.slice(0, 60), "resume-workflow", { workflow: params.name, id: params.id }),
+    ),
+    (data.waits ?? []).length > 0 && [h("h3", null, "Waits for"), data.waits.map((wait, index) => waitOf(wait, index))],
+    h("h3", null, "Steps"),
+    steps(data.steps ?? []),
+    data.input !== undefined && data.input !== null && [h("h3", null, "Input"), block(json(data.input), "input")],
+    data.result !== undefined && data.result !== null && [h("h3", null, "Result"), block(json(data.result), "result")],
+  ];
+}
+
+function steps(all) {
+  if (!all.length) return h("p", { class: "dim" }, "No step is stored yet.");
+  return [inOrder(all), stepTable(all)];
+}
+
+function kindOf(step) {
+  if (step.error || step.status === "failed") return "failed";
+  if (step.status === "done") return "ran";
+  return "waits";
+}
+
+/** Steps one after another: it is not stored when they ran, so their order is drawn. */
+function inOrder(all) {
+  const axis = new Axis(0, all.length);
+  return h("div", { class: "lanes" },
+    all.map((step, index) =>
+      h("div", { class: "lane-row", key: `${index}` },
+        h("span", { class: "lane-name" }, name(step.name, 60)),
+        axis.lane(`${step.name.slice(0, 60)}: ${step.status}`, axis.bar(index, kindOf(step) === "waits" ? all.length : index + 1, `tick ${kindOf(step)}`, `${step.name.slice(0, 100)}: ${step.status}`)),
+        h("span", { class: "lane-text dim" }, step.status, step.due_at && !step.done && [" until ", time(step.due_at)]))),
+    h("p", { class: "dim key-line", key: " key" }, "In the order of the steps; when each of them ran is not stored."));
+}
+
+function stepTable(all) {
+  return table({
+      label: "steps",
+      rows: all.map((step, index) => ({ ...step, index })),
+      key: (row) => row.index,
+      columns: [
+        { title: "Step", cell: (row) => name(row.name, 80) },
+        { title: "State", cell: (row) => state({ failed: "bad", ran: "good", waits: "off" }[kindOf(row)], row.status) },
+        { title: "Kind", cell: (row) => row.kind },
+        { title: "Result", class: "grow", cell: (row) => (row.error ? words(row.error) : row.result === undefined || row.result === null ? "" : h("details", null, h("summary", { class: "clip" }, words(JSON.stringify(row.result).slice(0, 80))), block(json(row.result), "result"))) },
+      ],
+    });
+}
+
+// ── what it waits for ───────────────────────────────────────────────────────────────────────────────────────────────
+
+let problem = { token: null, text: "" };
+
+function waitOf(wait, index) {
+  const path = `wait-${index}`;
+  const schema = wait.schema ?? {};
+  const read = () => {
+    try {
+      const value = valueOf(schema, { path });
+      problem = { token: null, text: "" };
+      return { token: wait.token, value };
+    } catch (error) {
+      problem = { token: wait.token, text: error.message };
+      app.invalidate();
+      return null;
+    }
+  };
+  return h(
+    "div",
+    { class: "wait", key: `${wait.kind}/${wait.name}` },
+    h("p", null, state("off", `${wait.kind ?? "deferred"} `), name(wait.name), wait.until_at && [" until ", time(wait.until_at)]),
+    !mayAct() && wait.kind === "deferred" && h("p", { class: "dim" }, "Read-only access: this page may look, not resolve."),
+    mayAct() && wait.token && [
+      h("p", { class: "dim token" }, "token ", h("code", { class: "clip" }, wait.token), " ", copy(wait.token, "Copy")),
+      h("form", { class: "resolve", onsubmit: (event) => event.preventDefault() },
+        fields(schema, { path, label: "value" }),
+        problem.token === wait.token && h("p", { class: "failed", role: "alert" }, state("bad", problem.text)),
+        actButton("Resolve …", `Resolve ${wait.name.slice(0, 60)}`, "resolve", read)),
+    ],
+  );
+}
